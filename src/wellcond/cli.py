@@ -1,0 +1,136 @@
+"""The commands, each a few lines: read the options, call one function, print what it says.
+
+    wellcond info              # versions, device, which fast paths are taken and why
+    wellcond demo              # a report page in demo/
+    wellcond bench graying     # ratios, and a JSON file with its environment
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A failure is one line; with WELLCOND_DEBUG=1, a traceback.
+Everything heavy is imported inside its command, so that `--help` and a typing mistake are answered at once.
+"""
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+app = typer.Typer(
+    name="wellcond",
+    help="Measure and improve the conditioning of transformer training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+BenchOutput = Annotated[
+    Path | None, typer.Option("--output", help="JSON file to write; by default one under benchmarks/.", dir_okay=False)
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default the GPU where there is one.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images in a batch; by default what suits the device.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats: seconds, to see that it runs.")]
+
+
+def main() -> None:
+    """Run the command line; whatever goes wrong ends as one line and an exit code."""
+    try:
+        app(prog_name="wellcond")
+    except Exception as error:
+        if os.environ.get("WELLCOND_DEBUG", "0") not in ("", "0"):
+            raise
+        Console(stderr=True).print(Text(f"error: {_one_line(error)}", style="red"), soft_wrap=True)
+        sys.exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    """A ValueError is our own and speaks for itself; anything else also gets its kind, and the way to see more."""
+    message = " ".join(str(error).split())
+    if isinstance(error, ValueError):
+        return message
+    return f"{type(error).__name__}: {message} (WELLCOND_DEBUG=1 shows where)"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"wellcond {version('wellcond')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Measure and improve the conditioning of transformer training."""
+
+
+@app.command()
+def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False) -> None:
+    """Show versions, devices, and which fast paths are available, which will be taken, and why."""
+    from wellcond.numerics.fastpaths import fast_paths
+    from wellcond.records import environment
+
+    facts = environment()
+    paths = [{"name": p.name, "available": p.available, "taken": p.taken, "why": p.why} for p in fast_paths()]
+    if as_json:
+        typer.echo(json.dumps({**facts, "fast_paths": paths}, indent=2, ensure_ascii=False))
+    else:
+        Console().print(_facts_table(facts), _paths_table(paths))
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    cpu = f"{facts['cpu']['name']}, {facts['cpu']['cores']} cores, {facts.get('threads', '?')} threads used"
+    commit = f"{facts['commit']}{', with changes' if facts['dirty'] else ''}" if facts["commit"] else None
+    rows = facts["versions"] | {"CUDA": facts.get("cuda"), "platform": facts["platform"], "CPU": cpu}
+    rows |= {"device": ", ".join(facts["devices"]) or "CPU only", "commit": commit}
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, Text(str(value)))
+    return table
+
+
+def _paths_table(paths: list[dict[str, Any]]) -> Table:
+    table = Table("fast path", "available", "taken", "why", title="Fast paths", title_justify="left", pad_edge=False)
+    for path in paths:
+        marks = [Text("yes", style="green") if path[key] else Text("no") for key in ("available", "taken")]
+        table.add_row(Text(path["name"]), *marks, Text(path["why"]))
+    return table
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the report page.", file_okay=False)] = Path("demo"),
+) -> None:
+    """Run the demonstration on the embedded data, on a CPU, and write a report page."""
+    from wellcond.experiments import demo as demonstration
+
+    demonstration.run(output)
+
+
+@bench.command("graying")
+def bench_graying(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """Token Graying against torch's SVD and eigh, an FFT DCT, and a ViT-B/16 training step."""
+    from wellcond.bench import graying
+
+    graying.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("kappa")
+def bench_kappa(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """Condition numbers against torch.linalg.cond: speed and error."""
+    from wellcond.bench import kappa
+
+    kappa.run(output=output, device=device, batch_size=batch_size, quick=quick)

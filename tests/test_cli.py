@@ -1,0 +1,170 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from wellcond import cli
+
+PATHS = [
+    SimpleNamespace(name="fused dct", available=False, taken=False, why="no CUDA device [here]"),
+    SimpleNamespace(name="gram", available=True, taken=True, why="two extreme values are enough"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "WELLCOND_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def wellcond(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wellcond", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Put a module in the place of one of ours, so that a command's wiring is tested without its work."""
+
+    def put(name: str, **attributes) -> None:
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent not in sys.modules:
+            put(parent, __path__=[])
+        monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
+
+    return put
+
+
+def fail(error: BaseException):
+    def run(*args, **kwargs):
+        raise error
+
+    return run
+
+
+def test_version(wellcond):
+    code, out, _ = wellcond("--version")
+    assert (code, out.split()[0]) == (0, "wellcond")
+
+
+def test_no_arguments_show_the_help(wellcond):
+    _, out, err = wellcond()
+    for command in ("info", "demo", "bench"):
+        assert command in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["bench", "nope"], ["info", "--nope"], ["bench", "kappa", "--batch-size", "0"]]
+)
+def test_wrong_usage_exits_2_and_writes_to_stderr(wellcond, arguments):
+    code, out, err = wellcond(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: wellcond" in err
+
+
+def test_info_prints_versions_device_and_paths(wellcond, stand_in):
+    stand_in("wellcond.numerics.fastpaths", fast_paths=lambda: PATHS)
+    code, out, _ = wellcond("info")
+    assert code == 0
+    for word in ("wellcond", "torch", "CPU", "device", "threads", "fused dct", "no CUDA device [here]", "two extreme"):
+        assert word in out
+
+
+def test_info_as_json(wellcond, stand_in):
+    stand_in("wellcond.numerics.fastpaths", fast_paths=lambda: PATHS)
+    code, out, _ = wellcond("info", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["fast_paths"] == [vars(path) for path in PATHS]
+    assert facts["versions"]["python"].startswith("3.")
+    assert facts["threads"] >= 1
+
+
+def test_info_of_this_machine(wellcond):
+    code, out, err = wellcond("info", "--json")
+    assert code == 0, err
+    for path in json.loads(out)["fast_paths"]:
+        assert path["why"]
+        assert path["available"] or not path["taken"]
+
+
+def test_demo_passes_its_folder_on(wellcond, stand_in):
+    calls = []
+    stand_in("wellcond.experiments.demo", run=calls.append)
+    assert wellcond("demo")[0] == 0
+    assert wellcond("demo", "--output", "elsewhere")[0] == 0
+    assert calls == [Path("demo"), Path("elsewhere")]
+
+
+@pytest.mark.parametrize("name", ["graying", "kappa"])
+def test_bench_passes_its_options_on(wellcond, stand_in, name):
+    calls = []
+    stand_in(f"wellcond.bench.{name}", run=lambda **options: calls.append(options))
+    assert wellcond("bench", name)[0] == 0
+    options = ["--output", "a.json", "--device", "cuda:1", "--batch-size", "8", "--quick"]
+    assert wellcond("bench", name, *options)[0] == 0
+    assert calls == [
+        {"output": None, "device": None, "batch_size": None, "quick": False},
+        {"output": Path("a.json"), "device": "cuda:1", "batch_size": 8, "quick": True},
+    ]
+
+
+def test_a_value_error_is_one_line(wellcond, stand_in):
+    stand_in(
+        "wellcond.experiments.demo", run=fail(ValueError("epsilon is 2;\n  choose one in (0, 1], [bold] " + "x" * 300))
+    )
+    code, out, err = wellcond("demo")
+    assert (code, out) == (1, "")
+    assert err == "error: epsilon is 2; choose one in (0, 1], [bold] " + "x" * 300 + "\n"
+
+
+def test_another_error_also_names_its_kind(wellcond, stand_in):
+    stand_in("wellcond.experiments.demo", run=fail(RuntimeError("out of memory")))
+    code, _, err = wellcond("demo")
+    assert code == 1
+    assert err == "error: RuntimeError: out of memory (WELLCOND_DEBUG=1 shows where)\n"
+
+
+def test_debug_shows_the_traceback(stand_in, monkeypatch):
+    stand_in("wellcond.experiments.demo", run=fail(ValueError("epsilon is 2")))
+    monkeypatch.setenv("WELLCOND_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["wellcond", "demo"])
+    with pytest.raises(ValueError, match="epsilon is 2"):
+        cli.main()
+
+
+def test_an_interruption_exits_130(wellcond, stand_in):
+    stand_in("wellcond.experiments.demo", run=fail(KeyboardInterrupt()))
+    assert wellcond("demo")[0] == 130
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colour_is_for_those_who_want_it(wellcond, stand_in, monkeypatch, no_color):
+    stand_in("wellcond.experiments.demo", run=fail(ValueError("no")))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    err = wellcond("demo")[2]
+    assert ("\x1b[31m" in err) is not no_color
+
+
+def test_python_m_wellcond():
+    done = subprocess.run([sys.executable, "-m", "wellcond", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "wellcond")

@@ -1,0 +1,151 @@
+"""Changing a model in place: Token Graying put before its patch embedding, and taken out again.
+
+    model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
+    wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, restore_scale=True)
+    model = wellcond.ungray(model)      # the very model of before
+
+The patch projection's class is swapped for a subclass that grays its input first. Everything else stays: the names of
+the weights, hooks, optimisers that hold the parameters, and (unlike with a patched `forward`) deepcopy and pickle.
+Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from wellcond.graying import TokenGraying
+from wellcond.models.families import by_hand, find_projection
+
+__all__ = ["GrayedConv2d", "GrayingSettings", "gray", "graying_of", "is_grayed", "ungray"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrayingSettings:
+    """How a model is grayed; the patch size is not among them, it is the projection's stride."""
+
+    method: str
+    """`svd` or `dct`."""
+    epsilon: float = 0.95
+    """The exponent of the relative magnitudes, in (0, 1]."""
+    restore_scale: bool = True
+    """Whether the largest magnitude stays what it was (else it becomes 1)."""
+
+
+class GrayedConv2d(nn.Conv2d):
+    """A patch projection that grays the image before it projects it. Made by `gray`, never by hand."""
+
+    graying: TokenGraying
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Conv2d's own name)
+        return super().forward(self.graying(input))
+
+
+def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: bool = True) -> Model:
+    """Put Token Graying before the patch embedding of `model`, in place, and return it.
+
+    A model that is grayed already gets the new settings. The patch size is the stride of the patch projection (for an
+    overlapping one, too: PVT v2's 7×7 with stride 4 is grayed in 4×4 patches). Wrapped models (DDP, torch.compile, EMA)
+    are grayed inside; a compiled one compiles anew at its next call.
+
+    Raises ValueError for a family it does not know, and says how to use `TokenGraying` by hand.
+    """
+    holder, projection = find_projection(model)
+    _check_plain(model, projection)
+    settings = GrayingSettings(method=method, epsilon=epsilon, restore_scale=restore_scale)
+    _put(projection, settings)
+    if hasattr(holder, "set_input_size") and not isinstance(holder, _KeepsGraying):
+        holder.__class__ = _keeper_class(type(holder))
+    return model
+
+
+def ungray(model: Model) -> Model:
+    """Take the graying out of `model`, in place, and return it; a model without graying comes back as it is."""
+    grayed = _grayed_projections(model)
+    for projection in grayed:
+        if type(projection) is not GrayedConv2d:
+            raise ValueError(
+                f"the grayed patch projection was made a {type(projection).__name__} after gray() (by fully_shard, "
+                "parametrize or the like); undo that first, or ungray a fresh model and load the weights into it"
+            )
+    for projection in grayed:
+        del projection.graying
+        projection.__class__ = nn.Conv2d  # pyright: ignore[reportAttributeAccessIssue]
+    for module in list(model.modules()):
+        if isinstance(module, _KeepsGraying):
+            module.__class__ = type(module)._plain_class
+    return model
+
+
+def graying_of(model: nn.Module) -> GrayingSettings | None:
+    """The settings with which `model` is grayed, or None. ValueError if it holds models grayed in different ways."""
+    found = {_settings(projection) for projection in _grayed_projections(model)}
+    if len(found) > 1:
+        raise ValueError(f"{type(model).__name__} holds models grayed in different ways: {found}; ask for each alone")
+    return found.pop() if found else None
+
+
+def is_grayed(model: nn.Module) -> bool:
+    """Whether Token Graying stands before the model's patch embedding."""
+    return bool(_grayed_projections(model))
+
+
+def _grayed_projections(model: nn.Module) -> list[GrayedConv2d]:
+    return [module for module in model.modules() if isinstance(module, GrayedConv2d)]
+
+
+def _settings(projection: GrayedConv2d) -> GrayingSettings:
+    graying = projection.graying
+    return GrayingSettings(method=graying.method, epsilon=graying.epsilon, restore_scale=graying.restore_scale)
+
+
+def _put(projection: nn.Conv2d, settings: GrayingSettings) -> None:
+    height, width = projection.stride
+    graying = TokenGraying(
+        settings.method, settings.epsilon, (height, width), restore_scale=settings.restore_scale
+    )  # checks the settings: nothing has been changed if it raises
+    if not isinstance(projection, GrayedConv2d):
+        projection.__class__ = GrayedConv2d
+    projection.graying = graying.train(projection.training)
+
+
+def _check_plain(model: nn.Module, projection: nn.Conv2d) -> None:
+    """Refuse what a change of class would break, or what would pass by the graying in silence."""
+    if not isinstance(projection, GrayedConv2d) and type(projection) is not nn.Conv2d:
+        kind = f"{type(projection).__module__}.{type(projection).__name__}"
+        why = f"its patch projection is a {kind}, not a plain nn.Conv2d (gray before parametrize or fully_shard)"
+        raise ValueError(by_hand(model, why))
+    if "forward" in vars(projection):  # accelerate's offloading does this: it would call the old forward
+        raise ValueError(by_hand(model, "the forward of its patch projection was replaced by a hook; gray before that"))
+
+
+class _KeepsGraying:
+    """Mixed into a patch embedding's class: a projection that `set_input_size` builds anew is grayed like the old."""
+
+    _plain_class: type
+    proj: nn.Conv2d
+
+    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
+        before = self.proj
+        super().set_input_size(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.proj is not before and isinstance(before, GrayedConv2d):
+            _put(self.proj, _settings(before))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        if type(self) is not _keeper_class(self._plain_class):
+            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+        return _new_keeper, (self._plain_class,), self.__getstate__()
+
+
+@functools.cache
+def _keeper_class(plain: type) -> type:
+    return type(f"Grayed{plain.__name__}", (_KeepsGraying, plain), {"_plain_class": plain, "__module__": __name__})
+
+
+def _new_keeper(plain: type) -> Any:
+    keeper = _keeper_class(plain)
+    return keeper.__new__(keeper)  # pyright: ignore[reportCallIssue]

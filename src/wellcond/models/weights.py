@@ -1,0 +1,266 @@
+"""Weights in plain safetensors files that remember the surgery done to their model.
+
+    wellcond.save(model, "grayed.safetensors")                 # names and tensors as timm's, loadable without wellcond
+    loaded = wellcond.load(fresh_model, "grayed.safetensors")  # grays the model as it was when saved
+    loaded.graying                                             # GrayingSettings(method='dct', …)
+
+Weights trained with graying are wrong without it, and no weight's name tells. So the settings stand in the file's
+metadata, and `load` restores them, or warns where a file does not say.
+"""
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from wellcond.graying import TokenGraying
+from wellcond.models.families import find_projection, unwrap
+from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
+
+__all__ = ["Loaded", "load", "save"]
+
+METADATA_KEY = "wellcond"
+FORMAT = 1
+# What a file may say was done to its model. Removed skips and replaced attention will stand here beside graying; a
+# version that does not know an entry refuses the file, since weights without their surgery are silently wrong.
+ENTRIES = {"format", "graying"}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What `load` found and did."""
+
+    graying: GrayingSettings | None
+    """How the model is grayed now."""
+    metadata: dict[str, str]
+    """The metadata given to `save`."""
+    missing: list[str]
+    """Names of the model that the file lacks (only with strict=False)."""
+    unexpected: list[str]
+    """Names of the file that the model lacks (only with strict=False)."""
+
+
+def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the model's weights to a safetensors file, with its graying in the metadata.
+
+    The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor under two names is
+    written twice: the file loads strictly into the plain model, with or without wellcond. It is written aside and
+    renamed, so that `path` never holds half a file. `metadata` adds text of your own. In a run of several processes,
+    call it in one of them.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"weights are saved as safetensors: name the file {path.with_suffix('.safetensors').name}")
+    extra = dict(metadata or {})
+    if taken := {METADATA_KEY, "format"} & extra.keys():
+        raise ValueError(f"the metadata keys {sorted(taken)} are taken by the file itself; choose another name")
+    if bad := [key for key, value in extra.items() if not (isinstance(key, str) and isinstance(value, str))]:
+        raise ValueError(f"safetensors metadata maps text to text; convert {bad[:3]}, e.g. with json.dumps")
+    tensors = _own_tensors(unwrap(model).state_dict())
+    settings = graying_of(model)
+    surgery = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        save_file(tensors, aside, metadata={"format": "pt", **extra, METADATA_KEY: json.dumps(surgery)})
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except SafetensorError as error:
+        raise ValueError(f"cannot write {path}: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> Loaded:
+    """Load weights into the model, and gray or ungray it as it was when they were saved.
+
+    | the file | the model | what happens |
+    |---|---|---|
+    | says grayed | not grayed, or otherwise | is grayed as the file says; a warning if that changes its settings |
+    | says not grayed | grayed | is ungrayed, with a warning |
+    | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
+
+    Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
+    training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`.
+
+    Raises FileNotFoundError, or ValueError for a file that is damaged or does not fit; the model is then unchanged.
+    """
+    path = Path(path)
+    weights, metadata = _read(path)
+    metadata.pop("format", None)
+    recorded = METADATA_KEY in metadata
+    wanted = _parse(metadata.pop(METADATA_KEY), path) if recorded else None
+    present = graying_of(model)
+    if wanted is not None and wanted != present:
+        find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
+    missing, unexpected = _load_state(unwrap(model), weights, path, strict=strict)
+    if recorded:
+        _restore_graying(model, wanted, present, path)
+    elif present is not None:
+        warnings.warn(
+            f"{path} does not say whether its weights were trained with graying; the model stays grayed ({present}). "
+            "If they were not, call wellcond.ungray(model); wellcond.save records the answer for the next time",
+            stacklevel=2,
+        )
+    return Loaded(graying=graying_of(model), metadata=metadata, missing=missing, unexpected=unexpected)
+
+
+def _restore_graying(
+    model: nn.Module, wanted: GrayingSettings | None, present: GrayingSettings | None, path: Path
+) -> None:
+    if wanted == present:
+        return
+    if wanted is None:
+        ungray(model)
+        warnings.warn(f"{path} was saved without graying: the model, grayed until now, is ungrayed", stacklevel=3)
+        return
+    gray(model, wanted.method, epsilon=wanted.epsilon, restore_scale=wanted.restore_scale)
+    if present is None:
+        logger.info("grayed the model as %s says: %s", path, wanted)
+    else:
+        warnings.warn(f"{path} was saved with {wanted}: these replace the model's {present}", stacklevel=3)
+
+
+def _parse(text: str, path: Path) -> GrayingSettings | None:
+    """The graying that the metadata record; ValueError for what this version cannot restore."""
+    try:
+        surgery = json.loads(text)
+        version, graying = surgery["format"], surgery["graying"]
+        unknown = surgery.keys() - ENTRIES
+        settings = None if graying is None else GrayingSettings(**graying)
+        if settings is not None:
+            TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
+            "Upgrade wellcond, or read the weights alone with safetensors.torch.load_file"
+        ) from error
+    if version != FORMAT or unknown:
+        what = f"entries {sorted(unknown)}" if unknown else f"format {version}"
+        raise ValueError(
+            f"{path} was written by a newer wellcond ({what} of its metadata); upgrade wellcond to load it"
+        )
+    return settings
+
+
+def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state with plain names, each tensor in memory of its own as safetensors demand (tied weights are copied)."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[tuple[torch.device, int]] = set()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the model's {name} is a {type(value).__name__}; safetensors hold tensors alone")
+        if hasattr(value, "full_tensor") or value.is_meta:
+            raise ValueError(
+                f"the model's {name} is {'on the meta device' if value.is_meta else 'sharded'}: gather it first, e.g. "
+                "with torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)"
+            )
+        value, storage = value.detach(), value.untyped_storage()
+        place = (value.device, storage.data_ptr())
+        whole = storage.nbytes() == value.numel() * value.element_size()
+        if place in seen or not whole:
+            value = value.clone(memory_format=torch.contiguous_format)
+        seen.add(place)
+        tensors[_plain_name(name)] = value.contiguous()
+    return tensors
+
+
+def _load_state(
+    model: nn.Module, weights: dict[str, Tensor], path: Path, *, strict: bool
+) -> tuple[list[str], list[str]]:
+    """`load_state_dict` that leaves the model as it was when it fails: torch's copies what fits, then complains."""
+    before = model.state_dict()
+    if any(isinstance(value, Tensor) and value.is_meta for value in before.values()):
+        raise ValueError('the model is on the meta device, without memory: call model.to_empty(device="cpu") first')
+    names = {_plain_name(name): name for name in before}  # compiled blocks have _orig_mod in the middle of theirs
+    weights = {names.get(name, name): tensor for name, tensor in weights.items()}
+    if not weights.keys() & before.keys():
+        raise ValueError(_misfit(path, before, weights))
+    backup = {name: value.clone() if isinstance(value, Tensor) else value for name, value in before.items()}
+    try:
+        result = model.load_state_dict(weights, strict=strict)
+    except Exception as error:
+        model.load_state_dict(backup)
+        raise ValueError(_misfit(path, before, weights, str(error))) from error
+    return list(result.missing_keys), list(result.unexpected_keys)
+
+
+def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor], otherwise: str = "") -> str:
+    shapes = [
+        f"{name} {tuple(weights[name].shape)}, not {tuple(model[name].shape)}"
+        for name in model
+        if name in weights and isinstance(model[name], Tensor) and weights[name].shape != model[name].shape
+    ]
+    kinds = {
+        "it lacks": [name for name in model if name not in weights],
+        "the model lacks": [name for name in weights if name not in model],
+        "of another shape": shapes,
+    }
+    parts = [
+        f"{kind}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
+        if names
+    ]
+    return (
+        f"{path} does not fit the model, which is unchanged; {'; '.join(parts) or otherwise}. Build the model with the "
+        "file's own settings (name, num_classes, img_size); strict=False leaves out names that only one of them has"
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, with plain names, and the metadata of a safetensors or torch file (the first bytes tell)."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file of weights in it")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    with path.open("rb") as file:
+        start = file.read(2)
+    metadata: dict[str, str] = {}
+    try:
+        if start == b"PK" or start[:1] == b"\x80":  # a zip archive, or the pickle of old versions of torch
+            with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints keep their arguments
+                state = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            with safe_open(path, framework="pt") as file:
+                metadata = dict(file.metadata() or {})
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors, or is damaged, and is not unpickled ({str(error).splitlines()[0]}). "
+            "If you trust it, torch.load(path, weights_only=False) yourself and wellcond.save the model"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} is damaged or is no file of weights ({error}); save or download it again") from error
+    return _find_state(state, path), metadata
+
+
+def _find_state(state: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict inside what a training loop saved, with plain names."""
+    for key in ("state_dict", "model", "module"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state dict, neither as such nor under 'state_dict', 'model' or 'module'")
+    plain = {_plain_name(name): tensor for name, tensor in state.items()}
+    while all(name.startswith("module.") for name in plain):
+        plain = {name.removeprefix("module."): tensor for name, tensor in plain.items()}
+    return plain
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")

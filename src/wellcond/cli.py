@@ -89,7 +89,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of t
 def _facts_table(facts: dict[str, Any]) -> Table:
     cpu = f"{facts['cpu']['name']}, {facts['cpu']['cores']} cores, {facts.get('threads', '?')} threads used"
     commit = f"{facts['commit']}{', with changes' if facts['dirty'] else ''}" if facts["commit"] else None
-    rows = facts["versions"] | {"CUDA": facts.get("cuda"), "platform": facts["platform"], "CPU": cpu}
+    rows = facts["versions"] | {"torch's CUDA": facts.get("cuda"), "platform": facts["platform"], "CPU": cpu}
     rows |= {"device": ", ".join(facts["devices"]) or "CPU only", "commit": commit}
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():

@@ -214,7 +214,7 @@ def environment() -> dict[str, Any]:
     return {
         "command": _command(sys.argv),
         "versions": _versions(),
-        "platform": platform.platform(),
+        "platform": " ".join(filter(None, [platform.system(), platform.machine(), *platform.libc_ver()])),
         "cpu": {"name": _cpu_name(), "cores": os.cpu_count()},
         **_accelerator(),
         **_commit(),

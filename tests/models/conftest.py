@@ -1,18 +1,11 @@
 """Small models with random weights, and images, for the tests of surgery and weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 @pytest.fixture

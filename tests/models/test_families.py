@@ -1,4 +1,4 @@
-"""Every family: graying inside equals graying by hand outside, the weights keep their names, and ungray undoes it all."""
+"""Every family: graying inside equals graying by hand, the weights keep their names, and ungray undoes it all."""
 
 import subprocess
 import sys

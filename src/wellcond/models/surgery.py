@@ -64,19 +64,18 @@ def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: boo
 
 def ungray(model: Model) -> Model:
     """Take the graying out of `model`, in place, and return it; a model without graying comes back as it is."""
-    grayed = _grayed_projections(model)
-    for projection in grayed:
-        if type(projection) is not GrayedConv2d:
+    plain: dict[nn.Module, type] = dict.fromkeys(_grayed_projections(model), nn.Conv2d)
+    plain |= {module: module._plain_class for module in model.modules() if isinstance(module, _KeepsGraying)}
+    for module in plain:
+        if type(module) not in (GrayedConv2d, _keeper_class(plain[module])):
             raise ValueError(
-                f"the grayed patch projection was made a {type(projection).__name__} after gray() (by fully_shard, "
-                "parametrize or the like); undo that first, or ungray a fresh model and load the weights into it"
+                f"part of the patch embedding was made a {type(module).__name__} after gray() (by fully_shard, "
+                "parametrize or the like); undo that first, or load the weights into a model that never was grayed"
             )
-    for projection in grayed:
-        del projection.graying
-        projection.__class__ = nn.Conv2d  # pyright: ignore[reportAttributeAccessIssue]
-    for module in list(model.modules()):
-        if isinstance(module, _KeepsGraying):
-            module.__class__ = type(module)._plain_class
+    for module, plain_class in plain.items():
+        if isinstance(module, GrayedConv2d):
+            del module.graying
+        module.__class__ = plain_class
     return model
 
 

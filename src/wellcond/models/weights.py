@@ -76,7 +76,10 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
+        aside.touch()
+        mode = aside.stat().st_mode
         save_file(tensors, aside, metadata={"format": "pt", **extra, METADATA_KEY: json.dumps(surgery)})
+        aside.chmod(mode)  # safetensors may leave a file that nobody else can read, whatever the umask says
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
@@ -187,6 +190,8 @@ def _load_state(
     before = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in before.values()):
         raise ValueError('the model is on the meta device, without memory: call model.to_empty(device="cpu") first')
+    if any(hasattr(value, "full_tensor") for value in before.values()):
+        raise ValueError("the model is sharded: load its weights before fully_shard")
     names = {_plain_name(name): name for name in before}  # compiled blocks have _orig_mod in the middle of theirs
     weights = {names.get(name, name): tensor for name, tensor in weights.items()}
     if not weights.keys() & before.keys():

@@ -1,0 +1,383 @@
+"""Files of weights: plain for others, and with us a grayed checkpoint is never evaluated without graying unnoticed."""
+
+import argparse
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from wellcond.models import weights
+from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
+from wellcond.models.weights import load, save
+
+Make = Callable[..., nn.Module]
+DCT = GrayingSettings(method="dct", epsilon=0.7)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "weights.safetensors"
+
+
+@pytest.fixture
+def grayed(make_vit: Make) -> nn.Module:
+    return gray(make_vit(), "dct", epsilon=0.7)
+
+
+def metadata_of(file: Path) -> dict[str, str]:
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in model.state_dict().items()}
+
+
+def assert_untouched(model: nn.Module, before: dict[str, Any], graying: GrayingSettings | None) -> None:
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert graying_of(model) == graying
+
+
+# ---- what is written
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_files_load_into_plain_timm_strictly(name: str, file: Path) -> None:
+    small: dict[str, Any] = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    if name.startswith("swin"):
+        small = {"depths": (1, 1), "embed_dim": 16, "num_heads": (2, 4), "window_size": 4}
+    make = lambda: timm.create_model(name, img_size=64, num_classes=7, **small)  # noqa: E731
+    model = gray(make(), "dct")
+    save(model, file)
+    plain = make()
+    plain.load_state_dict(load_file(file), strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    timm.create_model(name, img_size=64, num_classes=7, checkpoint_path=str(file), **small)  # timm's own reader
+
+
+def test_the_metadata_say_it_all(grayed: nn.Module, make_vit: Make, file: Path) -> None:
+    save(grayed, file, metadata={"epoch": "3"})
+    metadata = metadata_of(file)
+    assert metadata["epoch"] == "3"
+    assert metadata["format"] == "pt"  # Hugging Face's readers ask for it
+    assert json.loads(metadata["wellcond"]) == {
+        "format": 1,
+        "graying": {"method": "dct", "epsilon": 0.7, "restore_scale": True},
+    }
+    save(make_vit(), file)
+    assert json.loads(metadata_of(file)["wellcond"]) == {"format": 1, "graying": None}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.decode.weight = self.encode.weight
+        self.register_buffer("row", self.encode.weight.data[0])  # a view of the same memory
+        self.register_buffer("columns", torch.randn(3, 4).t())  # not contiguous
+
+
+def test_shared_and_strided_tensors(file: Path) -> None:
+    model = Tied()
+    save(model, file)
+    assert load_file(file).keys() == model.state_dict().keys()  # each name is there: a plain strict load works
+    fresh = Tied()
+    load(fresh, file)
+    assert fresh.decode.weight is fresh.encode.weight
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in fresh.state_dict().items())
+    assert torch.equal(fresh.encode.weight, model.encode.weight)
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "compile", "ema", "compiled blocks"])
+def test_names_are_those_of_the_model_inside(
+    grayed: nn.Module, make_vit: Make, images: Tensor, file: Path, wrapper: str
+) -> None:
+    def wrap(model: nn.Module) -> nn.Module:
+        if wrapper == "compiled blocks":
+            for index, block in enumerate(model.blocks):
+                model.blocks[index] = torch.compile(block, backend="eager")
+            return model
+        wrappers = {"ddp": nn.DataParallel, "compile": torch.compile, "ema": timm.utils.ModelEmaV3}
+        return wrappers[wrapper](model)
+
+    names = list(grayed.state_dict())
+    expected = grayed(images).detach()
+    save(wrap(grayed), file)
+    assert sorted(load_file(file)) == sorted(names)
+    fresh = make_vit()
+    wrapped = wrap(fresh)
+    assert load(wrapped, file).graying == DCT
+    inner = wrapped.module if wrapper == "ema" else fresh
+    with torch.no_grad():
+        torch.testing.assert_close(inner.cpu()(images), expected)
+
+
+def test_a_failed_write_leaves_the_old_file(
+    grayed: nn.Module, make_vit: Make, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(grayed, file)
+    before = file.read_bytes()
+
+    def interrupted(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weights, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(make_vit(), file)
+    assert file.read_bytes() == before
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_files_have_ordinary_permissions_and_folders_are_made(vit: nn.Module, tmp_path: Path) -> None:
+    file = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    save(vit, file)
+    (tmp_path / "ordinary").touch()
+    assert file.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_what_cannot_be_saved_raises(vit: nn.Module, tmp_path: Path, file: Path) -> None:
+    with pytest.raises(ValueError, match=r"name the file weights\.safetensors"):
+        save(vit, tmp_path / "weights.pth")
+    for taken in ("wellcond", "format"):
+        with pytest.raises(ValueError, match="choose another name"):
+            save(vit, file, metadata={taken: "mine"})
+    with pytest.raises(ValueError, match=r"json\.dumps"):
+        save(vit, file, metadata={"epoch": 3})  # pyright: ignore[reportArgumentType]
+    with torch.device("meta"), pytest.raises(ValueError, match="meta device"):
+        save(nn.Linear(2, 2), file)
+    assert os.listdir(tmp_path) == []
+
+
+# ---- what is restored
+
+
+@pytest.mark.parametrize("method", ["dct", "svd"])
+def test_graying_is_restored(
+    make_vit: Make, images: Tensor, file: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = gray(make_vit(), method, epsilon=0.7, restore_scale=False)
+    save(model, file, metadata={"epoch": "3"})
+    fresh = make_vit()
+    with caplog.at_level(logging.INFO, logger="wellcond"):
+        loaded = load(fresh, file)
+    assert loaded.graying == graying_of(fresh) == graying_of(model)
+    assert loaded.metadata == {"epoch": "3"}
+    assert loaded.missing == loaded.unexpected == []
+    assert "grayed the model" in caplog.text
+    assert torch.equal(fresh(images), model(images))
+    load(model, file)  # grayed alike already: no warning, which would be an error here
+
+
+def test_the_settings_of_the_file_win(grayed: nn.Module, make_vit: Make, images: Tensor, file: Path) -> None:
+    save(grayed, file)
+    model = gray(make_vit(), "dct", epsilon=0.9)
+    with pytest.warns(UserWarning, match=r"epsilon=0\.7.*replace the model's.*epsilon=0\.9") as caught:
+        load(model, file)
+    assert caught[0].filename == __file__  # the warning points at the caller
+    assert graying_of(model) == DCT
+    assert torch.equal(model(images), grayed(images))
+
+
+def test_a_file_saved_without_graying_ungrays(grayed: nn.Module, make_vit: Make, images: Tensor, file: Path) -> None:
+    plain = make_vit()
+    save(plain, file)
+    with pytest.warns(UserWarning, match="saved without graying") as caught:
+        assert load(grayed, file).graying is None
+    assert caught[0].filename == __file__
+    assert not is_grayed(grayed)
+    assert torch.equal(grayed(images), plain(images))
+
+
+def test_a_foreign_file_into_a_grayed_model_warns(grayed: nn.Module, make_vit: Make, file: Path) -> None:
+    state = make_vit().state_dict()
+    save_file(state, file)
+    with pytest.warns(UserWarning, match="does not say whether its weights were trained with graying") as caught:
+        assert load(grayed, file).graying == DCT
+    assert caught[0].filename == __file__
+    assert torch.equal(grayed.head.weight, state["head.weight"])
+    load(make_vit(), file)  # nothing to warn of
+
+
+WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "plain": lambda state: state,
+    "ordered": OrderedDict,
+    "timm": lambda state: {"state_dict": state, "epoch": 3, "args": argparse.Namespace(lr=1e-3, model="vit")},
+    "model": lambda state: {"model": state, "optimizer": {"state": {}}},
+    "ddp": lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
+    "all of it": lambda state: {"model": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()}},
+    "the other way round": lambda state: {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()},
+}
+
+
+@pytest.mark.parametrize("name", WRAPPINGS)
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old"])
+def test_torch_files_are_read_in_their_wrappings(
+    grayed: nn.Module, make_vit: Make, tmp_path: Path, name: str, zipped: bool
+) -> None:
+    state = make_vit().state_dict()
+    file = tmp_path / "checkpoint.pth.tar"
+    torch.save(WRAPPINGS[name](state), file, _use_new_zipfile_serialization=zipped)
+    fresh = make_vit()
+    load(fresh, file)
+    assert all(torch.equal(value, state[key]) for key, value in fresh.state_dict().items())
+    with pytest.warns(UserWarning, match="does not say"):
+        load(grayed, file)
+    assert is_grayed(grayed)
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old"])
+def test_no_free_pickle_is_loaded(vit: nn.Module, tmp_path: Path, zipped: bool) -> None:
+    trap = tmp_path / "trap"
+    file = tmp_path / "stranger.pth"
+    torch.save({"state_dict": vit.state_dict(), "args": Malicious(trap)}, file, _use_new_zipfile_serialization=zipped)
+    before = snapshot(vit)
+    with pytest.raises(ValueError, match=r"stranger\.pth holds more than tensors.*weights_only=False"):
+        load(vit, file)
+    assert not trap.exists()
+    assert_untouched(vit, before, None)
+
+
+# ---- what does not fit
+
+
+def test_missing_files_and_folders(vit: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
+        load(vit, tmp_path / "nowhere.safetensors")
+    with pytest.raises(ValueError, match="is a folder"):
+        load(vit, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
+def test_damaged_files(grayed: nn.Module, make_vit: Make, tmp_path: Path, suffix: str, damage: str) -> None:
+    file = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch.save(make_vit().state_dict(), file)
+    else:
+        save(make_vit(), file)
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "noise": b"PK" + bytes(range(256))}[damage])
+    before = snapshot(grayed)
+    with pytest.raises(ValueError, match=rf"weights{suffix} .*damaged"):
+        load(grayed, file)
+    assert_untouched(grayed, before, DCT)
+
+
+@pytest.mark.parametrize("content", [3, [1, 2], {}, {"state_dict": {}}, {"epoch": 3}, torch.zeros(2)])
+def test_torch_files_without_a_state_dict(vit: nn.Module, tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"other\.pth holds no state dict"):
+        load(vit, tmp_path / "other.pth")
+
+
+def test_a_misfit_names_the_keys_and_changes_nothing(make_vit: Make, file: Path) -> None:
+    save(make_vit(num_classes=3, depth=3), file)
+    model = gray(make_vit(qk_norm=True), "dct", epsilon=0.9)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"weights\.safetensors does not fit") as caught:
+        load(model, file)
+    message = str(caught.value)
+    for part in (
+        "it lacks: blocks.0.attn.q_norm.weight",
+        "the model lacks: blocks.2.",
+        "and 9 more",
+        "head.weight (3, 48), not (7, 48)",
+        "strict=False",
+    ):
+        assert part in message
+    assert len(message) < 1000
+    assert_untouched(model, before, GrayingSettings(method="dct", epsilon=0.9))
+
+
+def test_strict_can_be_switched_off(make_vit: Make, file: Path) -> None:
+    deep = gray(make_vit(depth=3), "dct", epsilon=0.7)
+    save(deep, file)
+    shallow = make_vit(depth=2, qk_norm=True)
+    loaded = load(shallow, file, strict=False)
+    assert is_grayed(shallow)
+    assert all(name.startswith("blocks.2.") for name in loaded.unexpected)
+    assert "blocks.0.attn.q_norm.weight" in loaded.missing
+    assert torch.equal(shallow.head.weight, deep.head.weight)
+    save(nn.Linear(2, 2), file)
+    before = snapshot(shallow)
+    with pytest.raises(ValueError, match="does not fit"):  # nothing at all in common is a mistake, strict or not
+        load(shallow, file, strict=False)
+    assert_untouched(shallow, before, DCT)
+
+
+def test_shapes_are_strict_always(make_vit: Make, file: Path) -> None:
+    save(make_vit(num_classes=3), file)
+    model = make_vit()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"of another shape: head\.weight"):
+        load(model, file, strict=False)
+    assert_untouched(model, before, None)
+
+
+def test_a_grayed_file_into_an_unknown_family_changes_nothing(file: Path) -> None:
+    model = nn.Linear(2, 2)
+    surgery = {"format": 1, "graying": {"method": "dct", "epsilon": 0.7, "restore_scale": True}}
+    save_file(nn.Linear(2, 2).state_dict(), file, metadata={"wellcond": json.dumps(surgery)})
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="cannot gray Linear"):
+        load(model, file)
+    assert_untouched(model, before, None)
+
+
+@pytest.mark.parametrize(
+    ("surgery", "message"),
+    [
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ("{}", "damaged"),
+        ('{"format": 1, "graying": {"method": "fft"}}', "damaged, or newer"),
+        ('{"format": 1, "graying": {"method": "dct", "window": 3}}', "damaged, or newer"),
+        ('{"format": 2, "graying": null}', "newer wellcond.*format 2"),
+        ('{"format": 1, "graying": null, "skips": ["sa"]}', r"newer wellcond.*skips"),
+    ],
+)
+def test_surgery_that_is_not_understood_is_not_ignored(make_vit: Make, file: Path, surgery: str, message: str) -> None:
+    save_file(make_vit().state_dict(), file, metadata={"wellcond": surgery})
+    model = make_vit()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        load(model, file)
+    assert_untouched(model, before, None)
+
+
+def test_a_model_without_memory_raises(file: Path) -> None:
+    save(nn.Linear(2, 2), file)
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="to_empty"):
+        load(model, file)
+
+
+def test_precision_of_the_model_stays(make_vit: Make, file: Path) -> None:
+    model = gray(make_vit(), "dct", epsilon=0.7)
+    save(model, file)
+    half = make_vit().bfloat16()
+    load(half, file)
+    assert half.head.weight.dtype == torch.bfloat16
+    assert torch.equal(half.head.weight, model.head.weight.bfloat16())
+    ungray(half)

@@ -139,6 +139,15 @@ def test_a_failed_write_leaves_the_old_file(
     assert os.listdir(file.parent) == [file.name]
 
 
+def test_a_new_file_takes_the_place_of_the_old_at_once(grayed: nn.Module, make_vit: Make, file: Path) -> None:
+    save(grayed, file)
+    before = file.read_bytes()
+    with file.open("rb") as reader:  # it goes on reading the old file, whole
+        save(make_vit(), file)
+        assert reader.read() == before
+    assert file.read_bytes() != before
+
+
 def test_files_have_ordinary_permissions_and_folders_are_made(vit: nn.Module, tmp_path: Path) -> None:
     file = tmp_path / "run" / "checkpoints" / "last.safetensors"
     save(vit, file)

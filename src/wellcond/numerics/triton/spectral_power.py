@@ -1,0 +1,264 @@
+"""U Σ^ε Vᵀ of many token matrices by products alone, on tensor cores: the fused twin of `numerics.spectral_products`.
+
+With G the float64 Gram matrix of the shorter side scaled to λmax = 1, one inverse folds its ten decades onto five from
+both ends: K = t (G + t)⁻¹, T = I − 2K, R = 4K(I − K). The power is then E₁(R) − T·E₂(R), and E₁, E₂ are sums of the
+iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matrices are pairs of float16 (22 bits), which is what
+the theory needs there: three half-precision products stand for one in single precision, faster than one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..power_fit import FoldedFit
+from .geometry import Geometry, token_offset, value_offset
+from .gram import MAX_SIDE, gram, largest_eigenvalue
+from .spd_inverse import sweep
+
+__all__ = ["MAX_SIDE", "spectral_power_in_place_layout"]
+
+LOW = tl.constexpr(1.0 / 2048)  # the low half of a pair is stored 2^11 times larger, out of float16's subnormals
+
+
+@triton.jit
+def _store_pair(at, size, value, mask):
+    high = value.to(tl.float16)
+    tl.store(at, high, mask=mask)
+    tl.store(at + size, ((value - high.to(tl.float32)) * 2048.0).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def _load_pair(at, size, mask):
+    high = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return high + tl.load(at + size, mask=mask, other=0.0).to(tl.float32) * LOW
+
+
+@triton.jit
+def _store_symmetric(at, value, i, j, ld, size, DIAGONAL: tl.constexpr):
+    """A tile on or below the diagonal, and its mirror image."""
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    _store_pair(at + i[:, None] * ld + j[None, :], size, value, inside)
+    if not DIAGONAL:
+        _store_pair(at + j[:, None] * ld + i[None, :], size, tl.trans(value), tl.trans(inside))
+
+
+@triton.jit
+def _fold_kernel(
+    swept, largest, k_out, r_out, m, ld_in, ld, size, shift,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """K = −τ·S and R = 4K − 4K² from the swept S = −(G + τ)⁻¹, τ = shift·λmax; the square in float64, or K ≈ 1 would drown R."""
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tile_j > tile_i:
+        return
+    i = tile_i * BLOCK + tl.arange(0, BLOCK)
+    j = tile_j * BLOCK + tl.arange(0, BLOCK)
+    swept += batch * ld_in * ld_in
+    square = tl.zeros((BLOCK, BLOCK), dtype=tl.float64)
+    for start in range(0, ld_in, BLOCK_K):
+        r = start + tl.arange(0, BLOCK_K)
+        left = tl.load(swept + i[:, None] * ld_in + r[None, :], mask=(i < m)[:, None] & (r < m)[None, :], other=0.0)
+        right = tl.load(swept + j[None, :] * ld_in + r[:, None], mask=(j < m)[None, :] & (r < m)[:, None], other=0.0)
+        square = tl.dot(left, right, square, input_precision="ieee", out_dtype=tl.float64)
+    top = tl.load(largest + batch)
+    tau = tl.where(top == 0, 1.0, shift * top)  # a zero matrix was shifted by 1
+    inside = (i < m)[:, None] & (j < m)[None, :]
+    k = -tau * tl.load(swept + i[:, None] * ld_in + j[None, :], mask=inside, other=0.0)
+    r = 4.0 * (k - tau * tau * square)
+    offset = batch * ld * ld
+    if tile_i == tile_j:
+        _store_symmetric(k_out + offset, (0.5 * (k + tl.trans(k))).to(tl.float32), i, j, ld, size, True)
+        _store_symmetric(r_out + offset, (0.5 * (r + tl.trans(r))).to(tl.float32), i, j, ld, size, True)
+    else:
+        _store_symmetric(k_out + offset, k.to(tl.float32), i, j, ld, size, False)
+        _store_symmetric(r_out + offset, r.to(tl.float32), i, j, ld, size, False)
+
+
+@triton.jit
+def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile of A·B for symmetric pairs A and B, whose columns are their rows."""
+    main = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    cross = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, ld, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        at_a = a + i[:, None] * ld + k[None, :]
+        at_b = b + j[None, :] * ld + k[:, None]
+        mask_a = (i < ld)[:, None] & (k < ld)[None, :]
+        mask_b = (j < ld)[None, :] & (k < ld)[:, None]
+        a_high = tl.load(at_a, mask=mask_a, other=0.0)
+        a_low = tl.load(at_a + size, mask=mask_a, other=0.0)
+        b_high = tl.load(at_b, mask=mask_b, other=0.0)
+        b_low = tl.load(at_b + size, mask=mask_b, other=0.0)
+        main = tl.dot(a_high, b_high, main)
+        cross = tl.dot(a_high, b_low, cross)
+        cross = tl.dot(a_low, b_high, cross)
+    return main + cross * LOW
+
+
+@triton.jit
+def _add_to_sums(
+    sum1, sum2, old, new, i, j, ld, constant1, constant2, old1, old2, new1, new2, FIRST: tl.constexpr
+):  # fmt: skip
+    """Both running sums gain old·A + new·(the iterate after A); returns the second one."""
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    here = i[:, None] * ld + j[None, :]
+    if FIRST:
+        identity = (i[:, None] == j[None, :]).to(tl.float32)
+        total1 = constant1 * identity
+        total2 = constant2 * identity
+    else:
+        total1 = tl.load(sum1 + here, mask=inside, other=0.0)
+        total2 = tl.load(sum2 + here, mask=inside, other=0.0)
+    total1 += (old1 * old + new1 * new).to(tl.float32)
+    total2 += (old2 * old + new2 * new).to(tl.float32)
+    tl.store(sum1 + here, total1, mask=inside)
+    tl.store(sum2 + here, total2, mask=inside)
+    return total2
+
+
+@triton.jit
+def _iterate_kernel(
+    a, out, sum1, sum2, ld, size, alpha, beta, constant1, constant2, old1, old2, new1, new2,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """new = α·A + β·A². Where ADD, the sums take A and the new iterate; the LAST step leaves the second sum in `out`."""
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tile_j > tile_i:
+        return
+    i = tile_i * BLOCK + tl.arange(0, BLOCK)
+    j = tile_j * BLOCK + tl.arange(0, BLOCK)
+    offset = batch * ld * ld
+    a += offset
+    out += offset
+    square = _product_tile(a, a, i, j, ld, size, BLOCK, BLOCK_K)
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    old = _load_pair(a + i[:, None] * ld + j[None, :], size, inside)
+    new = alpha * old + beta * square
+    if tile_i == tile_j:
+        new = 0.5 * (new + tl.trans(new))  # an antisymmetric rounding error would grow with every step
+    if ADD:
+        total2 = _add_to_sums(
+            sum1 + offset, sum2 + offset, old, new, i, j, ld, constant1, constant2, old1, old2, new1, new2, FIRST
+        )
+        if LAST:
+            new = total2
+    if tile_i == tile_j:
+        _store_symmetric(out, new, i, j, ld, size, True)
+    else:
+        _store_symmetric(out, new, i, j, ld, size, False)
+
+
+@triton.jit
+def _join_kernel(e2, k, sum1, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """W = E₁ − E₂·T = E₁ − E₂ + 2·E₂·K.
+
+    In exact arithmetic E₂ and T commute. In this order the rounding of E₁ and of E₂ cancels in the columns that meet the large
+    singular values of X, and stays in those that meet small ones, where it does no harm; hence no symmetry here.
+    """
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i = tile_i * BLOCK + tl.arange(0, BLOCK)
+    j = tile_j * BLOCK + tl.arange(0, BLOCK)
+    offset = batch * ld * ld
+    product = _product_tile(e2 + offset, k + offset, i, j, ld, size, BLOCK, BLOCK_K)
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    here = offset + i[:, None] * ld + j[None, :]
+    lower = offset + tl.maximum(i[:, None], j[None, :]) * ld + tl.minimum(i[:, None], j[None, :])
+    w = tl.load(sum1 + lower, mask=inside, other=0.0) - _load_pair(e2 + here, size, inside) + 2.0 * product
+    _store_pair(out + here, size, w, inside)
+
+
+@triton.jit
+def _split(value):
+    high = value.to(tl.float16)
+    return high, ((value - high.to(tl.float32)) * 2048.0).to(tl.float16)
+
+
+@triton.jit
+def _apply_kernel(
+    x, w, largest, out, n, d, stride_b, ld, size,
+    COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    TALL: tl.constexpr, RESTORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """W·X, or X·W where there are more tokens than values, with X scaled to σmax = 1 on the way in."""
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    token = tile_i * BM + tl.arange(0, BM)
+    value = tile_j * BN + tl.arange(0, BN)
+    x += batch * stride_b
+    out += batch * stride_b
+    w += batch * ld * ld
+    top = tl.sqrt(tl.load(largest + batch)).to(tl.float32)
+    scale = tl.where(top == 0, 1.0, 1.0 / top)
+    at_token = token_offset(token, COLS, WIDTH, PH, PW)
+    at_value = value_offset(value, HEIGHT, WIDTH, PH, PW)
+    main = tl.zeros((BM, BN), dtype=tl.float32)
+    cross = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, ld, BK):
+        k = start + tl.arange(0, BK)
+        if TALL:
+            at_x = at_token[:, None] + value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :]
+            left = tl.load(x + at_x, mask=(token < n)[:, None] & (k < d)[None, :], other=0.0).to(tl.float32)
+            a_high, a_low = _split(left * scale)
+            at_w = w + value[None, :] * ld + k[:, None]  # Wᵀ: its rows are the ones that meet the large singular values
+            mask = (value < ld)[None, :] & (k < ld)[:, None]
+            b_high = tl.load(at_w, mask=mask, other=0.0)
+            b_low = tl.load(at_w + size, mask=mask, other=0.0)
+        else:
+            at_w = w + token[:, None] * ld + k[None, :]
+            mask = (token < ld)[:, None] & (k < ld)[None, :]
+            a_high = tl.load(at_w, mask=mask, other=0.0)
+            a_low = tl.load(at_w + size, mask=mask, other=0.0)
+            at_x = token_offset(k, COLS, WIDTH, PH, PW)[:, None] + at_value[None, :]
+            right = tl.load(x + at_x, mask=(k < n)[:, None] & (value < d)[None, :], other=0.0).to(tl.float32)
+            b_high, b_low = _split(right * scale)
+        main = tl.dot(a_high, b_high, main)
+        cross = tl.dot(a_high, b_low, cross)
+        cross = tl.dot(a_low, b_high, cross)
+    result = main + cross * LOW
+    if RESTORE:
+        result = result * top
+    inside = (token < n)[:, None] & (value < d)[None, :]
+    tl.store(out + at_token[:, None] + at_value[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+def spectral_power_in_place_layout(
+    x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool,
+    fold_cfg=(32, 16, 4, 3), cfg=(64, 32, 4, 3), apply_cfg=(64, 128, 32, 4, 3),
+) -> Tensor:  # fmt: skip
+    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come back."""
+    batch, m = x.shape[0], min(n, d)
+    g = gram(x, n, d, geometry)
+    largest = largest_eigenvalue(g, m, shift=fit.shift)
+    sweep(g)
+    ld = -(-m // 16) * 16
+    size = batch * ld * ld
+    k, a, b = (torch.empty(2, batch, ld, ld, dtype=torch.float16, device=x.device) for _ in range(3))
+    sum1, sum2 = (torch.empty(batch, ld, ld, dtype=torch.float32, device=x.device) for _ in range(2))
+    block, block_k, warps, stages = cfg
+    grid = (triton.cdiv(ld, block), triton.cdiv(ld, block), batch)
+    tiles = {"BLOCK": block, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages}
+    block, block_k, warps, stages = fold_cfg
+    fold_grid = (triton.cdiv(ld, block), triton.cdiv(ld, block), batch)
+    _fold_kernel[fold_grid](
+        g, largest, k, a, m, g.shape[-1], ld, size, fit.shift, BLOCK=block, BLOCK_K=block_k, num_warps=warps, num_stages=stages
+    )
+    steps = len(fit.alphas)
+    for step, alpha in enumerate(fit.alphas, start=1):
+        # The sums take two iterates at a time: the one a step starts from and the one it makes.
+        add = step % 2 == 1 or step == steps
+        old = (fit.even[step - 1], fit.odd[step - 1]) if step % 2 == 1 else (0.0, 0.0)
+        scalars = (alpha, -alpha * alpha / 4, fit.even_constant, fit.odd_constant, *old, fit.even[step], fit.odd[step])
+        _iterate_kernel[grid](
+            a, b, sum1, sum2, ld, size, *scalars, ADD=add, FIRST=step == 1, LAST=step == steps, **tiles
+        )
+        a, b = b, a
+    _join_kernel[grid](a, k, sum1, b, ld, size, **tiles)
+    out = torch.empty_like(x)
+    bm, bn, bk, warps, stages = apply_cfg
+    if n > d:
+        bm, bn = 128, max(16, min(64, triton.next_power_of_2(d)))
+    _apply_kernel[(triton.cdiv(n, bm), triton.cdiv(d, bn), batch)](
+        x, b, largest, out, n, d, x.stride(0), ld, size, *geometry, TALL=n > d, RESTORE=restore_scale,
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out

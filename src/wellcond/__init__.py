@@ -1,0 +1,53 @@
+"""wellcond measures and improves the conditioning of transformer training.
+
+    import timm, wellcond
+    model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
+
+Names are imported when they are first used, so that `import wellcond` is quick and the report works without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "wellcond.numerics": (
+        "Conditioning", "condition_number", "dct", "dct2", "effective_rank", "idct", "idct2",
+        "measure_conditioning", "singular_values", "spectral_power", "stable_rank",
+    ),
+    "wellcond.graying": ("TokenGraying", "gray_tokens"),
+    "wellcond.models": ("gray", "graying_of", "is_grayed", "load", "register_family", "save", "ungray"),
+}  # fmt: skip
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from wellcond.graying import TokenGraying, gray_tokens
+    from wellcond.models import gray, graying_of, is_grayed, load, register_family, save, ungray
+    from wellcond.numerics import (
+        Conditioning,
+        condition_number,
+        dct,
+        dct2,
+        effective_rank,
+        idct,
+        idct2,
+        measure_conditioning,
+        singular_values,
+        spectral_power,
+        stable_rank,
+    )
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module 'wellcond' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

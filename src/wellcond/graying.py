@@ -1,47 +1,148 @@
 """Token Graying: better-conditioned input tokens (Always Skip Attention, algorithms 1 and 2).
 
     tokens = gray_tokens(tokens, "svd", epsilon=0.95)          # (…, n, d) → (…, n, d)
-    images = TokenGraying("dct", 0.95, patch_size=16)(images)  # images → images, patch by patch
+    images = TokenGraying("dct", 0.95, patch_size=16)(images)  # images → images of the same shape
 
-Both methods raise magnitudes relative to the largest one to the power epsilon: singular values (`svd`) or two-dimensional
-DCT coefficients (`dct`), so the small ones grow and the condition number falls.
+Both methods raise magnitudes, relative to the largest one, to the power epsilon: singular values (`svd`), or
+coefficients of the two-dimensional DCT (`dct`). The small ones grow, so the condition number falls; `svd` gives
+exactly κ^epsilon. It computes in float32 or better whatever the autocast, and returns the input's dtype.
 """
 
 import torch
 from torch import Tensor, nn
 
-from wellcond.numerics.dct import dct2, idct2
+from wellcond.numerics.dct import dct_power
+from wellcond.numerics.fastpaths import fused_kernels
+from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
+from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 
-__all__ = ["TokenGraying", "gray_tokens"]
+__all__ = ["METHODS", "TokenGraying", "explain_graying", "gray_tokens"]
 
 METHODS = ("svd", "dct")
+FUSED_DCT_EPSILON = (
+    0.9  # half-precision rounding of small coefficients grows as epsilon falls; the error stays below 1e-3 from here
+)
 
 
 def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale: bool = True) -> Tensor:
-    coefficients = dct2(x.float())
-    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(1e-30)
-    grayed = coefficients.sign() * (coefficients.abs() / peak) ** epsilon
-    return idct2(grayed * peak if restore_scale else grayed).to(x.dtype)
+    """Token matrices (…, n, d), grayed one by one.
+
+    Args:
+        method: `svd`, exact in the condition number, or `dct`, cheaper.
+        epsilon: in (0, 1]; 1 changes nothing, smaller values lift small magnitudes more.
+        restore_scale: the largest singular value (`svd`) or coefficient (`dct`) keeps its size; otherwise it becomes 1.
+
+    Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside `torch.compile` and
+    export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other one does.
+    """
+    check_method(method)
+    check_epsilon(epsilon)
+    check_matrices(x)
+    _check_finite(x)
+    *lead, n, d = x.shape
+    if method == "dct" and _fused_dct(x, epsilon):
+        return gray_dct(x.reshape(-1, n, d).contiguous(), 0, 0, epsilon, restore_scale).reshape(*lead, n, d)
+    if method == "dct":
+        return dct_power(x, epsilon, restore_scale=restore_scale)
+    return spectral_power(x, epsilon, restore_scale=restore_scale)
 
 
 class TokenGraying(nn.Module):
-    """Images in, images of the same shape out: cut into patches, grayed, put together again. No parameters."""
+    """Images in, images of the same shape out: their patches are the tokens. No parameters, no state.
+
+    >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)   # any model; wellcond.gray knows many
+    """
 
     def __init__(
         self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *, restore_scale: bool = True
     ):
         super().__init__()
+        check_method(method)
+        check_epsilon(epsilon)
+        size = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
+        if len(size) != 2 or any(int(side) != side or side < 1 for side in size):
+            raise ValueError(f"patch_size={patch_size!r} is neither a positive integer nor a pair of them")
         self.method = method
-        self.epsilon = epsilon
-        self.patch_size = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
+        self.epsilon = float(epsilon)
+        self.patch_size = (int(size[0]), int(size[1]))
         self.restore_scale = restore_scale
 
     def forward(self, images: Tensor) -> Tensor:
-        batch, channels, height, width = images.shape
         ph, pw = self.patch_size
-        rows, cols = height // ph, width // pw
-        tokens = images.reshape(batch, channels, rows, ph, cols, pw).permute(0, 2, 4, 1, 3, 5)
-        tokens = tokens.reshape(batch, rows * cols, channels * ph * pw)
+        if images.ndim != 4:
+            raise ValueError(f"expected images (batch, channels, height, width), got shape {tuple(images.shape)}")
+        height, width = images.shape[-2:]
+        if height % ph or width % pw or not height or not width:
+            raise ValueError(
+                f"images of {height} × {width} pixels do not divide into patches of {ph} × {pw}; "
+                "resize or pad them, or choose another patch_size"
+            )
+        if self._takes_images(images):
+            _check_finite(images)
+            fused = gray_dct if self.method == "dct" else spectral_power_images
+            with torch.autocast(images.device.type, enabled=False):
+                return fused(images.contiguous(), ph, pw, self.epsilon, self.restore_scale)
+        tokens = tokens_of(images, ph, pw)
         grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)
-        grayed = grayed.reshape(batch, rows, cols, channels, ph, pw).permute(0, 3, 1, 4, 2, 5)
-        return grayed.reshape(images.shape)
+        return untokens(grayed, images.shape, ph, pw)
+
+    def _takes_images(self, images: Tensor) -> bool:
+        """Whether a fused kernel reads the images themselves, with no copy of their tokens."""
+        if not images.is_floating_point() or images.shape[0] == 0:
+            return False
+        return (
+            explain_graying(self.method, self.token_shape(images.shape), images.dtype, images.device, self.epsilon)[0]
+            == "fused"
+        )
+
+    def token_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, int]:
+        """(n, d) of the token matrix that an image of this shape has."""
+        ph, pw = self.patch_size
+        return (shape[-2] // ph) * (shape[-1] // pw), shape[-3] * ph * pw
+
+    def extra_repr(self) -> str:
+        scale = "" if self.restore_scale else ", restore_scale=False"
+        return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}"
+
+
+def explain_graying(
+    method: str, token_shape: tuple[int, int], dtype: torch.dtype, device: torch.device, epsilon: float
+) -> tuple[str, str]:
+    """The path that graying takes for such tokens (`fused`, `products`, `eigh`, `svd` or `basis`), and why."""
+    if method == "dct":
+        if dtype == torch.float64:
+            return "basis", "float64 products with the DCT basis: float64 input asks for float64 accuracy"
+        if torch.compiler.is_exporting():
+            return "basis", "products with the DCT basis export everywhere"
+        if not fused_kernels(device):
+            return "basis", "float32 products with the DCT basis: no fused kernels here"
+        if epsilon < FUSED_DCT_EPSILON:
+            return (
+                "basis",
+                f"float32 products with the DCT basis: half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}",
+            )
+        return "fused", "Triton kernels in half precision with float32 sums"
+    path, why = explain_spectral_power(token_shape, dtype, device, epsilon)
+    return ("fused", why) if why.startswith("fused") else (path, why)
+
+
+def check_method(method: str) -> None:
+    if method not in METHODS:
+        raise ValueError(f"graying method {method!r} is unknown; use 'svd' (exact) or 'dct' (cheapest)")
+
+
+def _fused_dct(x: Tensor, epsilon: float) -> bool:
+    if x.numel() == 0:
+        return False
+    return explain_graying("dct", (x.shape[-2], x.shape[-1]), x.dtype, x.device, epsilon)[0] == "fused"
+
+
+def _check_finite(x: Tensor) -> None:
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or not x.is_floating_point():
+        return  # a check on values would break the graph
+    if not bool(x.detach().isfinite().all()):
+        bad = ~x.detach().isfinite().flatten(-2).all(-1)
+        raise ValueError(
+            f"{int(bad.sum())} of {bad.numel()} token matrices (or channels) hold a NaN or Inf; "
+            "look for the bad images or the diverged step before graying"
+        )

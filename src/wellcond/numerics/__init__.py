@@ -1,0 +1,26 @@
+"""Tensors in, tensors out: condition numbers, spectral powers and cosine transforms. Imports torch alone."""
+
+from .dct import dct, dct2, idct, idct2
+from .singular import (
+    Conditioning,
+    condition_number,
+    effective_rank,
+    measure_conditioning,
+    singular_values,
+    stable_rank,
+)
+from .spectral import spectral_power
+
+__all__ = [
+    "Conditioning",
+    "condition_number",
+    "dct",
+    "dct2",
+    "effective_rank",
+    "idct",
+    "idct2",
+    "measure_conditioning",
+    "singular_values",
+    "spectral_power",
+    "stable_rank",
+]

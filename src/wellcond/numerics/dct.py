@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["dct", "idct", "dct2", "idct2", "dct_basis"]
+__all__ = ["dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
 
 
 def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -83,4 +83,24 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
             out = (basis.mT if inverse else basis) @ x.to(compute)
         else:
             out = (x.to(compute).movedim(dim, -1) @ (basis if inverse else basis.mT)).movedim(-1, dim)
+    return out.to(x.dtype)
+
+
+def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tensor:
+    """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
+
+    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak, with the
+    floor of `power_floor`, the map goes on linearly, so that its slope at zero is finite. Computed in float32, or float64.
+    """
+    compute = x.dtype if x.dtype == torch.float64 else torch.float32
+    n, d = x.shape[-2:]
+    floor = torch.finfo(compute).eps * math.sqrt(max(n, d))
+    with torch.autocast(x.device.type, enabled=False):
+        coefficients = dct2(x.to(compute))
+        peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
+        peak = torch.where(peak == 0, 1.0, peak)  # a NaN stays
+        relative = coefficients / peak
+        size = relative.abs()
+        grown = relative * size.clamp_min(floor) ** (epsilon - 1)
+        out = idct2(grown * peak if restore_scale else grown)
     return out.to(x.dtype)

@@ -1,17 +1,17 @@
 """The largest and the smallest singular value of many matrices at once, without a singular value decomposition.
 
-    largest, smallest = extreme_singular_values(w, ceiling=2**23)     # (b, m, d) float64, m ≤ d → (b,), (b,)
+    largest, smallest = extreme_singular_values(w, ceiling=2**23)      # (b, m, d) float64, m ≤ d → (b,), (b,)
 
-All of it runs in float64 on the short side, in three stages; a matrix moves on only when a stage cannot answer for it:
+All of it runs in float64, in three stages; a matrix moves on only when a stage cannot answer for it:
 
-1. G = WWᵀ and its extreme eigenvalues: λmax from G, 1/λmin from the inverse, by way of Cholesky. Squaring W squares κ, and
-   rounding (about 1e-16·λmax) hides a λmin below RESOLVABLE·λmax; such a matrix is unresolved, as one without a Cholesky is.
+1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (small ones on a CPU: both from LAPACK's `eigvalsh`).
+   Squaring W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
 2. A triangular L with LLᵀ = WWᵀ, found without squaring κ, and 1/λmin from (LLᵀ)⁻¹: good to a few 1e-16·κ. On a CPU L
    comes from Householder QR. Elsewhere batched QR is slow, and two Cholesky factors do: with L₁L₁ᵀ = G + SHIFT·λmax·I,
-   Y = L₁⁻¹W is well-conditioned, YYᵀ = L₂L₂ᵀ exists whatever G has lost, and L = L₁L₂ (Fukaya et al. 2020).
-3. `torch.linalg.svdvals`: for float64 input beyond κ = FACTOR_LIMIT, or where an iteration did not converge.
+   Y = L₁⁻¹W is far better conditioned than W, so that YYᵀ = L₂L₂ᵀ loses nothing, and L = L₁L₂ (Fukaya et al. 2020).
+3. `torch.linalg.svdvals`: float64 input beyond κ = FACTOR_LIMIT, tiny matrices, an iteration that did not converge.
 
-An eigenvalue found by iteration carries a bound on its error; without a proof of TOLERANCE it counts as not converged.
+An eigenvalue found by iteration carries a bound on its own error: without a proof of TOLERANCE it has not converged.
 """
 
 from collections.abc import Callable
@@ -21,47 +21,37 @@ from torch import Tensor
 
 __all__ = ["RESOLVABLE", "TOLERANCE", "extreme_singular_values", "largest_singular_value", "scaled_gram"]
 
-RESOLVABLE = 1e-11  # of λmin/λmax: beyond it, at κ = 3e5, the rounding of a Gram matrix moves κ by more than about 1e-5
-TOLERANCE = (
-    1e-5  # bound on the relative error of an extreme eigenvalue: half of it for σ; mostly the error is far smaller
-)
-SHIFT = 1e-11  # far above the rounding of any Gram matrix, so the shifted Cholesky succeeds
-FACTOR_LIMIT = 1e10  # the κ up to which stage 2 stays within the tolerance
-MAX_STEPS = 128  # of Lanczos; spectra with no gap at their edge were seen to take 90
-SMALL = 48  # up to this size LAPACK's eigvalsh beats an iteration on a CPU
+RESOLVABLE = 1e-11  # λmin/λmax down to which G is trusted: at κ = 3e5 its rounding moves κ by a few 1e-6
+TOLERANCE = 1e-5  # on an eigenvalue, relative: half of it on a singular value; mostly the error is far smaller
+SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
+FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
+MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
+EIGVALSH_BELOW = 256  # size from which an iteration beats LAPACK's eigvalsh on a CPU
+FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
+GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
 
 def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tensor]:
     """(σmax, σmin) of finite, non-zero float64 matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
 
-    Squares of entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper bound that still
-    shows it: what lies beyond the ceiling is not worth a decomposition.
+    Squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper bound that
+    still shows it: what lies beyond the ceiling is not worth a decomposition.
     """
     if w.shape[1] == 1:
-        norm = w.square().sum((-2, -1)).sqrt()
+        norm = torch.linalg.vector_norm(w, dim=(-2, -1))
         return norm, norm.clone()
     gram, size = scaled_gram(w)
     largest, smallest, resolved = _extreme_eigenvalues(gram)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
         some = w[index] / size[index].sqrt()[:, None, None]
-        factor = _triangular_factor(some, gram[index], largest[index])
-        # An estimate of the largest eigenvalue is a lower bound: it can pass the ceiling before the iteration converges.
-        bounded = 2 * ceiling < FACTOR_LIMIT
-        enough = (2 * ceiling if bounded else float("inf")) ** 2 / largest[index]
-        inverse, converged = _largest_of_inverse(factor, enough)
-        smallest[index] = 1 / inverse
-        known = (inverse > enough) | (converged & (largest[index] * inverse <= FACTOR_LIMIT**2))
-        if not bool(known.all()):
-            rest = (~known).nonzero().squeeze(1)
-            values = torch.linalg.svdvals(some[rest]).square()
-            largest[index[rest]], smallest[index[rest]] = values[:, 0], values[:, -1]
+        largest[index], smallest[index] = _extremes_unsquared(some, gram[index], largest[index], ceiling)
     smallest = torch.minimum(smallest, largest)  # equal ones may differ in their last bits
     return (largest * size).sqrt(), (smallest * size).sqrt()
 
 
 def largest_singular_value(w: Tensor) -> Tensor:
-    """σmax alone, (b,); arguments as for `extreme_singular_values`."""
+    """σmax alone, (b,); `w` as for `extreme_singular_values`."""
     gram, size = scaled_gram(w)
     return (_largest_eigenvalue(gram) * size).sqrt()
 
@@ -74,112 +64,151 @@ def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(λmax, λmin, resolved) of float64 Gram matrices (b, m, m) of trace 1; each (b,).
+    """Stage 1: (λmax, λmin, resolved) of float64 Gram matrices (b, m, m) of trace 1; each (b,).
 
-    λmax always holds, λmin only where `resolved`: there both are within TOLERANCE, and λmin ≥ RESOLVABLE·λmax.
+    λmax always holds; λmin only where `resolved`, which implies λmin ≥ RESOLVABLE·λmax.
     """
-    if gram.device.type == "cpu" and gram.shape[-1] <= SMALL:
-        values = torch.linalg.eigvalsh(gram)
-        return values[:, -1].clone(), values[:, 0].clone(), values[:, 0] >= RESOLVABLE * values[:, -1]
-    largest = _largest_eigenvalue(gram)
     factor, info = torch.linalg.cholesky_ex(gram)
-    # Squared pivots are upper bounds on λmin: a tiny one shows before any iteration that the Gram matrix is not enough.
+    # λmin is below every squared pivot and λmax above every diagonal entry, so some matrices are seen to be hopeless here.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    hopeful = (info == 0) & (pivot >= RESOLVABLE * largest)
+    hopeful = (info == 0) & (pivot >= RESOLVABLE * gram.diagonal(dim1=-2, dim2=-1).amax(-1))
+    if not _by_products(gram) and gram.shape[-1] < EIGVALSH_BELOW:
+        largest, smallest = torch.empty_like(pivot), torch.zeros_like(pivot)
+        values = torch.linalg.eigvalsh(gram[hopeful])
+        largest[hopeful], smallest[hopeful] = values[:, -1], values[:, 0]
+        largest[~hopeful] = _largest_eigenvalue(gram[~hopeful])
+        return largest, smallest, smallest >= RESOLVABLE * largest
+    largest = _largest_eigenvalue(gram)
     factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
     enough = 1 / (RESOLVABLE * largest)
     inverse, converged = _largest_of_inverse(factor, enough)
     return largest, 1 / inverse, hopeful & converged & (inverse <= enough)
 
 
+def _extremes_unsquared(w: Tensor, gram: Tensor, largest: Tensor, ceiling: float) -> tuple[Tensor, Tensor]:
+    """Stages 2 and 3: (λmax, λmin), with w and gram scaled alike and λmax known."""
+    known, smallest = torch.zeros_like(largest, dtype=torch.bool), torch.zeros_like(largest)
+    if _by_products(w) or w.shape[1] >= FACTOR_FROM:
+        # Estimates of a largest eigenvalue come from below, so κ can be seen beyond the ceiling without convergence.
+        enough = (2 * ceiling) ** 2 / largest if 2 * ceiling < FACTOR_LIMIT else torch.full_like(largest, torch.inf)
+        inverse, converged = _largest_of_inverse(_triangular_factor(w, gram, largest), enough)
+        known = (inverse > enough) | (converged & (largest * inverse <= FACTOR_LIMIT**2))
+        smallest = 1 / inverse
+    if not bool(known.all()):
+        values = torch.linalg.svdvals(w[~known]).square()
+        largest[~known], smallest[~known] = values[:, 0], values[:, -1]
+    return largest, smallest
+
+
 def _triangular_factor(w: Tensor, gram: Tensor, largest: Tensor) -> Tensor:
-    """Lower triangular L with LLᵀ = WWᵀ up to about 1e-16·σmax in L: no diagonal entry is zero."""
+    """Lower triangular L with LLᵀ = WWᵀ, up to about 1e-16·σmax in L, and with no zero on its diagonal."""
     eps = torch.finfo(torch.float64).eps
-    if w.device.type == "cpu":
-        factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].triu().mT
-        diagonal = factor.diagonal(dim1=-2, dim2=-1)
-        floor = (eps * largest.sqrt())[:, None]
-        return factor + torch.diag_embed(torch.where(diagonal.abs() < floor, floor, 0))  # within QR's own rounding
-    first = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
-    rows = torch.linalg.solve_triangular(first, w, upper=False)
-    second, info = torch.linalg.cholesky_ex(rows @ rows.mT)
-    # The second fails only where WWᵀ is below 1e-15·SHIFT·λmax: anything small shows that.
-    second = torch.where((info == 0)[:, None, None], second, eps**0.5 * _eye(second))
-    return first @ second
+    if _by_products(w):
+        first = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
+        rows = torch.linalg.solve_triangular(first, w, upper=False)
+        second, info = torch.linalg.cholesky_ex(rows @ rows.mT)
+        # It fails only for a λmin of about 1e-16·SHIFT·λmax and less; any small factor says as much.
+        second = torch.where((info == 0)[:, None, None], second, eps**0.5 * _eye(second))
+        return first @ second
+    factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].triu().mT
+    floor = (eps * largest.sqrt())[:, None]
+    small = factor.diagonal(dim1=-2, dim2=-1).abs() < floor
+    return factor + torch.diag_embed(torch.where(small, 2 * floor, 0.0))  # no more than QR's own rounding
 
 
 def _largest_eigenvalue(a: Tensor) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
-    if a.device.type != "cpu":
+    if _by_products(a):
         largest, converged = _largest_by_squaring(a)
-    elif a.shape[-1] <= SMALL:
-        return torch.linalg.eigvalsh(a)[:, -1].clone()
     else:
-        largest, converged = _largest_by_lanczos(lambda v: a @ v, a)
+        largest, converged = _largest_by_lanczos(_multiply, a)
     if not bool(converged.all()):
-        index = (~converged).nonzero().squeeze(1)
-        largest[index] = torch.linalg.eigvalsh(a[index])[:, -1]
+        largest[~converged] = torch.linalg.eigvalsh(a[~converged])[:, -1]
     return largest
 
 
 def _largest_of_inverse(factor: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
-    """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; it may stop where it is found to exceed `enough`."""
-    solve = torch.linalg.solve_triangular
-    if factor.device.type == "cpu":
-        return _largest_by_lanczos(
-            lambda v: solve(factor.mT, solve(factor, v, upper=False), upper=True), factor, enough
-        )
-    # Many right-hand sides at once are as cheap as one there; the error of L⁻¹ is a few 1e-16·κ(L), as for the solves.
-    inverse = solve(factor, _eye(factor).expand_as(factor), upper=False)
+    """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
+    if not _by_products(factor):
+        return _largest_by_lanczos(_solve, factor, enough)
+    # The error of L⁻¹, a few 1e-16·κ(L), is that of the solves, and many right-hand sides cost there what one does.
+    inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
     return _largest_by_squaring(inverse.mT @ inverse)
 
 
-def _largest_by_lanczos(
-    apply: Callable[[Tensor], Tensor], like: Tensor, enough: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """λmax of the operators `apply`: (b, m, 1) → (b, m, 1), symmetric positive definite, and whether it converged.
+def _by_products(a: Tensor) -> bool:
+    """Whether whole-matrix products are the cheapest work on this device; a CPU prefers vectors that stay in its cache."""
+    return a.device.type != "cpu"
 
-    Lanczos from a fixed start, orthogonalised in full. With Ritz pair (θ, y) and residual r = ‖Ay − θy‖ there is an
-    eigenvalue within r of θ ≤ λmax, so r ≤ TOLERANCE·θ ends it: for each matrix by itself, at the same step whatever its
-    batch. (That this eigenvalue is the largest fails only for a start that happens to be orthogonal to its vector.)
+
+def _multiply(a: Tensor, v: Tensor) -> Tensor:
+    return (v[:, None, :] @ a).squeeze(1)  # a row times the matrix: several times faster than the column on a CPU
+
+
+def _solve(factor: Tensor, v: Tensor) -> Tensor:
+    half = torch.linalg.solve_triangular(factor, v[:, :, None], upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
+
+
+def _largest_by_lanczos(
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, enough: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
+
+    Lanczos: with a Ritz pair (θ, y) and its residual r = ‖Ay − θy‖ there is an eigenvalue within r of θ ≤ λmax, so that
+    r ≤ TOLERANCE·θ ends it, for each matrix by itself, and so does θ > enough. (Nothing is orthogonalised again: the lost
+    orthogonality repeats values already found and adds none. The start is fixed, so that results repeat.)
     """
-    batch, size = like.shape[0], like.shape[-1]
-    steps = min(size, MAX_STEPS)
+    batch, size = matrices.shape[:2]
+    if enough is None:
+        enough = matrices.new_full((batch,), torch.inf)
+    per_group = max(1, GROUP_BYTES // (8 * size * size))
     start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    basis = like.new_zeros(batch, steps + 1, size)
-    basis[:, 0] = start / start.norm()
-    tridiagonal = like.new_zeros(batch, steps + 1, steps + 1)
-    value, done = like.new_zeros(batch), torch.zeros(batch, dtype=torch.bool)
-    stop = torch.zeros_like(done)
-    for step in range(steps):
-        so_far = basis[:, : step + 1]
-        vector = apply(basis[:, step, :, None])
-        for _ in range(2):  # twice is enough
-            overlap = so_far @ vector
-            vector = vector - so_far.mT @ overlap
-            tridiagonal[:, step, step] += overlap[:, step, 0]
-        norm = vector.squeeze(-1).norm(dim=-1)
-        if step % 6 == 5 or step == steps - 1:
-            values, vectors = torch.linalg.eigh(tridiagonal[:, : step + 1, : step + 1])
-            new, residual = values[:, -1], norm * vectors[:, -1, -1].abs()
-            value = torch.where(stop, value, new)
-            done = done | (~stop & (residual <= TOLERANCE * new))
-            stop = stop | done if enough is None else stop | done | (value > enough)
-            if bool(stop.all()):
+    groups = [
+        _lanczos_group(apply, group, start / start.norm(), limit)
+        for group, limit in zip(matrices.split(per_group), enough.split(per_group), strict=True)
+    ]
+    values, converged = zip(*groups, strict=True)
+    return torch.cat(values), torch.cat(converged)
+
+
+def _lanczos_group(
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor
+) -> tuple[Tensor, Tensor]:
+    vector, previous = start.expand(matrices.shape[0], -1), torch.zeros_like(start)
+    diagonal, beside = [], []
+    norm = value = torch.zeros_like(enough)
+    done = converged = torch.zeros_like(enough, dtype=torch.bool)
+    check = 6
+    for step in range(1, MAX_STEPS + 1):
+        image = apply(matrices, vector)
+        along = torch.linalg.vecdot(image, vector)
+        image = torch.addcmul(image, vector, along[:, None], value=-1).addcmul_(previous, norm[:, None], value=-1)
+        norm = torch.linalg.vector_norm(image, dim=-1)
+        diagonal.append(along)
+        if step == check or step == MAX_STEPS:
+            check = max(step + 6, step * 3 // 2)
+            tridiagonal = torch.diag_embed(torch.stack(diagonal, -1))
+            if beside:
+                off = torch.diag_embed(torch.stack(beside, -1), 1)
+                tridiagonal = tridiagonal + off + off.mT
+            values, vectors = torch.linalg.eigh(tridiagonal)
+            value = torch.where(done, value, values[:, -1])
+            converged = converged | (~done & (norm * vectors[:, -1, -1].abs() <= TOLERANCE * value))
+            done = converged | (value > enough)
+            if bool(done.all()):
                 break
-        # After an invariant subspace is exhausted the norm is rounding; a zero vector leaves the found values as they are.
-        alive = norm > 1e-14 * tridiagonal[:, 0, 0]
-        norm = torch.where(alive, norm, 0.0)
-        basis[:, step + 1] = vector.squeeze(-1) / torch.where(alive, norm, 1.0)[:, None] * alive[:, None]
-        tridiagonal[:, step, step + 1] = tridiagonal[:, step + 1, step] = norm
-    return value, done
+        beside.append(norm)
+        # A norm of zero means that all there was to find is found; the zero vector then adds nothing.
+        vector, previous = image / norm.clamp_min(1e-300)[:, None], vector
+    return value, converged
 
 
 def _largest_by_squaring(a: Tensor) -> tuple[Tensor, Tensor]:
-    """λmax of symmetric positive semi-definite matrices (b, m, m) by products alone, and whether it is within TOLERANCE.
+    """λmax of symmetric positive semi-definite (b, m, m) by products alone, from below; and whether within TOLERANCE.
 
-    With q = 2²⁰ reached by squaring, v a column of A^q:  vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q), and the upper bound is at most
-    m^(1/q) = 1 + ln(m)/q too high. No start to choose, no test of convergence on the way, however close the eigenvalues.
+    With q = 2²⁰ reached by squaring and v a column of A^q:  vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q). The upper bound is too high
+    by at most m^(1/q) − 1 ≈ ln(m)/q, however close the eigenvalues; no start to choose, and no waiting on the way.
     """
     power, log_scale, exponent = a, a.new_zeros(a.shape[0]), 1
     for _ in range(5):
@@ -192,7 +221,7 @@ def _largest_by_squaring(a: Tensor) -> tuple[Tensor, Tensor]:
     column = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
     vector = power[torch.arange(a.shape[0], device=a.device), :, column, None]
     vector = vector / vector.abs().amax(-2, keepdim=True)
-    lower = (vector.mT @ a @ vector / (vector.mT @ vector)).flatten()
+    lower = (vector.mT @ (a @ vector) / (vector.mT @ vector)).flatten()
     return lower, upper - lower <= TOLERANCE * upper
 
 

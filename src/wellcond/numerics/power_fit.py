@@ -32,14 +32,18 @@ class DirectFit(NamedTuple):
 
 
 class FoldedFit(NamedTuple):
-    """power ≈ E₁ − T·E₂ with E = constant + Σ weight[k] · (k-th iterate of R); T = 1 − 2K, R = 4K(1 − K), K = t/(g + t)."""
+    """power ≈ D + F·K, with D and F = constant + Σ weight[k] · (k-th iterate of R); R = 4K(1 − K), K = t/(g + t).
+
+    R falls alike towards both ends of the range; K tells them apart. D has small weights and is the whole answer where g is
+    large (K ≈ 0), so that the large singular values do not come out as a difference of two much larger numbers.
+    """
 
     shift: float
     alphas: tuple[float, ...]
-    even_constant: float
-    even: tuple[float, ...]
-    odd_constant: float
-    odd: tuple[float, ...]
+    near_constant: float
+    near: tuple[float, ...]
+    far_constant: float
+    far: tuple[float, ...]
     bound: float
 
 
@@ -71,12 +75,10 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
     for steps in range(9, 15):
         alphas = (ALPHA,) * steps
         iterates = _iterates(4 * k * (1 - k), alphas)
-        basis = np.concatenate([iterates, -(1 - 2 * k)[:, None] * iterates], axis=1)
+        basis = np.concatenate([iterates, k[:, None] * iterates], axis=1)
         weights, error = _minimax(basis, target, tolerance)
-        even, odd = np.split(weights, 2)
-        fit = FoldedFit(
-            shift, alphas, float(even[0]), tuple(map(float, even[1:])), float(odd[0]), tuple(map(float, odd[1:])), _bound(g, error)
-        )
+        near, far = (tuple(map(float, half)) for half in np.split(weights, 2))
+        fit = FoldedFit(shift, alphas, near[0], near[1:], far[0], far[1:], _bound(g, error))
         if (error / tolerance)[g > RESOLVED**2].max() <= 4e-4:
             break
     assert fit is not None
@@ -102,7 +104,9 @@ def _iterates(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def _minimax(basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray, rounds: int = 40) -> tuple[np.ndarray, np.ndarray]:
+def _minimax(
+    basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray, rounds: int = 40
+) -> tuple[np.ndarray, np.ndarray]:
     """Weights whose largest |relative error| / tolerance is small, by Lawson's reweighted least squares."""
     matrix = basis / (target * tolerance)[:, None]
     aim = 1 / tolerance

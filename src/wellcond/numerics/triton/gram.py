@@ -111,7 +111,9 @@ def _largest_eigenvalue_kernel(
         tl.store(at, tl.where(diagonal, 1.0, 0.0).to(tl.float64), mask=pad)
 
 
-def largest_eigenvalue(g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-5, most: int = 128) -> Tensor:
+def largest_eigenvalue(
+    g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-5, most: int = 128
+) -> Tensor:
     """λmax (in absolute value) of each (m, m) leading part of `g`; with `shift`, `g` becomes g + shift·λmax·I, padded by I."""
     out = torch.empty(g.shape[0], dtype=torch.float64, device=g.device)
     width = max(16, triton.next_power_of_2(m))

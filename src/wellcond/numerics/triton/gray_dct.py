@@ -73,7 +73,9 @@ def _along_kernel(a, y, basis, norms, rows, hp, BM: tl.constexpr, BN: tl.constex
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, hp, BK):
         k = start + tl.arange(0, BK)
-        left = tl.load(a + row[:, None] * (2 * hp) + k[None, :], mask=(row < rows)[:, None] & (k < hp)[None, :], other=0.0)
+        left = tl.load(
+            a + row[:, None] * (2 * hp) + k[None, :], mask=(row < rows)[:, None] & (k < hp)[None, :], other=0.0
+        )
         right = tl.load(basis + f[None, :] * hp + k[:, None], mask=(f < hp)[None, :] & (k < hp)[:, None], other=0.0)
         acc = tl.dot(left, right, acc)
     acc *= tl.load(norms + part * hp + f, mask=f < hp, other=0.0)[None, :]
@@ -93,8 +95,12 @@ def _load_mirrored(base, scales, largest, i, col, n, half, width):
     mirror = n - 1 - i
     has_mirror = mirror > i
     in_col = (col < width)[None, :]
-    near = tl.load(base + i[:, None] * width + col[None, :], mask=(i < half)[:, None] & in_col, other=0.0).to(tl.float32)
-    far = tl.load(base + mirror[:, None] * width + col[None, :], mask=has_mirror[:, None] & in_col, other=0.0).to(tl.float32)
+    near = tl.load(base + i[:, None] * width + col[None, :], mask=(i < half)[:, None] & in_col, other=0.0).to(
+        tl.float32
+    )
+    far = tl.load(base + mirror[:, None] * width + col[None, :], mask=has_mirror[:, None] & in_col, other=0.0).to(
+        tl.float32
+    )
     near *= (tl.load(scales + i, mask=i < half, other=0.0) / largest)[:, None]
     far *= (tl.load(scales + mirror, mask=has_mirror, other=0.0) / largest)[:, None]
     odd = tl.where(has_mirror[:, None], near - far, 0.0)
@@ -197,7 +203,9 @@ def _across_back_kernel(
         cos_mask = (f < hp)[None, :] & (i < hp)[:, None]
         u = tl.dot(tl.load(basis + cos_at, mask=cos_mask, other=0.0), tl.load(at, mask=mask, other=0.0), u)
         v = tl.dot(
-            tl.load(basis + hp * hp + cos_at, mask=cos_mask, other=0.0), tl.load(at + hp * width, mask=mask, other=0.0), v
+            tl.load(basis + hp * hp + cos_at, mask=cos_mask, other=0.0),
+            tl.load(at + hp * width, mask=mask, other=0.0),
+            v,
         )
     scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
     _store_mirrored(y + batch * n * width, u * scale, v * scale, i, col, n, half, width)
@@ -234,7 +242,9 @@ def _back_kernel(
     near = ((u + v) * gain[:, None]).to(out.dtype.element_ty)
     far = ((u - v) * gain[:, None]).to(out.dtype.element_ty)
     tl.store(base + value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :], near, mask=valid[:, None] & (k < half)[None, :])
-    tl.store(base + value_offset(mirror, HEIGHT, WIDTH, PH, PW)[None, :], far, mask=valid[:, None] & (mirror > k)[None, :])
+    tl.store(
+        base + value_offset(mirror, HEIGHT, WIDTH, PH, PW)[None, :], far, mask=valid[:, None] & (mirror > k)[None, :]
+    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,7 +1,7 @@
 """U Σ^ε Vᵀ of many token matrices by products alone, on tensor cores: the fused twin of `numerics.spectral_products`.
 
 With G the float64 Gram matrix of the shorter side scaled to λmax = 1, one inverse folds its ten decades onto five from
-both ends: K = t (G + t)⁻¹, T = I − 2K, R = 4K(I − K). The power is then E₁(R) − T·E₂(R), and E₁, E₂ are sums of the
+both ends: K = t (G + t)⁻¹, R = 4K(I − K). The power is then D(R) + F(R)·K, and D, F are weighted sums of the
 iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matrices are pairs of float16 (22 bits), which is what
 the theory needs there: three half-precision products stand for one in single precision, faster than one.
 """
@@ -150,22 +150,21 @@ def _iterate_kernel(
 
 
 @triton.jit
-def _join_kernel(e2, k, sum1, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """W = E₁ − E₂·T = E₁ − E₂ + 2·E₂·K.
+def _join_kernel(f, k, near, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """W = D + F·K.
 
-    In exact arithmetic E₂ and T commute. In this order the rounding of E₁ and of E₂ cancels in the columns that meet the large
-    singular values of X, and stays in those that meet small ones, where it does no harm; hence no symmetry here.
+    In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular values of X, and
+    stays in the columns that meet small ones, where it does no harm; hence no symmetry here.
     """
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
     j = tile_j * BLOCK + tl.arange(0, BLOCK)
     offset = batch * ld * ld
-    product = _product_tile(e2 + offset, k + offset, i, j, ld, size, BLOCK, BLOCK_K)
+    product = _product_tile(f + offset, k + offset, i, j, ld, size, BLOCK, BLOCK_K)
     inside = (i < ld)[:, None] & (j < ld)[None, :]
-    here = offset + i[:, None] * ld + j[None, :]
     lower = offset + tl.maximum(i[:, None], j[None, :]) * ld + tl.minimum(i[:, None], j[None, :])
-    w = tl.load(sum1 + lower, mask=inside, other=0.0) - _load_pair(e2 + here, size, inside) + 2.0 * product
-    _store_pair(out + here, size, w, inside)
+    w = tl.load(near + lower, mask=inside, other=0.0) + product
+    _store_pair(out + offset + i[:, None] * ld + j[None, :], size, w, inside)
 
 
 @triton.jit
@@ -240,14 +239,26 @@ def spectral_power_in_place_layout(
     block, block_k, warps, stages = fold_cfg
     fold_grid = (triton.cdiv(ld, block), triton.cdiv(ld, block), batch)
     _fold_kernel[fold_grid](
-        g, largest, k, a, m, g.shape[-1], ld, size, fit.shift, BLOCK=block, BLOCK_K=block_k, num_warps=warps, num_stages=stages
+        g,
+        largest,
+        k,
+        a,
+        m,
+        g.shape[-1],
+        ld,
+        size,
+        fit.shift,
+        BLOCK=block,
+        BLOCK_K=block_k,
+        num_warps=warps,
+        num_stages=stages,
     )
     steps = len(fit.alphas)
     for step, alpha in enumerate(fit.alphas, start=1):
         # The sums take two iterates at a time: the one a step starts from and the one it makes.
         add = step % 2 == 1 or step == steps
-        old = (fit.even[step - 1], fit.odd[step - 1]) if step % 2 == 1 else (0.0, 0.0)
-        scalars = (alpha, -alpha * alpha / 4, fit.even_constant, fit.odd_constant, *old, fit.even[step], fit.odd[step])
+        old = (fit.near[step - 1], fit.far[step - 1]) if step % 2 == 1 else (0.0, 0.0)
+        scalars = (alpha, -alpha * alpha / 4, fit.near_constant, fit.far_constant, *old, fit.near[step], fit.far[step])
         _iterate_kernel[grid](
             a, b, sum1, sum2, ld, size, *scalars, ADD=add, FIRST=step == 1, LAST=step == steps, **tiles
         )

@@ -1,0 +1,101 @@
+"""Which fast paths exist here, which are taken, and why; and the one switch that turns the fused kernels off.
+
+for path in fast_paths():
+    print(path.name, path.taken, path.why)
+
+with plain_twins():          # or set WELLCOND_TRITON=0
+    gray_tokens(x, "dct")    # plain torch operations only
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["FastPath", "fast_paths", "fused_kernels", "plain_twins"]
+
+_forced_plain = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastPath:
+    """One fast path: whether this machine has it, whether it will be taken, and the reason in a sentence."""
+
+    name: str
+    available: bool
+    taken: bool
+    why: str
+
+
+@contextlib.contextmanager
+def plain_twins() -> Iterator[None]:
+    """Within it, plain torch operations stand in for every fused kernel."""
+    global _forced_plain
+    before, _forced_plain = _forced_plain, True
+    try:
+        yield
+    finally:
+        _forced_plain = before
+
+
+@torch.compiler.assume_constant_result
+def fused_kernels(device: torch.device) -> bool:
+    """Whether the Triton kernels run for tensors on `device`. A compiled function keeps the answer it was compiled with."""
+    return (
+        not _forced_plain and _available(device.type, device.index or 0)[0] and os.environ.get("WELLCOND_TRITON") != "0"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _available(kind: str, index: int) -> tuple[bool, str]:
+    if kind != "cuda":
+        return False, f"Triton kernels need an NVIDIA GPU; this tensor is on {kind}"
+    if not torch.cuda.is_available():
+        return False, "Triton kernels need an NVIDIA GPU, and torch sees none"
+    if importlib.util.find_spec("triton") is None:
+        return False, "the package triton is not installed"
+    if torch.version.hip is not None:
+        return False, "the kernels are written and tested for NVIDIA GPUs, and this is a ROCm build of torch"
+    if torch.cuda.get_device_capability(index) < (8, 0):
+        return False, "the kernels need compute capability 8.0 (Ampere) or newer"
+    return True, f"Triton and {torch.cuda.get_device_name(index)}"
+
+
+def _slow_double(index: int) -> bool:
+    """Consumer GPUs do float64 at 1/64 of float32's rate; data-centre ones at a half or more."""
+    return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
+
+
+def fast_paths() -> list[FastPath]:
+    """Every fast path of this installation, for the default device."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    available, why = _available(kind, 0)
+    taken = available and fused_kernels(torch.device(kind))
+    if available and not taken:
+        why = (
+            "switched off by WELLCOND_TRITON=0"
+            if os.environ.get("WELLCOND_TRITON") == "0"
+            else "switched off by plain_twins()"
+        )
+    if not available and kind == "cpu":
+        why = "needs an NVIDIA GPU, and torch sees none"
+    note = "; float64 is slow on this GPU, so svd graying costs more than dct" if available and _slow_double(0) else ""
+    paths = [
+        FastPath(name="fused DCT graying (Triton)", available=available, taken=taken, why=why + "; epsilon ≥ 0.9 only"),
+        FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
+        FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
+    ]
+    on_cpu = kind == "cpu"
+    paths.append(
+        FastPath(
+            name="spectral power by eigh of the float64 Gram matrix",
+            available=True,
+            taken=on_cpu or not taken,
+            why="on a CPU it is several times faster than an SVD" if on_cpu else "for tensors on the CPU",
+        )
+    )
+    return paths

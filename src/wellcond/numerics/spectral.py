@@ -1,0 +1,268 @@
+"""The spectral power U Σ^ε Vᵀ of matrices: by an SVD, by an eigendecomposition, and by matrix products alone.
+
+    y = spectral_power(x, 0.95)                          # σ_i → σmax · (σ_i / σmax)^0.95, singular vectors kept
+    y = spectral_power(x, 0.95, restore_scale=False)     # σ_i → (σ_i / σmax)^0.95, the largest becomes 1
+
+Below floor · σmax the power goes on linearly, since its slope at zero is infinite: 0 stays 0, and gradients are finite everywhere.
+Every method computes in float64 inside, or to its equivalent, and returns the input's dtype.
+
+| method     | what it does                                            | relative error of a singular value above 1e-5 · σmax |
+|------------|---------------------------------------------------------|------------------------------------------------------|
+| `svd`      | `torch.linalg.svd` in float64                           | 1e-6 (float32 input), 1e-14 (float64)                |
+| `eigh`     | eigenvectors of the float64 Gram matrix                 | 1e-5                                                 |
+| `products` | weighted iterates of the Gram matrix; exports anywhere  | `products_bound(epsilon)`: 4e-3 or better            |
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .fastpaths import fused_kernels
+from .power_fit import direct_fit, folded_fit
+
+__all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_power"]
+
+METHODS = ("auto", "svd", "eigh", "products")
+SMALLEST_FLOOR = 1e-6  # what a float64 Gram matrix resolves with two digits to spare
+FUSED_EPSILON = 0.5  # below it the fused kernels have not been validated
+FUSED_SIDE = 256  # longest shorter side that the fused kernels hold on chip
+
+
+def power_floor(dtype: torch.dtype, n: int, d: int) -> float:
+    """Relative singular value under which the power goes on linearly: the norm of the rounding noise of an n × d matrix.
+
+    Rounding errors are independent, so their matrix has norm about eps · sqrt(max(n, d)) relative to σmax, not eps · max(n, d).
+    """
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    return eps * math.sqrt(max(n, d))
+
+
+def products_bound(epsilon: float, n: int = 196, d: int = 768) -> float:
+    """Largest relative error of `method="products"` for singular values above 1e-5 · σmax, as fitted (rounding adds about 1e-4)."""
+    floor = max(power_floor(torch.float32, n, d), SMALLEST_FLOOR)
+    return max(direct_fit(epsilon, floor).bound, folded_fit(epsilon, floor).bound if epsilon >= FUSED_EPSILON else 0.0)
+
+
+def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_scale: bool = True) -> Tensor:
+    """U f(Σ) Vᵀ of each (…, n, d) matrix with f(σ) = σmax · (σ/σmax)^ε, or (σ/σmax)^ε without `restore_scale`.
+
+    Args:
+        x: real floating point, any leading dimensions.
+        epsilon: in (0, 1].
+        method: see the table above; `auto` takes what is fastest here (`explain_spectral_power` says what and why).
+
+    A zero matrix stays zero. A matrix with a NaN or Inf comes back as NaN, and no other one does.
+    Gradients are those of the matrix function and finite for repeated and for zero singular values.
+    """
+    check_epsilon(epsilon)
+    check_matrices(x)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}")
+    if method == "auto":
+        method = explain_spectral_power(x.shape, x.dtype, x.device, epsilon)[0]
+    *lead, n, d = x.shape
+    flat = x.reshape(-1, n, d)
+    if flat.shape[0] == 0:
+        return x.clone()
+    with torch.autocast(x.device.type, enabled=False):
+        if method == "products" and _fused(x.shape, x.dtype, x.device, epsilon):
+            from .fused import spectral_power_images
+
+            out = spectral_power_images(flat.contiguous(), 0, 0, epsilon, restore_scale)
+        else:
+            out = _PLAIN[method](flat.double(), epsilon, floor_of(method, x.dtype, n, d), restore_scale)
+    return out.to(x.dtype).reshape(*lead, n, d)
+
+
+def explain_spectral_power(
+    shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device, epsilon: float
+) -> tuple[str, str]:
+    """The method that `auto` takes, and why."""
+    if torch.compiler.is_exporting():
+        return "products", "matrix products export everywhere; decompositions do not"
+    if dtype == torch.float64:
+        return "svd", "float64 input asks for float64 accuracy, which a Gram matrix cannot give"
+    if _fused(shape, dtype, device, epsilon):
+        return "products", "fused Triton kernels"
+    if device.type == "cuda":
+        return "products", "float64 products on the GPU; batched decompositions loop over the batch there"
+    return "eigh", "LAPACK on the float64 Gram matrix is the fastest on a CPU"
+
+
+def _fused(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device, epsilon: float) -> bool:
+    short = min(shape[-2:])
+    fits = dtype != torch.float64 and FUSED_EPSILON <= epsilon < 1 and 1 < short <= FUSED_SIDE
+    return fits and not torch.compiler.is_exporting() and fused_kernels(device)
+
+
+def floor_of(method: str, dtype: torch.dtype, n: int, d: int) -> float:
+    floor = power_floor(dtype, n, d)
+    return floor if method == "svd" else max(floor, SMALLEST_FLOOR)
+
+
+def check_epsilon(epsilon: float) -> None:
+    if not 0 < epsilon <= 1:
+        raise ValueError(f"epsilon={epsilon} is outside (0, 1]; 1 changes nothing, the paper uses 0.5 to 0.97")
+
+
+def check_matrices(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"expected a real floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
+    if x.ndim < 2:
+        raise ValueError(f"expected matrices (…, n, d), got shape {tuple(x.shape)}")
+    if x.shape[-1] == 0 or x.shape[-2] == 0:
+        raise ValueError(f"the matrices are empty: shape {tuple(x.shape)}")
+
+
+def _by_svd(x: Tensor, epsilon: float, floor: float, restore_scale: bool) -> Tensor:
+    finite = x.isfinite().all(dim=-1).all(dim=-1)[:, None, None]
+    # LAPACK raises on a NaN and cuSOLVER invents numbers, so neither sees one.
+    out, *_ = _SpectralPower.apply(torch.where(finite, x, 0.0), epsilon, floor, restore_scale)
+    return torch.where(finite, out, torch.nan)
+
+
+class _SpectralPower(torch.autograd.Function):
+    """U f(Σ) Vᵀ with the derivative of the matrix function, which has no 1/(σi² − σj²) that could blow up.
+
+    In the bases U, V the derivative acts entrywise: the symmetric part of dX by the divided differences (fi − fj)/(σi − σj),
+    the antisymmetric part by (fi + fj)/(σi + σj), and what lies outside the shorter side by fi/σi.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        x: Tensor, epsilon: float, floor: float, restore_scale: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        top = s[:, :1]
+        grown, _ = _power_and_slope(s / torch.where(top > 0, top, 1.0), epsilon, floor)
+        out = (u * (grown * top if restore_scale else torch.where(top > 0, grown, 0.0))[:, None, :]) @ vh
+        return out, u, s, vh
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        _, ctx.epsilon, ctx.floor, ctx.restore_scale = inputs
+        _, u, s, vh = output
+        ctx.mark_non_differentiable(u, s, vh)
+        ctx.save_for_backward(u, s, vh)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        u, s, vh = ctx.saved_tensors
+        top = torch.where(s[:, :1] > 0, s[:, :1], 1.0)
+        r = s / top
+        f, slope = _power_and_slope(r, ctx.epsilon, ctx.floor)
+        ratio = torch.where(r > ctx.floor, f / r.clamp_min(ctx.floor), ctx.floor ** (ctx.epsilon - 1))
+        ri, rj, fi, fj = r[:, :, None], r[:, None, :], f[:, :, None], f[:, None, :]
+        close = (ri - rj).abs() <= 1e-5 * (ri + rj)
+        middle = _power_and_slope((ri + rj) / 2, ctx.epsilon, ctx.floor)[1]
+        differences = torch.where(close, middle, (fi - fj) / torch.where(close, 1.0, ri - rj))
+        both_zero = ri + rj == 0
+        sums = torch.where(both_zero, ratio[:, :, None], (fi + fj) / torch.where(both_zero, 1.0, ri + rj))
+        p = u.mT @ grad @ vh.mT
+        inner = differences * (p + p.mT) / 2 + sums * (p - p.mT) / 2
+        # f depends on σmax too: as σmax·h(σ/σmax), or as h(σ/σmax).
+        through_top = f - r * slope if ctx.restore_scale else -r * slope
+        inner[:, 0, 0] += (p.diagonal(dim1=-2, dim2=-1) * through_top).sum(-1)
+        outside = (grad @ vh.mT - u @ p) * ratio[:, None, :] @ vh + (u * ratio[:, None, :]) @ (u.mT @ grad - p @ vh)
+        result = u @ inner @ vh + outside
+        return (result if ctx.restore_scale else result / top[:, :, None]), None, None, None
+
+
+def _power_and_slope(r: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
+    """h(r) = r^ε above the floor, linear below, and its derivative; for r in [0, 1]."""
+    above = r > floor
+    safe = r.clamp_min(floor)
+    gain = floor ** (epsilon - 1)
+    return torch.where(above, safe**epsilon, r * gain), torch.where(above, epsilon * safe ** (epsilon - 1), gain)
+
+
+def _by_gram(weights):
+    """Makes a method out of `weights`: the Gram matrix of the shorter side → (power of G/λmax, λmax), which then multiplies X."""
+
+    def method(x: Tensor, epsilon: float, floor: float, restore_scale: bool) -> Tensor:
+        n, d = x.shape[-2:]
+        size = x.detach().abs().amax(dim=(-2, -1), keepdim=True)
+        scale = torch.where(size > 0, size, 1.0)  # so that squares neither overflow nor vanish
+        x = x / scale
+        w, top = weights(x @ x.mT if n <= d else x.mT @ x, epsilon, floor)
+        out = w @ x if n <= d else x @ w
+        return out * scale if restore_scale else out / torch.where(top > 0, top, 1.0).sqrt()
+
+    return method
+
+
+@_by_gram
+def _by_eigh(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
+    finite = gram.isfinite().all(dim=-1).all(dim=-1)[:, None, None]
+    w, top = _GramPower.apply(torch.where(finite, gram, 0.0), epsilon, floor)[:2]
+    return torch.where(finite, w, torch.nan), top[:, None, None]
+
+
+class _GramPower(torch.autograd.Function):
+    """max(G/λmax, floor²)^((ε−1)/2) of symmetric matrices, with the derivative by divided differences (Daleckii and Krein)."""
+
+    @staticmethod
+    def forward(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, vectors = torch.linalg.eigh(gram)
+        top = values[:, -1].clamp_min(0)
+        g = values / torch.where(top > 0, top, 1.0)[:, None]
+        weights = g.clamp_min(floor**2) ** ((epsilon - 1) / 2)
+        return (vectors * weights[:, None, :]) @ vectors.mT, top, values, vectors
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        _, ctx.epsilon, ctx.floor = inputs
+        _, _, values, vectors = output
+        ctx.mark_non_differentiable(values, vectors)
+        ctx.save_for_backward(values, vectors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, grad_top, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, vectors = ctx.saved_tensors
+        top = torch.where(values[:, -1:] > 0, values[:, -1:], 1.0)
+        g = values / top
+        exponent = (ctx.epsilon - 1) / 2
+        clamped = g.clamp_min(ctx.floor**2)
+        w = clamped**exponent
+        slope = torch.where(g > ctx.floor**2, exponent * w / clamped, 0.0)
+        gi, gj = g[:, :, None], g[:, None, :]
+        close = (gi - gj).abs() <= 1e-5 * (clamped[:, :, None] + clamped[:, None, :])
+        differences = (w[:, :, None] - w[:, None, :]) / torch.where(close, 1.0, gi - gj)
+        differences = torch.where(close, (slope[:, :, None] + slope[:, None, :]) / 2, differences)
+        p = vectors.mT @ ((grad + grad.mT) / 2) @ vectors
+        inner = differences * p
+        inner[:, -1, -1] -= (p.diagonal(dim1=-2, dim2=-1) * slope * g).sum(-1)
+        inner = inner / top[:, :, None]
+        inner[:, -1, -1] += grad_top
+        return vectors @ inner @ vectors.mT, None, None
+
+
+@_by_gram
+def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
+    fit = direct_fit(epsilon, floor)
+    top = _largest_eigenvalue(gram)
+    a = gram / torch.where(top > 0, top, 1.0)
+    w = fit.constant * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + fit.weights[0] * a
+    for alpha, weight in zip(fit.alphas, fit.weights[1:], strict=True):
+        a = torch.baddbmm(a, a, a, beta=alpha, alpha=-alpha * alpha / 4)
+        w = w + weight * a
+    return w, top
+
+
+def _largest_eigenvalue(gram: Tensor, turns: int = 64) -> Tensor:
+    """λmax by power iteration from a start without symmetry, as (b, 1, 1); its gradient is v vᵀ, which is λmax's."""
+    side = gram.shape[-1]
+    position = torch.arange(side, dtype=gram.dtype, device=gram.device)
+    with torch.no_grad():
+        v = (1 + 0.5 * torch.cos(12.9898 * position + 0.7))[:, None].expand(gram.shape[0], side, 1)
+        for _ in range(turns):
+            v = gram @ v
+            length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+            v = v / torch.where(length > 0, length, 1.0)
+    return v.mT @ gram @ v
+
+
+_PLAIN = {"svd": _by_svd, "eigh": _by_eigh, "products": _by_products}

@@ -37,3 +37,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where kernels are tested: on the GPU, or without one in Triton's interpreter."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def photographs() -> torch.Tensor:
+    """Two real photographs, whole and a crop of each at full resolution, normalised, (4, 3, 224, 224) float32."""
+    from sklearn.datasets import load_sample_images
+
+    mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    images = []
+    for pixels in load_sample_images().images:  # 427 × 640
+        whole = (torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255 - mean) / std
+        small = torch.nn.functional.interpolate(whole[None], size=(224, 336), mode="bicubic", antialias=True)[0]
+        images += [small[:, :, 56:280], whole[:, 100:324, 200:424]]
+    return torch.stack(images)

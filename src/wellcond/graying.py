@@ -8,6 +8,9 @@ coefficients of the two-dimensional DCT (`dct`). The small ones grow, so the con
 exactly κ^epsilon. It computes in float32 or better whatever the autocast, and returns the input's dtype.
 """
 
+import operator
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +35,8 @@ def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale:
         epsilon: in (0, 1]; 1 changes nothing, smaller values lift small magnitudes more.
         restore_scale: the largest singular value (`svd`) or coefficient (`dct`) keeps its size; otherwise it becomes 1.
 
-    Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside `torch.compile` and
-    export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other one does.
+    Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside
+    `torch.compile` and export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other.
     """
     check_method(method)
     check_epsilon(epsilon)
@@ -59,12 +62,9 @@ class TokenGraying(nn.Module):
         super().__init__()
         check_method(method)
         check_epsilon(epsilon)
-        size = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
-        if len(size) != 2 or any(int(side) != side or side < 1 for side in size):
-            raise ValueError(f"patch_size={patch_size!r} is neither a positive integer nor a pair of them")
         self.method = method
         self.epsilon = float(epsilon)
-        self.patch_size = (int(size[0]), int(size[1]))
+        self.patch_size = _pair(patch_size)
         self.restore_scale = restore_scale
 
     def forward(self, images: Tensor) -> Tensor:
@@ -117,10 +117,8 @@ def explain_graying(
         if not fused_kernels(device):
             return "basis", "float32 products with the DCT basis: no fused kernels here"
         if epsilon < FUSED_DCT_EPSILON:
-            return (
-                "basis",
-                f"float32 products with the DCT basis: half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}",
-            )
+            why = f"half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}"
+            return "basis", f"float32 products with the DCT basis: {why}"
         return "fused", "Triton kernels in half precision with float32 sums"
     path, why = explain_spectral_power(token_shape, dtype, device, epsilon)
     return ("fused", why) if why.startswith("fused") else (path, why)
@@ -129,6 +127,17 @@ def explain_graying(
 def check_method(method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"graying method {method!r} is unknown; use 'svd' (exact) or 'dct' (cheapest)")
+
+
+def _pair(patch_size) -> tuple[int, int]:
+    try:
+        rows, columns = patch_size if isinstance(patch_size, Iterable) else (patch_size, patch_size)
+        size = operator.index(rows), operator.index(columns)  # NumPy's integers too, and no fractions
+    except (TypeError, ValueError):
+        size = (0, 0)
+    if min(size) < 1:
+        raise ValueError(f"patch_size={patch_size!r} is neither a positive integer nor a pair of them")
+    return size
 
 
 def _fused_dct(x: Tensor, epsilon: float) -> bool:

@@ -28,6 +28,8 @@ def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "
 
 @torch.compiler.assume_constant_result
 def _cached_basis(length: int, dtype: torch.dtype, device: str) -> Tensor:
+    if type(torch.empty(0)) is not Tensor:  # a tracer without a compiler's flag, as where a compiled backward is made
+        return _build_basis(length, dtype, device)
     return _basis_cache(int(length), dtype, device)
 
 
@@ -89,8 +91,9 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
 def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tensor:
     """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
 
-    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak, with the
-    floor of `power_floor`, the map goes on linearly, so that its slope at zero is finite. Computed in float32, or float64.
+    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak,
+    with the floor of `power_floor`, the map goes on linearly, so that its slope at zero is finite. Computed in float32,
+    or float64.
     """
     compute = x.dtype if x.dtype == torch.float64 else torch.float32
     n, d = x.shape[-2:]

@@ -19,7 +19,8 @@ import torch
 __all__ = ["DirectFit", "FoldedFit", "direct_fit", "folded_fit"]
 
 RESOLVED = 1e-5  # singular values above this share of the largest are held to the fit's bound
-ALPHA = 2.5  # growth per product; above 3 the plateau oscillates, below it more products are needed
+ALPHA = 2.5  # growth per product; near 3 the plateau oscillates, below it more products are needed
+FOLDED_STEPS = {10: 2.8, 11: 2.7, 12: 2.6, 13: 2.5}  # number of products: the growth that fits best with so many
 
 
 class DirectFit(NamedTuple):
@@ -72,14 +73,14 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
     shift = RESOLVED  # the middle of the decades [RESOLVED², 1], so both ends fold onto the same range
     k = shift / (g + shift)
     fit = None
-    for steps in range(9, 15):
-        alphas = (ALPHA,) * steps
+    for steps, alpha in FOLDED_STEPS.items():
+        alphas = (alpha,) * steps
         iterates = _iterates(4 * k * (1 - k), alphas)
         basis = np.concatenate([iterates, k[:, None] * iterates], axis=1)
         weights, error = _minimax(basis, target, tolerance)
         near, far = (tuple(map(float, half)) for half in np.split(weights, 2))
         fit = FoldedFit(shift, alphas, near[0], near[1:], far[0], far[1:], _bound(g, error))
-        if (error / tolerance)[g > RESOLVED**2].max() <= 4e-4:
+        if (error / tolerance)[g > RESOLVED**2].max() <= 6e-4:
             break
     assert fit is not None
     return fit

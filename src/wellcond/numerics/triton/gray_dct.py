@@ -66,7 +66,7 @@ def _fold_kernel(
 def _along_kernel(a, y, basis, norms, rows, hp, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """One half (even or odd) of Y = X D_dᵀ; basis: (2, hp, hp) rows of cosines."""
     part = tl.program_id(2)
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
     f = tl.program_id(1) * BN + tl.arange(0, BN)
     a += part * hp
     basis += part * hp * hp
@@ -128,30 +128,33 @@ def _largest_scale_kernel(scales, largest, n, BLOCK: tl.constexpr):
 @triton.jit
 def _across_kernel(
     y, basis, norms, column_norms, scales, largest, peak, n, half, hp, width, epsilon,
-    BN: tl.constexpr, BH: tl.constexpr,
+    BN: tl.constexpr, BH: tl.constexpr, STRIPS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """In place on one strip of columns of one image, all its tokens on chip; basis: (2, hp, hp), hp ≥ half."""
+    """In place on strips of columns of one image, all its tokens on chip; basis: (2, hp, hp), hp ≥ half."""
     batch = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
     h = tl.arange(0, BH)
     base = y + batch * n * width
-    even, odd = _load_mirrored(base, scales + batch * n, tl.load(largest + batch), h, col, n, half, width)
     at = h[:, None] * hp + h[None, :]
     inside = (h < hp)[:, None] & (h < hp)[None, :]
     cos_e = tl.load(basis + at, mask=inside, other=0.0)
     cos_o = tl.load(basis + hp * hp + at, mask=inside, other=0.0)
     norm_e = tl.load(norms + h, mask=h < hp, other=0.0)[:, None]
     norm_o = tl.load(norms + hp + h, mask=h < hp, other=0.0)[:, None]
-    z_e = tl.dot(cos_e, even) * norm_e
-    z_o = tl.dot(cos_o, odd) * norm_o
-    tl.atomic_max(peak + batch, tl.max(tl.maximum(tl.abs(z_e), tl.abs(z_o))))
-    z_e = _signed_power(z_e, epsilon) * norm_e
-    z_o = _signed_power(z_o, epsilon) * norm_o
-    scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
-    u = tl.dot(tl.trans(cos_e), z_e.to(tl.float16)) * scale
-    v = tl.dot(tl.trans(cos_o), z_o.to(tl.float16)) * scale
-    tl.debug_barrier()  # a strip is read whole before any of it is overwritten
-    _store_mirrored(base, u, v, h, col, n, half, width)
+    top = tl.load(largest + batch)
+    highest = 0.0
+    for strip in tl.range(STRIPS, num_stages=STAGES):
+        col = (tl.program_id(1) * STRIPS + strip) * BN + tl.arange(0, BN)
+        even, odd = _load_mirrored(base, scales + batch * n, top, h, col, n, half, width)
+        z_e = tl.dot(cos_e, even) * norm_e
+        z_o = tl.dot(cos_o, odd) * norm_o
+        highest = tl.maximum(highest, tl.max(tl.maximum(tl.abs(z_e), tl.abs(z_o))))
+        z_e = _signed_power(z_e, epsilon) * norm_e
+        z_o = _signed_power(z_o, epsilon) * norm_o
+        scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
+        u = tl.dot(tl.trans(cos_e), z_e.to(tl.float16)) * scale
+        v = tl.dot(tl.trans(cos_o), z_o.to(tl.float16)) * scale
+        _store_mirrored(base, u, v, h, col, n, half, width)
+    tl.atomic_max(peak + batch, highest)
 
 
 @triton.jit
@@ -165,14 +168,17 @@ def _across_forward_kernel(
     batch = tl.program_id(2).to(tl.int64)
     top = tl.load(largest + batch)
     acc_e = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, half, BK):
+        i = start + tl.arange(0, BK)
+        even = _load_mirrored(y + batch * n * width, scales + batch * n, top, i, col, n, half, width)[0]
+        at = f[:, None] * hp + i[None, :]
+        acc_e = tl.dot(tl.load(basis + at, mask=(f < hp)[:, None] & (i < hp)[None, :], other=0.0), even, acc_e)
     acc_o = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, half, BK):
         i = start + tl.arange(0, BK)
-        even, odd = _load_mirrored(y + batch * n * width, scales + batch * n, top, i, col, n, half, width)
-        at = f[:, None] * hp + i[None, :]
-        mask = (f < hp)[:, None] & (i < hp)[None, :]
-        acc_e = tl.dot(tl.load(basis + at, mask=mask, other=0.0), even, acc_e)
-        acc_o = tl.dot(tl.load(basis + hp * hp + at, mask=mask, other=0.0), odd, acc_o)
+        odd = _load_mirrored(y + batch * n * width, scales + batch * n, top, i, col, n, half, width)[1]
+        at = hp * hp + f[:, None] * hp + i[None, :]
+        acc_o = tl.dot(tl.load(basis + at, mask=(f < hp)[:, None] & (i < hp)[None, :], other=0.0), odd, acc_o)
     norm_e = tl.load(norms + f, mask=f < hp, other=0.0)[:, None]
     norm_o = tl.load(norms + hp + f, mask=f < hp, other=0.0)[:, None]
     acc_e *= norm_e
@@ -194,19 +200,20 @@ def _across_back_kernel(
     col = tl.program_id(1) * BN + tl.arange(0, BN)
     batch = tl.program_id(2).to(tl.int64)
     u = tl.zeros((BM, BN), dtype=tl.float32)
-    v = tl.zeros((BM, BN), dtype=tl.float32)
+    z += batch * 2 * hp * width
     for start in range(0, hp, BK):
         f = start + tl.arange(0, BK)
-        at = z + batch * 2 * hp * width + f[:, None] * width + col[None, :]
-        mask = (f < hp)[:, None] & (col < width)[None, :]
-        cos_at = f[None, :] * hp + i[:, None]
-        cos_mask = (f < hp)[None, :] & (i < hp)[:, None]
-        u = tl.dot(tl.load(basis + cos_at, mask=cos_mask, other=0.0), tl.load(at, mask=mask, other=0.0), u)
-        v = tl.dot(
-            tl.load(basis + hp * hp + cos_at, mask=cos_mask, other=0.0),
-            tl.load(at + hp * width, mask=mask, other=0.0),
-            v,
-        )
+        cos = tl.load(basis + f[None, :] * hp + i[:, None], mask=(f < hp)[None, :] & (i < hp)[:, None], other=0.0)
+        here = f[:, None] * width + col[None, :]
+        u = tl.dot(cos, tl.load(z + here, mask=(f < hp)[:, None] & (col < width)[None, :], other=0.0), u)
+    v = tl.zeros((BM, BN), dtype=tl.float32)
+    basis += hp * hp
+    z += hp * width
+    for start in range(0, hp, BK):
+        f = start + tl.arange(0, BK)
+        cos = tl.load(basis + f[None, :] * hp + i[:, None], mask=(f < hp)[None, :] & (i < hp)[:, None], other=0.0)
+        here = f[:, None] * width + col[None, :]
+        v = tl.dot(cos, tl.load(z + here, mask=(f < hp)[:, None] & (col < width)[None, :], other=0.0), v)
     scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
     _store_mirrored(y + batch * n * width, u * scale, v * scale, i, col, n, half, width)
 
@@ -217,18 +224,22 @@ def _back_kernel(
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     RESTORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.program_id(1) * BN + tl.arange(0, BN)
     u = tl.zeros((BM, BN), dtype=tl.float32)
-    v = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, hp, BK):
         f = start + tl.arange(0, BK)
-        at = p + row[:, None] * (2 * hp) + f[None, :]
-        mask = (row < rows)[:, None] & (f < hp)[None, :]
-        cos_at = basis + f[:, None] * hp + k[None, :]
-        cos_mask = (f < hp)[:, None] & (k < hp)[None, :]
-        u = tl.dot(tl.load(at, mask=mask, other=0.0), tl.load(cos_at, mask=cos_mask, other=0.0), u)
-        v = tl.dot(tl.load(at + hp, mask=mask, other=0.0), tl.load(cos_at + hp * hp, mask=cos_mask, other=0.0), v)
+        left = tl.load(p + row[:, None] * (2 * hp) + f[None, :], mask=(row < rows)[:, None] & (f < hp)[None, :], other=0.0)
+        cos = tl.load(basis + f[:, None] * hp + k[None, :], mask=(f < hp)[:, None] & (k < hp)[None, :], other=0.0)
+        u = tl.dot(left, cos, u)
+    v = tl.zeros((BM, BN), dtype=tl.float32)
+    p += hp
+    basis += hp * hp
+    for start in range(0, hp, BK):
+        f = start + tl.arange(0, BK)
+        left = tl.load(p + row[:, None] * (2 * hp) + f[None, :], mask=(row < rows)[:, None] & (f < hp)[None, :], other=0.0)
+        cos = tl.load(basis + f[:, None] * hp + k[None, :], mask=(f < hp)[:, None] & (k < hp)[None, :], other=0.0)
+        v = tl.dot(left, cos, v)
     batch = row // n
     valid = row < rows
     top = tl.load(peak + batch, mask=valid, other=1.0)
@@ -272,7 +283,7 @@ def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
 
 def gray_dct_images(
     x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool, chunk: int = 64,
-    along=(128, 128, 64, 8, 3), across=(64, 4), back=(128, 64, 64, 8, 3), many=(128, 64, 32, 8, 3), fold=(4, 4),
+    along=(128, 128, 64, 8, 3), across=(64, 8, 3, 1), back=(128, 64, 64, 8, 3), many=(128, 64, 32, 8, 3), fold=(4, 4), on_chip_limit=None,
 ) -> Tensor:  # fmt: skip
     """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same layout and dtype come back.
 
@@ -289,7 +300,7 @@ def gray_dct_images(
     scales = torch.empty(chunk * n, dtype=torch.float32, device=x.device)
     largest = torch.empty(batch, dtype=torch.float32, device=x.device)
     peaks = torch.zeros(batch, dtype=torch.float32, device=x.device)
-    on_chip = n <= MAX_ON_CHIP
+    on_chip = n <= (MAX_ON_CHIP if on_chip_limit is None else on_chip_limit)
     z = folded if on_chip else torch.empty(chunk, 2 * hp_n, width, dtype=torch.float16, device=x.device)
     for start in range(0, batch, chunk):
         part, grayed, top, peak = (t[start : start + chunk] for t in (x, out, largest, peaks))
@@ -306,10 +317,10 @@ def gray_dct_images(
             folded, y, basis_d, norms_d, rows, hp, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages
         )
         if on_chip:
-            bn, warps = across
-            _across_kernel[(b, triton.cdiv(width, bn))](
+            bn, warps, strips, stages = across
+            _across_kernel[(b, triton.cdiv(width, bn * strips))](
                 y, basis_n, norms_n, norms_d, scales, top, peak, n, half_n, hp_n, width, epsilon,
-                BN=bn, BH=triton.next_power_of_2(hp_n), num_warps=warps,
+                BN=bn, BH=triton.next_power_of_2(hp_n), STRIPS=strips, STAGES=stages, num_warps=warps,
             )  # fmt: skip
         else:
             bm, bn, bk, warps, stages = many

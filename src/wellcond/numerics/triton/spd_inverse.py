@@ -1,9 +1,10 @@
-"""Inverses of many small symmetric positive definite matrices at once, in float64: one program sweeps one matrix.
+"""Inverses of many small symmetric positive definite matrices at once, in float64, by sweeping blocks of 32.
 
-The sweep operator, in blocks: sweeping block p replaces the matrix by
+Sweeping block p replaces a matrix by
     A_pp → −A_pp⁻¹,   A_ip → A_ip A_pp⁻¹,   A_ij → A_ij − A_ip A_pp⁻¹ A_pj,
-and after every block has been swept, −A⁻¹ stands in its place. SPD input needs no pivoting. A pivot that is not positive
-says that the matrix is not positive definite in float64.
+which keeps it symmetric; after every block has been swept, −A⁻¹ stands in its place. SPD input needs no pivoting. Only the
+lower tiles are kept up to date until the end. Every tile is updated by itself, from one buffer to the other; the program that has
+the next diagonal block goes on to invert it, a chain of 32 dependent steps that hides behind the other tiles.
 
 Plain twin: `torch.linalg.inv` in float64.
 """
@@ -13,65 +14,99 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["sweep"]
+__all__ = ["negative_inverse"]
+
+BLOCK = tl.constexpr(32)
 
 
 @triton.jit
-def _invert_block(a, BLOCK: tl.constexpr):
-    """Gauss-Jordan on one SPD tile held in registers; returns its inverse and its smallest pivot."""
-    row = tl.arange(0, BLOCK)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
+def _negative_block_inverse(block):
+    """−(an SPD block)⁻¹ by sweeping its 32 pivots in turn, and the smallest pivot."""
+    r = tl.arange(0, BLOCK)
+    row = r[:, None]
+    col = r[None, :]
     smallest = tl.full((), float("inf"), tl.float64)
     for k in range(BLOCK):
-        column = tl.sum(tl.where(col == k, a, 0.0), axis=1)[:, None]
-        line = tl.sum(tl.where(row == k, a, 0.0), axis=0)[None, :]
-        pivot = tl.sum(tl.sum(tl.where((row == k) & (col == k), a, 0.0), axis=1), axis=0)
+        line = tl.sum(tl.where(row == k, block, 0.0), axis=0)
+        pivot = tl.sum(tl.where(r == k, line, 0.0), axis=0)
         smallest = tl.minimum(smallest, pivot)
-        line = line / pivot
-        swept = a - column * line
-        swept = tl.where(row == k, line, swept)
-        swept = tl.where(col == k, -column / pivot, swept)
-        a = tl.where((row == k) & (col == k), 1.0 / pivot, swept)
-    return a, smallest
+        reciprocal = 1.0 / pivot
+        scaled = line * reciprocal
+        swept = block - line[:, None] * scaled[None, :]
+        swept = tl.where(row == k, scaled[None, :], swept)
+        swept = tl.where(col == k, scaled[:, None], swept)
+        block = tl.where((row == k) & (col == k), -reciprocal, swept)
+    return block, smallest
 
 
 @triton.jit
-def _sweep_kernel(a, pivots, ld, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr):
+def _first_kernel(a, inverse, pivots, ld):
     batch = tl.program_id(0).to(tl.int64)
-    a += batch * ld * ld
     r = tl.arange(0, BLOCK)
-    w = tl.arange(0, WIDTH)
-    smallest = tl.full((), float("inf"), tl.float64)
-    for p in range(BLOCKS):
-        at_p = p * BLOCK + r
-        outside_p = (w < ld) & ((w < p * BLOCK) | (w >= p * BLOCK + BLOCK))
-        panel = tl.load(a + at_p[:, None] * ld + w[None, :], mask=outside_p[None, :], other=0.0)
-        inverse, pivot = _invert_block(tl.load(a + at_p[:, None] * ld + at_p[None, :]), BLOCK)
-        smallest = tl.minimum(smallest, pivot)
-        solved = tl.dot(inverse, panel, input_precision="ieee", out_dtype=tl.float64)
-        for i in range(BLOCKS):
-            if i != p:
-                at_i = i * BLOCK + r
-                left = tl.load(a + at_i[:, None] * ld + at_p[None, :])
-                here = a + at_i[:, None] * ld + w[None, :]
-                line = tl.load(here, mask=outside_p[None, :], other=0.0)
-                line -= tl.dot(left, solved, input_precision="ieee", out_dtype=tl.float64)
-                edge = tl.dot(left, inverse, input_precision="ieee", out_dtype=tl.float64)
-                tl.debug_barrier()  # every thread has read A_ip before it is overwritten
-                tl.store(here, line, mask=outside_p[None, :])
-                tl.store(a + at_i[:, None] * ld + at_p[None, :], edge)
-        tl.debug_barrier()
-        tl.store(a + at_p[:, None] * ld + w[None, :], solved, mask=outside_p[None, :])
-        tl.store(a + at_p[:, None] * ld + at_p[None, :], -inverse)
-        tl.debug_barrier()
+    negative, smallest = _negative_block_inverse(tl.load(a + batch * ld * ld + r[:, None] * ld + r[None, :]))
+    tl.store(inverse + batch * BLOCK * BLOCK + r[:, None] * BLOCK + r[None, :], -negative)
     tl.store(pivots + batch, smallest)
 
 
-def sweep(a: Tensor, *, num_warps: int = 8) -> Tensor:
-    """Replaces each matrix of `a`, (b, ld, ld) float64 with ld a multiple of 32, by −A⁻¹; returns the smallest pivot of each."""
+@triton.jit
+def _load_block(a, i, j, ld):
+    """Block (i, j) of a symmetric matrix of which the lower blocks are valid."""
+    r = tl.arange(0, BLOCK)
+    if i >= j:
+        block = tl.load(a + (i * BLOCK + r)[:, None] * ld + (j * BLOCK + r)[None, :])
+    else:
+        block = tl.trans(tl.load(a + (j * BLOCK + r)[:, None] * ld + (i * BLOCK + r)[None, :]))
+    return block
+
+
+@triton.jit
+def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.constexpr):
+    """Sweeps block p of one tile. The first program of each matrix has the next diagonal block, and inverts it too."""
+    tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    next_diagonal = (p + 1) * (p + 2) // 2 + p + 1
+    if not LAST:  # long chains start first: tile 0 changes places with the next diagonal block
+        tile = tl.where(tile == 0, next_diagonal, tl.where(tile == next_diagonal, 0, tile))
+    i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # tiles are counted row by row below the diagonal
+    j = tile - i * (i + 1) // 2
+    a += batch * ld * ld
+    out += batch * ld * ld
+    r = tl.arange(0, BLOCK)
+    inv = tl.load(inverse + batch * BLOCK * BLOCK + r[:, None] * BLOCK + r[None, :])
+    if i == p and j == p:
+        new = -inv
+    else:
+        if j == p:
+            left = tl.load(a + (i * BLOCK + r)[:, None] * ld + (p * BLOCK + r)[None, :])
+            new = tl.dot(left, inv, input_precision="ieee", out_dtype=tl.float64)
+        else:
+            new = tl.dot(inv, _load_block(a, p, j, ld), input_precision="ieee", out_dtype=tl.float64)
+            if i != p:
+                old = tl.load(a + (i * BLOCK + r)[:, None] * ld + (j * BLOCK + r)[None, :])
+                new = old - tl.dot(_load_block(a, i, p, ld), new, input_precision="ieee", out_dtype=tl.float64)
+    tl.store(out + (i * BLOCK + r)[:, None] * ld + (j * BLOCK + r)[None, :], new)
+    if LAST:
+        tl.store(out + (j * BLOCK + r)[:, None] * ld + (i * BLOCK + r)[None, :], tl.trans(new))
+    else:
+        if i == p + 1 and j == p + 1:
+            negative, smallest = _negative_block_inverse(new)
+            tl.store(next_inverse + batch * BLOCK * BLOCK + r[:, None] * BLOCK + r[None, :], -negative)
+            tl.store(pivots + batch, tl.minimum(smallest, tl.load(pivots + batch)))
+
+
+def negative_inverse(a: Tensor, *, num_warps: int = 2) -> tuple[Tensor, Tensor]:
+    """(−A⁻¹, smallest pivot) of each (b, ld, ld) float64 matrix, ld a multiple of 32; `a` is overwritten.
+
+    A smallest pivot that is not positive says that the matrix is not positive definite in float64, and −A⁻¹ is no inverse.
+    """
     batch, ld, _ = a.shape
+    other = torch.empty_like(a)
+    inverse, next_inverse = (torch.empty(batch, 32, 32, dtype=torch.float64, device=a.device) for _ in range(2))
     pivots = torch.empty(batch, dtype=torch.float64, device=a.device)
-    _sweep_kernel[(batch,)](
-        a, pivots, ld, BLOCK=32, WIDTH=triton.next_power_of_2(ld), BLOCKS=ld // 32, num_warps=num_warps
-    )
-    return pivots
+    blocks = ld // 32
+    _first_kernel[(batch,)](a, inverse, pivots, ld, num_warps=1)
+    for p in range(blocks):
+        _update_kernel[(blocks * (blocks + 1) // 2, batch)](
+            a, other, inverse, next_inverse, pivots, p, ld, LAST=p == blocks - 1, num_warps=num_warps
+        )
+        a, other, inverse, next_inverse = other, a, next_inverse, inverse
+    return a, pivots

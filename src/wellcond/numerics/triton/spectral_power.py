@@ -14,24 +14,26 @@ from torch import Tensor
 from ..power_fit import FoldedFit
 from .geometry import Geometry, token_offset, value_offset
 from .gram import MAX_SIDE, gram, largest_eigenvalue
-from .spd_inverse import sweep
+from .spd_inverse import negative_inverse
 
 __all__ = ["MAX_SIDE", "spectral_power_in_place_layout"]
 
-LOW = tl.constexpr(1.0 / 2048)  # the low half of a pair is stored 2^11 times larger, out of float16's subnormals
+# Pairs are stored 64 times larger: the low half then stays clear of float16's subnormals, and both halves add up in one sum.
+SCALE = tl.constexpr(64.0)
 
 
 @triton.jit
 def _store_pair(at, size, value, mask):
+    value = value * SCALE
     high = value.to(tl.float16)
     tl.store(at, high, mask=mask)
-    tl.store(at + size, ((value - high.to(tl.float32)) * 2048.0).to(tl.float16), mask=mask)
+    tl.store(at + size, (value - high.to(tl.float32)).to(tl.float16), mask=mask)
 
 
 @triton.jit
 def _load_pair(at, size, mask):
     high = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    return high + tl.load(at + size, mask=mask, other=0.0).to(tl.float32) * LOW
+    return (high + tl.load(at + size, mask=mask, other=0.0).to(tl.float32)) * (1.0 / SCALE)
 
 
 @triton.jit
@@ -78,8 +80,7 @@ def _fold_kernel(
 @triton.jit
 def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """A tile of A·B for symmetric pairs A and B, whose columns are their rows."""
-    main = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    cross = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for start in range(0, ld, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         at_a = a + i[:, None] * ld + k[None, :]
@@ -87,13 +88,11 @@ def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constex
         mask_a = (i < ld)[:, None] & (k < ld)[None, :]
         mask_b = (j < ld)[None, :] & (k < ld)[:, None]
         a_high = tl.load(at_a, mask=mask_a, other=0.0)
-        a_low = tl.load(at_a + size, mask=mask_a, other=0.0)
         b_high = tl.load(at_b, mask=mask_b, other=0.0)
-        b_low = tl.load(at_b + size, mask=mask_b, other=0.0)
-        main = tl.dot(a_high, b_high, main)
-        cross = tl.dot(a_high, b_low, cross)
-        cross = tl.dot(a_low, b_high, cross)
-    return main + cross * LOW
+        acc = tl.dot(a_high, b_high, acc)
+        acc = tl.dot(a_high, tl.load(at_b + size, mask=mask_b, other=0.0), acc)
+        acc = tl.dot(tl.load(at_a + size, mask=mask_a, other=0.0), b_high, acc)
+    return acc * (1.0 / (SCALE * SCALE))
 
 
 @triton.jit
@@ -170,7 +169,7 @@ def _join_kernel(f, k, near, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.con
 @triton.jit
 def _split(value):
     high = value.to(tl.float16)
-    return high, ((value - high.to(tl.float32)) * 2048.0).to(tl.float16)
+    return high, (value - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -187,11 +186,10 @@ def _apply_kernel(
     out += batch * stride_b
     w += batch * ld * ld
     top = tl.sqrt(tl.load(largest + batch)).to(tl.float32)
-    scale = tl.where(top == 0, 1.0, 1.0 / top)
+    scale = tl.where(top == 0, 1.0, SCALE / top)
     at_token = token_offset(token, COLS, WIDTH, PH, PW)
     at_value = value_offset(value, HEIGHT, WIDTH, PH, PW)
-    main = tl.zeros((BM, BN), dtype=tl.float32)
-    cross = tl.zeros((BM, BN), dtype=tl.float32)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, ld, BK):
         k = start + tl.arange(0, BK)
         if TALL:
@@ -210,12 +208,10 @@ def _apply_kernel(
             at_x = token_offset(k, COLS, WIDTH, PH, PW)[:, None] + at_value[None, :]
             right = tl.load(x + at_x, mask=(k < n)[:, None] & (value < d)[None, :], other=0.0).to(tl.float32)
             b_high, b_low = _split(right * scale)
-        main = tl.dot(a_high, b_high, main)
-        cross = tl.dot(a_high, b_low, cross)
-        cross = tl.dot(a_low, b_high, cross)
-    result = main + cross * LOW
-    if RESTORE:
-        result = result * top
+        acc = tl.dot(a_high, b_high, acc)
+        acc = tl.dot(a_high, b_low, acc)
+        acc = tl.dot(a_low, b_high, acc)
+    result = acc * ((top if RESTORE else 1.0) / (SCALE * SCALE))
     inside = (token < n)[:, None] & (value < d)[None, :]
     tl.store(out + at_token[:, None] + at_value[None, :], result.to(out.dtype.element_ty), mask=inside)
 
@@ -228,7 +224,7 @@ def spectral_power_in_place_layout(
     batch, m = x.shape[0], min(n, d)
     g = gram(x, n, d, geometry)
     largest = largest_eigenvalue(g, m, shift=fit.shift)
-    sweep(g)
+    g, _ = negative_inverse(g)
     ld = -(-m // 16) * 16
     size = batch * ld * ld
     k, a, b = (torch.empty(2, batch, ld, ld, dtype=torch.float16, device=x.device) for _ in range(3))

@@ -1,0 +1,45 @@
+"""The colours of pages and charts, once for light and once for dark.
+
+A drawing names a colour (`var(--c1)`), the page defines it for both, and a drawing that is downloaded gets the light
+ones written in.
+"""
+
+import re
+
+__all__ = ["CATEGORIES", "RAMP", "resolve", "stylesheet"]
+
+# name: (light, dark). Every line colour keeps a contrast of 3:1 or more with its background, every text colour 4.5:1.
+COLORS = {
+    "paper": ("#ffffff", "#10141b"),
+    "panel": ("#f5f6f8", "#191f29"),
+    "ink": ("#171b24", "#e7eaf0"),
+    "muted": ("#576072", "#9ba6b8"),
+    "rule": ("#dfe3e9", "#2c3442"),
+    "accent": ("#2456c4", "#8db4ff"),
+    # categories: told apart by hue
+    "c1": ("#2f6fd6", "#6ea8ff"),
+    "c2": ("#c8571b", "#ff9d5c"),
+    "c3": ("#1f8a5b", "#4fcf98"),
+    "c4": ("#a3399f", "#e58ae0"),
+    "c5": ("#8a6d00", "#e0c14a"),
+    "c6": ("#c22f4e", "#ff7f96"),
+    # an ordered quantity: told apart by hue and lightness together
+    "r1": ("#3a4bb8", "#8b9bff"),
+    "r2": ("#8436ad", "#c98cf2"),
+    "r3": ("#c43273", "#ff80b0"),
+    "r4": ("#d4552a", "#ff9a66"),
+    "r5": ("#a97a00", "#f2cf5b"),
+}
+CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6")
+RAMP = ("r1", "r2", "r3", "r4", "r5")
+
+
+def stylesheet() -> str:
+    """The custom properties for a page: light, and dark where the reader asks for it."""
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLORS.items()) for i in (0, 1))
+    return f":root{{color-scheme:light dark;{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def resolve(markup: str) -> str:
+    """`markup` with the light colours written in, for programs that know no custom properties."""
+    return re.sub(r"var\(--([a-z0-9]+)\)", lambda match: COLORS[match[1]][0], markup)

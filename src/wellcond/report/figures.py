@@ -1,0 +1,264 @@
+"""Line charts as SVG, drawn by hand: crisp at any size, a few kilobytes each, coloured by the page they stand in.
+
+    chart = line_chart(
+        [Series("plain", range(1, 197), plain), Series("ε = 0.95", range(1, 197), grayed, color="r1")],
+        title="Singular values", x="index", y=Axis("σ / σmax", log=True), caption="What to see in it.",
+    )
+    chart.svg, chart.csv     # the two downloads, complete files
+
+What cannot be drawn (NaN, an infinity, a zero on a logarithmic axis) leaves a gap, is counted under the chart, and
+stays in the CSV. A series without any values, or of unequal lengths, is a mistake and raises.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .axes import Scale, drawable
+from .colors import CATEGORIES, RAMP, resolve
+from .downloads import data_link, file_stem, to_csv
+from .labels import CHARACTER, FONT, LINE, Label, legend, legend_rows, names_at_ends
+from .markup import Html, attribute_number, join, tag
+
+__all__ = ["Axis", "Chart", "Series", "line_chart", "ordered_colors"]
+
+WIDTH, HEIGHT = 420, 310
+TOP, BOTTOM = 30, 46
+LABELS_MOST, LABEL_LONGEST = 9, 16  # more or longer names than these go below the chart instead of to the lines' ends
+
+SVG_STYLE = (
+    f"svg text{{font:{FONT}px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:var(--ink)}}"
+    "svg .tick{fill:var(--muted)}svg .title{font-weight:600}svg .rule{stroke:var(--rule)}"
+    "svg .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The name of an axis, with its unit; whether it is logarithmic, and whether it runs from large to small."""
+
+    label: str
+    log: bool = False
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name and its points."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str = ""
+    """A name of `colors.COLORS`; empty takes the next category."""
+    marks: bool = field(default=False, kw_only=True)
+    """Draw the points too, where they are few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A drawn chart: put it into a page, or take its files."""
+
+    title: str
+    caption: Any
+    drawing: Html
+    svg: str
+    csv: str
+    notes: tuple[str, ...] = ()
+
+    def __html__(self) -> str:
+        stem = file_stem(self.title)
+        links = tag(
+            "span",
+            data_link("SVG", f"{stem}.svg", "image/svg+xml", self.svg),
+            data_link("CSV", f"{stem}.csv", "text/csv", self.csv),
+            class_="downloads",
+        )
+        notes = [tag("p", text, class_="gap") for text in self.notes]
+        head = tag("div", tag("h3", self.title), links, class_="figure-head")
+        caption = tag("figcaption", self.caption, notes) if self.caption or notes else None
+        return tag("figure", head, self.drawing, caption, class_="chart", id=stem)
+
+
+def ordered_colors(count: int) -> list[str]:
+    """Names of `count` colours for an ordered quantity."""
+    if not 1 <= count <= len(RAMP):
+        raise ValueError(f"there are 1 to {len(RAMP)} ordered colours, not {count}; draw fewer series in one chart")
+    return list(RAMP[:count])
+
+
+def line_chart(series: Iterable[Series], *, title: str, x: Axis | str, y: Axis | str, caption: Any = "") -> Chart:
+    """Lines over common axes, each named where it ends.
+
+    Raises ValueError for no series, a series without points, x and y of unequal length, and two series of one name.
+    """
+    lines = [_checked(line, index, title) for index, line in enumerate(series)]
+    if not lines:
+        raise ValueError(f"the chart {title!r} has no series; leave it out, or say in words that nothing was measured")
+    names = [line.name for line in lines]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"two series of the chart {title!r} have the same name, and a reader could not tell them apart"
+        )
+    x, y = (axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y))
+    layout = _Layout.of(lines, x, y)
+    drawn, notes = _draw(lines, x, y, layout)
+    size = {"viewBox": f"0 0 {WIDTH} {layout.height}", "width": str(WIDTH), "height": str(layout.height)}
+    label = f"{title}: {y.label} against {x.label}; lines: {', '.join(names)}"
+    drawing = tag(
+        "svg", drawn, **size, role="img", aria_label=label, tabindex="0", data_scales=json.dumps(layout.describe())
+    )
+    return Chart(
+        title=title,
+        caption=caption,
+        drawing=drawing,
+        svg=_standalone(title, drawn, layout.height),
+        csv=to_csv(x.label, [(line.name, line.x, line.y) for line in lines]),
+        notes=tuple(notes),
+    )
+
+
+def _checked(line: Series, index: int, title: str) -> Series:
+    xs, ys = [float(value) for value in line.x], [float(value) for value in line.y]
+    if len(xs) != len(ys):
+        raise ValueError(f"the series {line.name!r} of {title!r} has {len(xs)} x values, but {len(ys)} y values")
+    if not xs:
+        raise ValueError(
+            f"the series {line.name!r} of {title!r} is empty; leave it out, or say that nothing was measured"
+        )
+    color = line.color or CATEGORIES[index % len(CATEGORIES)]
+    return Series(line.name, xs, ys, color, marks=line.marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where the plot's rectangle lies, and whether the names stand beside it or below."""
+
+    x: Scale
+    y: Scale
+    below: bool
+    height: int
+
+    @classmethod
+    def of(cls, lines: list[Series], x: Axis, y: Axis) -> "_Layout":
+        longest = max(len(line.name) for line in lines)
+        alone = len(lines) == 1
+        below = not alone and (len(lines) > LABELS_MOST or longest > LABEL_LONGEST)
+        right = 14 if alone or below else min(WIDTH * 0.4, 26 + CHARACTER * longest)
+        places = [(a, b) for line in lines for a, b in zip(line.x, line.y, strict=True)]
+        visible = [(a, b) for a, b in places if drawable(a, x.log) and drawable(b, y.log)]
+        bottom = HEIGHT - BOTTOM
+        start, end = (TOP, bottom) if y.reverse else (bottom, TOP)
+        down = Scale.fit([b for _, b in visible], log=y.log, start=start, end=end, padding=0.04)
+        left = 16 + CHARACTER * max((len(label) for _, label in down.ticks()), default=1)
+        start, end = (WIDTH - right, left) if x.reverse else (left, WIDTH - right)
+        across = Scale.fit([a for a, _ in visible], log=x.log, start=start, end=end)
+        rows = len(legend_rows([_label(line) for line in lines], WIDTH)) if below else 0
+        return cls(x=across, y=down, below=below, height=HEIGHT + rows * LINE + (6 if rows else 0))
+
+    def describe(self) -> dict[str, Any]:
+        """For the script that reads values off the chart."""
+        return {
+            name: {"log": scale.log, "values": [scale.low, scale.high], "pixels": [scale.start, scale.end]}
+            for name, scale in (("x", self.x), ("y", self.y))
+        }
+
+
+def _draw(lines: list[Series], x: Axis, y: Axis, layout: _Layout) -> tuple[Html, list[str]]:
+    across, down = layout.x, layout.y
+    left, right = sorted((across.start, across.end))
+    top, bottom = sorted((down.start, down.end))
+    middle = (left + right) / 2
+    parts = [tag("text", y.label, x=4.0, y=15.0, class_="title")]
+    for value, label in down.ticks():
+        at = down(value)
+        parts.append(tag("line", x1=left, x2=right, y1=at, y2=at, class_="rule"))
+        parts.append(tag("text", label, x=left - 8, y=at + 4.5, text_anchor="end", class_="tick"))
+    for value, label in across.ticks():
+        at = across(value)
+        parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="rule"))
+        parts.append(tag("text", label, x=at, y=bottom + 19, text_anchor="middle", class_="tick"))
+    parts.append(tag("text", x.label, x=middle, y=HEIGHT - 6.0, text_anchor="middle", class_="title"))
+    parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="rule"))
+    notes, ends = [], []
+    for line in lines:
+        pieces, lost = _pieces(line, x, y, layout)
+        if lost:
+            notes.append(_note(line, lost))
+        parts.append(_path(line, pieces))
+        if pieces:
+            ends.append(_label(line, *max(point for piece in pieces for point in piece)))
+    if not ends:
+        at = {"x": middle, "y": (top + bottom) / 2, "text_anchor": "middle", "class_": "tick"}
+        parts.append(tag("text", "no value can be drawn", **at))
+    if layout.below:
+        parts.append(legend([_label(line) for line in lines], top=HEIGHT, width=WIDTH))
+    elif len(lines) > 1:
+        parts.append(names_at_ends(ends, right=right, top=top, bottom=bottom))
+    return join(parts), notes
+
+
+def _label(line: Series, x: float = 0.0, y: float = 0.0) -> Label:
+    return Label(line.name, line.color, x, y)
+
+
+def _pieces(
+    line: Series, x: Axis, y: Axis, layout: _Layout
+) -> tuple[list[list[tuple[float, float]]], list[tuple[float, float]]]:
+    """The line's points in pixels, cut where one cannot be drawn, and those that cannot."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    lost = []
+    for a, b in zip(line.x, line.y, strict=True):
+        if drawable(a, x.log) and drawable(b, y.log):
+            pieces[-1].append((layout.x(a), layout.y(b)))
+        else:
+            lost.append((a, b))
+            pieces.append([])
+    return [piece for piece in pieces if piece], lost
+
+
+def _note(line: Series, lost: list[tuple[float, float]]) -> str:
+    kinds = {
+        "NaN": sum(math.isnan(a) or math.isnan(b) for a, b in lost),
+        "infinite": sum((math.isinf(a) or math.isinf(b)) and not (math.isnan(a) or math.isnan(b)) for a, b in lost),
+        "without a place on a logarithmic axis": sum(math.isfinite(a) and math.isfinite(b) for a, b in lost),
+    }
+    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    return f"{line.name}: {len(lost)} of {len(line.x)} points are not drawn ({found})."
+
+
+def _path(line: Series, pieces: list[list[tuple[float, float]]]) -> Html:
+    stroke = f"stroke:var(--{line.color})"
+    written = "".join(
+        "M" + "L".join(f"{attribute_number(a)},{attribute_number(b)}" for a, b in piece) for piece in pieces
+    )
+    dots = [point for piece in pieces for point in piece if line.marks or len(piece) == 1]
+    marks = [tag("circle", cx=a, cy=b, r=3.0, style=f"fill:var(--{line.color})") for a, b in dots]
+    return join(tag("path", d=written, class_="line", style=stroke), marks)  # even if empty: the script counts them
+
+
+def _standalone(title: str, drawn: Html, height: int) -> str:
+    """The chart as a file of its own: with a title, a background and the light colours."""
+    head = 26
+    content = join(
+        tag("title", title),
+        Html(f"<style>{SVG_STYLE}</style>"),
+        tag(
+            "rect",
+            x="-8",
+            y=str(-head - 8),
+            width=str(WIDTH + 16),
+            height=str(height + head + 16),
+            style="fill:var(--paper)",
+        ),
+        tag("text", title, x="4", y="-12", style="font-weight:600;font-size:15px"),
+        drawn,
+    )
+    size = {
+        "viewBox": f"-8 {-head - 8} {WIDTH + 16} {height + head + 16}",
+        "width": str(WIDTH + 16),
+        "height": str(height + head + 16),
+    }
+    return resolve(tag("svg", content, xmlns="http://www.w3.org/2000/svg", **size)) + "\n"

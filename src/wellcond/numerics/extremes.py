@@ -26,7 +26,7 @@ TOLERANCE = 1e-5  # on an eigenvalue, relative: half of it on a singular value; 
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
 MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
-EIGVALSH_BELOW = 256  # size from which an iteration beats LAPACK's eigvalsh on a CPU
+EIGVALSH_BELOW = 128  # size from which an iteration beats LAPACK's eigvalsh on a CPU
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
@@ -42,10 +42,12 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
         return norm, norm.clone()
     gram, size = scaled_gram(w)
     largest, smallest, resolved = _extreme_eigenvalues(gram)
-    if not bool(resolved.all()):
+    if not bool(resolved.any()):
+        largest, smallest = _extremes_unsquared(w, gram, size, largest, ceiling)
+    elif not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
-        some = w[index] / size[index].sqrt()[:, None, None]
-        largest[index], smallest[index] = _extremes_unsquared(some, gram[index], largest[index], ceiling)
+        some = _extremes_unsquared(w[index], gram[index], size[index], largest[index], ceiling)
+        largest[index], smallest[index] = some
     smallest = torch.minimum(smallest, largest)  # equal ones may differ in their last bits
     return (largest * size).sqrt(), (smallest * size).sqrt()
 
@@ -60,7 +62,7 @@ def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
     """(WWᵀ/t, t) with t the trace of WWᵀ: (b, m, m) of trace 1, and (b,)."""
     gram = w @ w.mT
     size = _trace(gram)
-    return gram / size[:, None, None], size
+    return gram.div_(size[:, None, None]), size
 
 
 def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,58 +70,65 @@ def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     λmax always holds; λmin only where `resolved`, which implies λmin ≥ RESOLVABLE·λmax.
     """
-    factor, info = torch.linalg.cholesky_ex(gram)
-    # λmin is below every squared pivot and λmax above every diagonal entry, so some matrices are seen to be hopeless here.
-    pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    hopeful = (info == 0) & (pivot >= RESOLVABLE * gram.diagonal(dim1=-2, dim2=-1).amax(-1))
     if not _by_products(gram) and gram.shape[-1] < EIGVALSH_BELOW:
-        largest, smallest = torch.empty_like(pivot), torch.zeros_like(pivot)
-        values = torch.linalg.eigvalsh(gram[hopeful])
-        largest[hopeful], smallest[hopeful] = values[:, -1], values[:, 0]
-        largest[~hopeful] = _largest_eigenvalue(gram[~hopeful])
+        values = torch.linalg.eigvalsh(gram)
+        largest, smallest = values[:, -1], values[:, 0]
         return largest, smallest, smallest >= RESOLVABLE * largest
     largest = _largest_eigenvalue(gram)
-    factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
+    factor, info = torch.linalg.cholesky_ex(gram)
+    # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
+    pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+    hopeful = (info == 0) & (pivot >= RESOLVABLE * largest)
+    if not bool(hopeful.all()):
+        factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
     enough = 1 / (RESOLVABLE * largest)
     inverse, converged = _largest_of_inverse(factor, enough)
     return largest, 1 / inverse, hopeful & converged & (inverse <= enough)
 
 
-def _extremes_unsquared(w: Tensor, gram: Tensor, largest: Tensor, ceiling: float) -> tuple[Tensor, Tensor]:
-    """Stages 2 and 3: (λmax, λmin), with w and gram scaled alike and λmax known."""
+def _extremes_unsquared(
+    w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, ceiling: float
+) -> tuple[Tensor, Tensor]:
+    """Stages 2 and 3: (λmax, λmin) of WWᵀ/size, of which λmax is known."""
     known, smallest = torch.zeros_like(largest, dtype=torch.bool), torch.zeros_like(largest)
     if _by_products(w) or w.shape[1] >= FACTOR_FROM:
         # Estimates of a largest eigenvalue come from below, so κ can be seen beyond the ceiling without convergence.
         enough = (2 * ceiling) ** 2 / largest if 2 * ceiling < FACTOR_LIMIT else torch.full_like(largest, torch.inf)
-        inverse, converged = _largest_of_inverse(_triangular_factor(w, gram, largest), enough)
+        inverse, converged = _largest_of_inverse(_triangular_factor(w, gram, size, largest), enough)
         known = (inverse > enough) | (converged & (largest * inverse <= FACTOR_LIMIT**2))
         smallest = 1 / inverse
     if not bool(known.all()):
-        values = torch.linalg.svdvals(w[~known]).square()
-        largest[~known], smallest[~known] = values[:, 0], values[:, -1]
+        values = torch.linalg.svdvals(w[~known].mT)  # LAPACK is twice as fast on a tall matrix as on a wide one
+        squares = values[:, [0, -1]].square() / size[~known, None]
+        largest[~known], smallest[~known] = squares.unbind(-1)
     return largest, smallest
 
 
-def _triangular_factor(w: Tensor, gram: Tensor, largest: Tensor) -> Tensor:
-    """Lower triangular L with LLᵀ = WWᵀ, up to about 1e-16·σmax in L, and with no zero on its diagonal."""
+def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -> Tensor:
+    """Lower triangular L with LLᵀ = WWᵀ/size, up to about 1e-16·σmax in L, and no zero on its diagonal.
+
+    What stands above the diagonal is to be ignored.
+    """
     eps = torch.finfo(torch.float64).eps
     if _by_products(w):
         first = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
         rows = torch.linalg.solve_triangular(first, w, upper=False)
-        second, info = torch.linalg.cholesky_ex(rows @ rows.mT)
+        second, info = torch.linalg.cholesky_ex((rows @ rows.mT).div_(size[:, None, None]))
         # It fails only for a λmin of about 1e-16·SHIFT·λmax and less; any small factor says as much.
         second = torch.where((info == 0)[:, None, None], second, eps**0.5 * _eye(second))
         return first @ second
-    factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].triu().mT
-    floor = (eps * largest.sqrt())[:, None]
-    small = factor.diagonal(dim1=-2, dim2=-1).abs() < floor
-    return factor + torch.diag_embed(torch.where(small, 2 * floor, 0.0))  # no more than QR's own rounding
+    factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].mT / size.sqrt()[:, None, None]
+    diagonal, floor = factor.diagonal(dim1=-2, dim2=-1), (eps * largest.sqrt())[:, None]
+    diagonal.copy_(torch.where(diagonal.abs() < floor, floor, diagonal))  # no more than QR's own rounding
+    return factor
 
 
 def _largest_eigenvalue(a: Tensor) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)
+    elif a.shape[-1] < EIGVALSH_BELOW:
+        return torch.linalg.eigvalsh(a)[:, -1]
     else:
         largest, converged = _largest_by_lanczos(_multiply, a)
     if not bool(converged.all()):
@@ -157,13 +166,15 @@ def _largest_by_lanczos(
 
     Lanczos: with a Ritz pair (θ, y) and its residual r = ‖Ay − θy‖ there is an eigenvalue within r of θ ≤ λmax, so that
     r ≤ TOLERANCE·θ ends it, for each matrix by itself, and so does θ > enough. (Nothing is orthogonalised again: the lost
-    orthogonality repeats values already found and adds none. The start is fixed, so that results repeat.)
+    orthogonality repeats values already found and adds none. The start is the same every time, so that results repeat.)
     """
     batch, size = matrices.shape[:2]
     if enough is None:
         enough = matrices.new_full((batch,), torch.inf)
     per_group = max(1, GROUP_BYTES // (8 * size * size))
-    start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # No entry of the start is small: the vector sought may well be a single token.
+    uniform = torch.rand(2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = (uniform[0] - 0.5).sign() * (uniform[1] + 0.5)
     groups = [
         _lanczos_group(apply, group, start / start.norm(), limit)
         for group, limit in zip(matrices.split(per_group), enough.split(per_group), strict=True)

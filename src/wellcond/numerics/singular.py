@@ -37,7 +37,7 @@ METHODS = ("auto", "svd", "gram")
 STATUSES = ("ok", "ceiling", "low_precision", "non_finite", "zero")
 OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO = range(5)
 
-CHUNK_BYTES = 2**30  # of float64 copies at a time
+CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**30}
 SMALL_WORK = (
     3e4  # min(n, d)²·max(n, d) for a batch, below which one LAPACK call is sooner done than the steps of "gram"
 )
@@ -58,8 +58,8 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     chosen = _choose(x, method, extremes=False)
 
     def values(part: "_Part") -> tuple[Tensor]:
-        s = torch.linalg.svdvals(part.w) if chosen == "svd" else _values_by_gram(part.w)
-        return (part.clean(s * part.unit[:, None], zero=0.0),)
+        s = torch.linalg.svdvals(part.w.mT) if chosen == "svd" else _values_by_gram(part.w)
+        return (part.restore(s),)
 
     (s,) = _in_chunks(values, batch)
     return s.to(_result_dtype(x)).reshape(*x.shape[:-2], -1)
@@ -124,17 +124,17 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
 
     def measure(part: "_Part") -> tuple[Tensor, ...]:
         if chosen == "svd":
-            s = torch.linalg.svdvals(part.w)
+            s = torch.linalg.svdvals(part.w.mT)
             largest, smallest = s[:, 0], s[:, -1]
         else:
             largest, smallest = extreme_singular_values(part.w, ceiling=ceiling)
         beyond = ~(smallest * ceiling >= largest)
         # Dividing by a stand-in there keeps the unused branch's gradient finite.
         kappa = torch.where(beyond, ceiling, largest / torch.where(beyond, largest, smallest))
-        status = torch.where(beyond, CEILING, LOW_PRECISION if x.dtype.itemsize < 4 else OK)
-        status = torch.where(part.zero, ZERO, torch.where(part.finite, status, NON_FINITE)).to(torch.uint8)
-        sigmas = (part.clean(s * part.unit, zero=0.0) for s in (largest, smallest))
-        return part.clean(kappa), part.clean(kappa.log()), *sigmas, status
+        status = torch.where(beyond, CEILING, LOW_PRECISION if x.dtype.itemsize < 4 else OK).to(torch.uint8)
+        if not part.usable:
+            status = status.masked_fill(~part.finite, NON_FINITE).masked_fill(part.zero, ZERO)
+        return part.clean(kappa), part.clean(kappa.log()), part.restore(largest), part.restore(smallest), status
 
     *values, status = (value.reshape(x.shape[:-2]) for value in _in_chunks(measure, batch))
     kappa, log_kappa, sigma_max, sigma_min = (value.to(_result_dtype(x)) for value in values)
@@ -151,7 +151,7 @@ def stable_rank(x: Tensor) -> Tensor:
 
     def rank(part: "_Part") -> tuple[Tensor]:
         if chosen == "svd":
-            s = torch.linalg.svdvals(part.w)
+            s = torch.linalg.svdvals(part.w.mT)
             value = (s / s[:, :1]).square().sum(-1)
         else:
             value = (torch.linalg.vector_norm(part.w, dim=(-2, -1)) / largest_singular_value(part.w)).square()
@@ -229,30 +229,33 @@ class _Part:
 
     def __init__(self, x: Tensor):
         x = x.float() if x.dtype.itemsize == 1 else x  # float8 has no arithmetic
-        peak = x.detach().abs().amax((-2, -1)).double()  # NaN and Inf go through
-        self.finite, self.zero = peak.isfinite(), peak == 0
-        usable = self.finite & ~self.zero
-        if not bool(usable.all()):
-            # Backends raise, hang or invent numbers for those; they get an identity, and `clean` writes the answer.
+        peak = x.detach().abs().amax((-2, -1)).double()  # NaN and Inf come through it
+        usable = (peak > 0) & (peak < math.inf)
+        self.usable = bool(usable.all())
+        if not self.usable:
+            self.finite, self.zero = peak.isfinite(), peak == 0
+            # Backends raise for those matrices or invent numbers; they get an identity, and `clean` writes the answer.
             x = torch.where(usable[:, None, None], x, torch.eye(*x.shape[1:], dtype=x.dtype, device=x.device))
             peak = torch.where(usable, peak, 1.0)
-        self.unit = torch.ones_like(peak)
-        if x.dtype == torch.float64:  # the squares of any other dtype fit into float64 as they are
-            self.unit = (
-                torch.frexp(peak)
-                .exponent.clamp(-1021, 1021)
-                .add(1023)
-                .long()
-                .bitwise_left_shift(52)
-                .view(torch.float64)
-            )
+        self.unit = None
+        if x.dtype == torch.float64:  # whose squares may overflow; those of any other dtype fit into float64
+            exponent = torch.frexp(peak).exponent.long().clamp(-1021, 1021)
+            self.unit = (exponent + 1023).bitwise_left_shift(52).view(torch.float64)  # 2^exponent, to the bit
             x = x / self.unit[:, None, None]
         w = x.double()
         self.w = w if w.shape[1] <= w.shape[2] else w.mT
 
+    def restore(self, sigma: Tensor) -> Tensor:
+        """Singular values of w, (b,) or (b, k), as those of the matrices themselves."""
+        if self.unit is not None:
+            sigma = sigma * self.unit.reshape(-1, *[1] * (sigma.ndim - 1))
+        return self.clean(sigma, zero=0.0)
+
     def clean(self, value: Tensor, *, zero: float = math.nan) -> Tensor:
-        """`value`, (b,) or (b, k), with NaN for the matrices that are not finite, and `zero` for those of zeros."""
-        finite, is_zero = (mask if value.ndim == 1 else mask[:, None] for mask in (self.finite, self.zero))
+        """`value`, (b,) or (b, k), with NaN for the matrices that are not finite and `zero` for those of zeros."""
+        if self.usable:
+            return value
+        finite, is_zero = (mask.reshape(-1, *[1] * (value.ndim - 1)) for mask in (self.finite, self.zero))
         return torch.where(is_zero, zero, torch.where(finite, value, math.nan))
 
 
@@ -260,13 +263,12 @@ def _in_chunks(function: Callable[[_Part], tuple[Tensor, ...]], x: Tensor) -> li
     """`function` over (b, n, d), as many matrices at a time as fit, and its results put together again."""
     short, long = sorted(x.shape[1:])
     matrix_bytes = 8 * (3 * short * long + 8 * short * short)
-    budget = CHUNK_BYTES
+    budget = CHUNK_BYTES["cpu" if x.device.type == "cpu" else "cuda"]
     if x.is_cuda and x.shape[0] * matrix_bytes > budget:
         reserved = torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
         budget = max(budget, (torch.cuda.mem_get_info(x.device)[0] + reserved) // 8)
-    with torch.autocast(x.device.type, enabled=False):
-        parts = [function(_Part(part)) for part in x.split(max(1, budget // matrix_bytes))]
-    return [torch.cat(results) for results in zip(*parts, strict=True)]
+    parts = [function(_Part(part)) for part in x.split(max(1, budget // matrix_bytes))]
+    return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
 def _values_by_gram(w: Tensor) -> Tensor:
@@ -276,5 +278,5 @@ def _values_by_gram(w: Tensor) -> Tensor:
     unresolved = ~(eigenvalues[:, -1] >= RESOLVABLE * eigenvalues[:, 0])
     if bool(unresolved.any()):
         index = unresolved.nonzero().squeeze(1)
-        values[index] = torch.linalg.svdvals(w[index])
+        values[index] = torch.linalg.svdvals(w[index].mT)
     return values

@@ -75,7 +75,7 @@ def _panel(g, index: tl.constexpr, m, ld, scale, col, WIDTH: tl.constexpr):
 
 @triton.jit
 def _largest_eigenvalue_kernel(
-    g, largest, m, ld, shift, tolerance, most,
+    g, largest, scratch, m, ld, shift, tolerance, most,
     WIDTH: tl.constexpr, SHIFT: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """Power iteration until the estimate of what is left is below `tolerance`.
@@ -97,6 +97,8 @@ def _largest_eigenvalue_kernel(
     start = tl.arange(0, 16)[None, :]
     v = tl.where((col < m)[:, None], 0.1 + 0.05 * tl.cos((col[:, None] * 16 + start).to(tl.float32) * 12.9898 + 0.7), 0.0)
     v = v.to(tl.float16)
+    quarter = tl.arange(0, WIDTH // 4)
+    scratch += batch * WIDTH * 16
     value = 0.0
     turns = 0
     left = 1.0
@@ -112,11 +114,13 @@ def _largest_eigenvalue_kernel(
             wide = v.to(tl.float32)
             value = tl.max(length / tl.maximum(tl.sqrt(tl.sum(wide * wide, axis=0)), 1e-30))  # ‖G v‖/‖v‖ grows to λmax
             shrink = (1.0 / tl.maximum(length, 1e-30))[None, :]
-            w = tl.dot(tl.trans(p0), (u0 * shrink).to(tl.float16))
-            w = tl.dot(tl.trans(p1), (u1 * shrink).to(tl.float16), w)
-            w = tl.dot(tl.trans(p2), (u2 * shrink).to(tl.float16), w)
-            w = tl.dot(tl.trans(p3), (u3 * shrink).to(tl.float16), w)
-            v = (w / tl.maximum(tl.sqrt(tl.sum(w * w, axis=0)), 1e-30)[None, :]).to(tl.float16)
+            tl.debug_barrier()  # the panels of the product come together through memory, as the next vectors
+            tl.store(scratch + (quarter * 16)[:, None] + start, (u0 * shrink).to(tl.float16))
+            tl.store(scratch + ((quarter + WIDTH // 4) * 16)[:, None] + start, (u1 * shrink).to(tl.float16))
+            tl.store(scratch + ((quarter + WIDTH // 2) * 16)[:, None] + start, (u2 * shrink).to(tl.float16))
+            tl.store(scratch + ((quarter + 3 * WIDTH // 4) * 16)[:, None] + start, (u3 * shrink).to(tl.float16))
+            tl.debug_barrier()
+            v = tl.load(scratch + (col * 16)[:, None] + start)
         turns += TURN
         # The error falls no slower than 1/turns, so that turns · (the last gain) bounds what is left.
         left = tl.where(value > 0, (value - previous) * turns / tl.maximum(value, 1e-30), 0.0)
@@ -127,17 +131,17 @@ def _largest_eigenvalue_kernel(
         tl.store(g + col * ld + col, tl.where(col < m, diagonal + added, 1.0), mask=col < ld)
 
 
-def largest_eigenvalue(
-    g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-4, most: int = 1024, num_warps: int = 0, turn: int = 2
-) -> Tensor:
+def largest_eigenvalue(g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-4, most: int = 1024) -> Tensor:
     """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64; m ≤ MAX_SIDE.
 
     With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix), and its padding the identity.
     """
-    out = torch.empty(g.shape[0], dtype=torch.float64, device=g.device)
-    width = max(64, triton.next_power_of_2(g.shape[-1]))
-    _largest_eigenvalue_kernel[(g.shape[0],)](
-        g, out, m, g.shape[-1], shift or 0.0, tolerance, most,
-        WIDTH=width, SHIFT=shift is not None, TURN=turn, num_warps=num_warps or max(4, width // 32),
+    batch, ld = g.shape[:2]
+    width = max(64, triton.next_power_of_2(ld))
+    out = torch.empty(batch, dtype=torch.float64, device=g.device)
+    scratch = torch.empty(batch, width, 16, dtype=torch.float16, device=g.device)
+    _largest_eigenvalue_kernel[(batch,)](
+        g, out, scratch, m, ld, shift or 0.0, tolerance, most,
+        WIDTH=width, SHIFT=shift is not None, TURN=2, num_warps=4,
     )  # fmt: skip
     return out

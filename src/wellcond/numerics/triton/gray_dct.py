@@ -1,16 +1,18 @@
-"""DCT graying on tensor cores: tokens are read once from the images and written once, and no coefficient goes back to float32.
+"""DCT graying on tensor cores: tokens are read once from the images and written once, everything between is float16.
 
-    fold       tokens → sums and differences of mirrored values, scaled to float16 token by token
+    fold       tokens → sums and differences about the middle, of values and of tokens, scaled to float16
     along      Y = X D_dᵀ, along each token
-    across     P = D_nᵀ · power(D_n Y), across the tokens: the power is pointwise, so a strip of columns stays on chip
-    back       X̃ = P D_d · peak^(1−ε), and back into the images
+    across     Z = power(D_n Y), then P = D_nᵀ Z, across the tokens
+    along      P D_d
+    unfold     back into the images, times peak^(1−ε)
 
-The largest coefficient enters only as a factor, so nothing waits for it before the last step. Cosines are even or odd about
-the middle: on sums and differences of mirrored entries each basis falls into two of half the size, a quarter of the work each.
-Bases hold plain cosines, whose constant row is exact in float16, and are scaled in float32 afterwards: the largest
-coefficient of a picture is its mean, and would otherwise carry the rounding of one number everywhere.
+The largest coefficient enters only as a factor, so nothing waits for it before the end. Cosines are even or odd about the
+middle: on sums and differences each basis falls into two of half the size, which halves the work, and since folding is done once
+for both sides, the products in between are plain ones. Bases hold plain cosines, whose constant row is exact in float16, and
+are scaled in float32 afterwards: the largest coefficient of a picture is its mean, and would otherwise carry the rounding of
+one number everywhere. Sums are float32.
 
-Plain twin: `wellcond.graying.gray_dct`.
+Plain twin: `wellcond.numerics.dct.dct_power`.
 """
 
 import functools
@@ -24,63 +26,146 @@ from .geometry import Geometry, token_offset, value_offset
 
 __all__ = ["gray_dct_images"]
 
-MAX_ON_CHIP = 256  # more tokens than this go across in two products, through memory
+LARGEST_CHUNK = 2**30  # elements in flight, so that offsets within a chunk fit 32 bits
 
 
 @triton.jit
 def _power_of_two_below(value):
-    """2^floor(log2(value)), read off the exponent bits; 1 for zero."""
-    bits = value.to(tl.int32, bitcast=True) & 0x7F800000
-    return tl.where(value > 0, bits.to(tl.float32, bitcast=True), 1.0)
+    """2^floor(log2(value)), read off the exponent bits; 0 for zero."""
+    return (value.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _corner_offsets(
+    i, k, n, d,
+    COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Offsets of tokens i and n−1−i and of values k and d−1−k."""
+    top = token_offset(i, COLS, WIDTH, PH, PW)[:, None]
+    bottom = token_offset(n - 1 - i, COLS, WIDTH, PH, PW)[:, None]
+    near = value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :]
+    far = value_offset(d - 1 - k, HEIGHT, WIDTH, PH, PW)[None, :]
+    return top, bottom, near, far
 
 
 @triton.jit
 def _fold_kernel(
-    x, folded, scales, n, d, half, hp, stride_b,
+    x, folded, scales, n, d, half_n, half_d, hp_n, hp_d, stride_b,
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    batch = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    """(2·hp_n, 2·hp_d) an image: even and odd tokens × even and odd values, each token pair scaled by a power of two."""
+    batch = tl.program_id(1)
+    i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, BLOCK)
-    mirror = d - 1 - k
-    has_mirror = (mirror > k)[None, :]
-    valid = (token < n)[:, None]
-    base = x + batch * stride_b + token_offset(token, COLS, WIDTH, PH, PW)[:, None]
-    near = tl.load(base + value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :], mask=valid & (k < half)[None, :], other=0.0)
-    far = tl.load(base + value_offset(mirror, HEIGHT, WIDTH, PH, PW)[None, :], mask=valid & has_mirror, other=0.0)
-    near = near.to(tl.float32)
-    far = far.to(tl.float32)
-    scale = _power_of_two_below(tl.max(tl.maximum(tl.abs(near), tl.abs(far)), axis=1))
-    row = batch * n + token
-    tl.store(scales + row, scale, mask=token < n)
-    near = near / scale[:, None]
-    far = far / scale[:, None]
-    out = folded + row[:, None] * (2 * hp) + k[None, :]
-    inside = valid & (k < hp)[None, :]
-    tl.store(out, (near + far).to(tl.float16), mask=inside)
-    tl.store(out + hp, tl.where(has_mirror, near - far, 0.0).to(tl.float16), mask=inside)
+    top, bottom, near, far = _corner_offsets(i, k, n, d, COLS, HEIGHT, WIDTH, PH, PW)
+    in_i = (i < half_n)[:, None]
+    in_k = (k < half_d)[None, :]
+    has_bottom = (n - 1 - i > i)[:, None]  # the middle token of an odd number has no mirror image
+    has_far = (d - 1 - k > k)[None, :]
+    x += batch * stride_b
+    top_near = tl.load(x + top + near, mask=in_i & in_k, other=0.0).to(tl.float32)
+    top_far = tl.load(x + top + far, mask=in_i & has_far, other=0.0).to(tl.float32)
+    bottom_near = tl.load(x + bottom + near, mask=has_bottom & in_k, other=0.0).to(tl.float32)
+    bottom_far = tl.load(x + bottom + far, mask=has_bottom & has_far, other=0.0).to(tl.float32)
+    size = tl.maximum(tl.maximum(tl.abs(top_near), tl.abs(top_far)), tl.maximum(tl.abs(bottom_near), tl.abs(bottom_far)))
+    scale = _power_of_two_below(tl.max(size, axis=1))
+    tl.store(scales + batch * hp_n + i, scale, mask=i < hp_n)
+    shrink = (1.0 / tl.where(scale == 0, 1.0, scale))[:, None]
+    top_even = (top_near + top_far) * shrink
+    top_odd = tl.where(has_far, top_near - top_far, 0.0) * shrink
+    bottom_even = (bottom_near + bottom_far) * shrink
+    bottom_odd = tl.where(has_far, bottom_near - bottom_far, 0.0) * shrink
+    at = folded + batch * (4 * hp_n * hp_d) + i[:, None] * (2 * hp_d) + k[None, :]
+    mask = (i < hp_n)[:, None] & (k < hp_d)[None, :]
+    tl.store(at, (top_even + bottom_even).to(tl.float16), mask=mask)
+    tl.store(at + hp_d, (top_odd + bottom_odd).to(tl.float16), mask=mask)
+    at += hp_n * 2 * hp_d
+    tl.store(at, tl.where(has_bottom, top_even - bottom_even, 0.0).to(tl.float16), mask=mask)
+    tl.store(at + hp_d, tl.where(has_bottom, top_odd - bottom_odd, 0.0).to(tl.float16), mask=mask)
 
 
 @triton.jit
-def _along_kernel(a, y, basis, norms, rows, hp, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """One half (even or odd) of Y = X D_dᵀ; basis: (2, hp, hp) rows of cosines."""
+def _unfold_kernel(
+    folded, out, largest, peak, n, d, half_n, half_d, hp_n, hp_d, stride_b, epsilon,
+    COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    RESTORE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(1)
+    i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    k = tl.arange(0, BLOCK)
+    top, bottom, near, far = _corner_offsets(i, k, n, d, COLS, HEIGHT, WIDTH, PH, PW)
+    in_i = (i < half_n)[:, None]
+    in_k = (k < half_d)[None, :]
+    has_bottom = (n - 1 - i > i)[:, None]
+    has_far = (d - 1 - k > k)[None, :]
+    at = folded + batch * (4 * hp_n * hp_d) + i[:, None] * (2 * hp_d) + k[None, :]
+    mask = in_i & in_k
+    even_even = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    even_odd = tl.load(at + hp_d, mask=mask, other=0.0).to(tl.float32)
+    at += hp_n * 2 * hp_d
+    odd_even = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    odd_odd = tl.load(at + hp_d, mask=mask, other=0.0).to(tl.float32)
+    highest = tl.load(peak + batch)
+    highest = tl.where(highest == 0, 1.0, highest)
+    if RESTORE:
+        gain = tl.exp2((1.0 - epsilon) * tl.log2(highest)) * tl.load(largest + batch)
+    else:
+        gain = tl.exp2(-epsilon * tl.log2(highest))
+    top_even = (even_even + odd_even) * gain
+    top_odd = (even_odd + odd_odd) * gain
+    bottom_even = (even_even - odd_even) * gain
+    bottom_odd = (even_odd - odd_odd) * gain
+    out += batch * stride_b
+    dtype = out.dtype.element_ty
+    tl.store(out + top + near, (top_even + top_odd).to(dtype), mask=in_i & in_k)
+    tl.store(out + top + far, (top_even - top_odd).to(dtype), mask=in_i & has_far)
+    tl.store(out + bottom + near, (bottom_even + bottom_odd).to(dtype), mask=has_bottom & in_k)
+    tl.store(out + bottom + far, (bottom_even - bottom_odd).to(dtype), mask=has_bottom & has_far)
+
+
+@triton.jit
+def _largest_scale_kernel(scales, largest, hp_n, BLOCK: tl.constexpr):
+    batch = tl.program_id(0)
+    best = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, hp_n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        best = tl.maximum(best, tl.load(scales + batch * hp_n + at, mask=at < hp_n, other=0.0))
+    tl.store(largest + batch, tl.max(best, axis=0))
+
+
+@triton.jit
+def _along_kernel(
+    a, y, basis, norms, scales, largest, rows, hp_n, hp_d,
+    BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The even or the odd half of every row times its basis, or back: times its transpose.
+
+    On the way there rows leave their own scales for the image's, and coefficients take their norms.
+    """
     part = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     f = tl.program_id(1) * BN + tl.arange(0, BN)
-    a += part * hp
-    basis += part * hp * hp
+    a += part * hp_d
+    basis += part * hp_d * hp_d
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, hp, BK):
+    for start in range(0, hp_d, BK):
         k = start + tl.arange(0, BK)
-        left = tl.load(
-            a + row[:, None] * (2 * hp) + k[None, :], mask=(row < rows)[:, None] & (k < hp)[None, :], other=0.0
-        )
-        right = tl.load(basis + f[None, :] * hp + k[:, None], mask=(f < hp)[None, :] & (k < hp)[:, None], other=0.0)
-        acc = tl.dot(left, right, acc)
-    acc *= tl.load(norms + part * hp + f, mask=f < hp, other=0.0)[None, :]
-    mask = (row < rows)[:, None] & (f < hp)[None, :]
-    tl.store(y + row[:, None] * (2 * hp) + part * hp + f[None, :], acc.to(tl.float16), mask=mask)
+        in_k = k < hp_d
+        left = tl.load(a + row[:, None] * (2 * hp_d) + k[None, :], mask=(row < rows)[:, None] & in_k[None, :], other=0.0)
+        if BACK:
+            at = basis + k[:, None] * hp_d + f[None, :]
+        else:
+            at = basis + f[None, :] * hp_d + k[:, None]
+        acc = tl.dot(left, tl.load(at, mask=(f < hp_d)[None, :] & in_k[:, None], other=0.0), acc)
+    if not BACK:
+        batch = row // (2 * hp_n)
+        scale = tl.load(scales + batch * hp_n + row % hp_n, mask=row < rows, other=0.0)
+        top = tl.load(largest + batch, mask=row < rows, other=1.0)
+        acc *= (scale / tl.where(top == 0, 1.0, top))[:, None]
+        acc *= tl.load(norms + part * hp_d + f, mask=f < hp_d, other=0.0)[None, :]
+    mask = (row < rows)[:, None] & (f < hp_d)[None, :]
+    tl.store(y + row[:, None] * (2 * hp_d) + part * hp_d + f[None, :], acc.to(tl.float16), mask=mask)
 
 
 @triton.jit
@@ -90,172 +175,36 @@ def _signed_power(z, epsilon):
 
 
 @triton.jit
-def _load_mirrored(base, scales, largest, i, col, n, half, width):
-    """Rows i and n−1−i of a strip, brought from their own scales to the image's, as (even, odd) in float16."""
-    mirror = n - 1 - i
-    has_mirror = mirror > i
-    in_col = (col < width)[None, :]
-    near = tl.load(base + i[:, None] * width + col[None, :], mask=(i < half)[:, None] & in_col, other=0.0).to(
-        tl.float32
-    )
-    far = tl.load(base + mirror[:, None] * width + col[None, :], mask=has_mirror[:, None] & in_col, other=0.0).to(
-        tl.float32
-    )
-    near *= (tl.load(scales + i, mask=i < half, other=0.0) / largest)[:, None]
-    far *= (tl.load(scales + mirror, mask=has_mirror, other=0.0) / largest)[:, None]
-    odd = tl.where(has_mirror[:, None], near - far, 0.0)
-    return (near + far).to(tl.float16), odd.to(tl.float16)
-
-
-@triton.jit
-def _store_mirrored(base, u, v, i, col, n, half, width):
-    mirror = n - 1 - i
-    in_col = (col < width)[None, :]
-    tl.store(base + i[:, None] * width + col[None, :], (u + v).to(tl.float16), mask=(i < half)[:, None] & in_col)
-    tl.store(base + mirror[:, None] * width + col[None, :], (u - v).to(tl.float16), mask=(mirror > i)[:, None] & in_col)
-
-
-@triton.jit
-def _largest_scale_kernel(scales, largest, n, BLOCK: tl.constexpr):
-    batch = tl.program_id(0).to(tl.int64)
-    best = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, n, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        best = tl.maximum(best, tl.load(scales + batch * n + at, mask=at < n, other=0.0))
-    tl.store(largest + batch, tl.max(best, axis=0))
-
-
-@triton.jit
 def _across_kernel(
-    y, basis, norms, column_norms, scales, largest, peak, n, half, hp, width, epsilon,
-    BN: tl.constexpr, BH: tl.constexpr, STRIPS: tl.constexpr, STAGES: tl.constexpr,
+    y, z, basis, norms, column_norms, peak, hp_n, width, epsilon,
+    BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """In place on strips of columns of one image, all its tokens on chip; basis: (2, hp, hp), hp ≥ half."""
-    batch = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BH)
-    base = y + batch * n * width
-    at = h[:, None] * hp + h[None, :]
-    inside = (h < hp)[:, None] & (h < hp)[None, :]
-    cos_e = tl.load(basis + at, mask=inside, other=0.0)
-    cos_o = tl.load(basis + hp * hp + at, mask=inside, other=0.0)
-    norm_e = tl.load(norms + h, mask=h < hp, other=0.0)[:, None]
-    norm_o = tl.load(norms + hp + h, mask=h < hp, other=0.0)[:, None]
-    top = tl.load(largest + batch)
-    highest = 0.0
-    for strip in tl.range(STRIPS, num_stages=STAGES):
-        col = (tl.program_id(1) * STRIPS + strip) * BN + tl.arange(0, BN)
-        even, odd = _load_mirrored(base, scales + batch * n, top, h, col, n, half, width)
-        z_e = tl.dot(cos_e, even) * norm_e
-        z_o = tl.dot(cos_o, odd) * norm_o
-        highest = tl.maximum(highest, tl.max(tl.maximum(tl.abs(z_e), tl.abs(z_o))))
-        z_e = _signed_power(z_e, epsilon) * norm_e
-        z_o = _signed_power(z_o, epsilon) * norm_o
-        scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
-        u = tl.dot(tl.trans(cos_e), z_e.to(tl.float16)) * scale
-        v = tl.dot(tl.trans(cos_o), z_o.to(tl.float16)) * scale
-        _store_mirrored(base, u, v, h, col, n, half, width)
-    tl.atomic_max(peak + batch, highest)
-
-
-@triton.jit
-def _across_forward_kernel(
-    y, z, basis, norms, scales, largest, peak, n, half, hp, width, epsilon,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The first half of `_across_kernel` for many tokens: power(D_n Y), even rows above odd ones, (2·hp, width)."""
-    f = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    batch = tl.program_id(2).to(tl.int64)
-    top = tl.load(largest + batch)
-    acc_e = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, half, BK):
-        i = start + tl.arange(0, BK)
-        even = _load_mirrored(y + batch * n * width, scales + batch * n, top, i, col, n, half, width)[0]
-        at = f[:, None] * hp + i[None, :]
-        acc_e = tl.dot(tl.load(basis + at, mask=(f < hp)[:, None] & (i < hp)[None, :], other=0.0), even, acc_e)
-    acc_o = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, half, BK):
-        i = start + tl.arange(0, BK)
-        odd = _load_mirrored(y + batch * n * width, scales + batch * n, top, i, col, n, half, width)[1]
-        at = hp * hp + f[:, None] * hp + i[None, :]
-        acc_o = tl.dot(tl.load(basis + at, mask=(f < hp)[:, None] & (i < hp)[None, :], other=0.0), odd, acc_o)
-    norm_e = tl.load(norms + f, mask=f < hp, other=0.0)[:, None]
-    norm_o = tl.load(norms + hp + f, mask=f < hp, other=0.0)[:, None]
-    acc_e *= norm_e
-    acc_o *= norm_o
-    tl.atomic_max(peak + batch, tl.max(tl.maximum(tl.abs(acc_e), tl.abs(acc_o))))
-    out = z + batch * 2 * hp * width + f[:, None] * width + col[None, :]
-    mask = (f < hp)[:, None] & (col < width)[None, :]
-    tl.store(out, (_signed_power(acc_e, epsilon) * norm_e).to(tl.float16), mask=mask)
-    tl.store(out + hp * width, (_signed_power(acc_o, epsilon) * norm_o).to(tl.float16), mask=mask)
-
-
-@triton.jit
-def _across_back_kernel(
-    z, y, basis, column_norms, n, half, hp, width,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The second half of `_across_kernel` for many tokens."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    batch = tl.program_id(2).to(tl.int64)
-    u = tl.zeros((BM, BN), dtype=tl.float32)
-    z += batch * 2 * hp * width
-    for start in range(0, hp, BK):
-        f = start + tl.arange(0, BK)
-        cos = tl.load(basis + f[None, :] * hp + i[:, None], mask=(f < hp)[None, :] & (i < hp)[:, None], other=0.0)
-        here = f[:, None] * width + col[None, :]
-        u = tl.dot(cos, tl.load(z + here, mask=(f < hp)[:, None] & (col < width)[None, :], other=0.0), u)
-    v = tl.zeros((BM, BN), dtype=tl.float32)
-    basis += hp * hp
-    z += hp * width
-    for start in range(0, hp, BK):
-        f = start + tl.arange(0, BK)
-        cos = tl.load(basis + f[None, :] * hp + i[:, None], mask=(f < hp)[None, :] & (i < hp)[:, None], other=0.0)
-        here = f[:, None] * width + col[None, :]
-        v = tl.dot(cos, tl.load(z + here, mask=(f < hp)[:, None] & (col < width)[None, :], other=0.0), v)
-    scale = tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
-    _store_mirrored(y + batch * n * width, u * scale, v * scale, i, col, n, half, width)
-
-
-@triton.jit
-def _back_kernel(
-    p, out, basis, largest, peak, rows, n, d, half, hp, stride_b, epsilon,
-    COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    RESTORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    """power(D_n Y) for the even or the odd tokens of an image, with both norms of D_n in it; or back: D_nᵀ, without them."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
-    k = tl.program_id(1) * BN + tl.arange(0, BN)
-    u = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, hp, BK):
-        f = start + tl.arange(0, BK)
-        left = tl.load(p + row[:, None] * (2 * hp) + f[None, :], mask=(row < rows)[:, None] & (f < hp)[None, :], other=0.0)
-        cos = tl.load(basis + f[:, None] * hp + k[None, :], mask=(f < hp)[:, None] & (k < hp)[None, :], other=0.0)
-        u = tl.dot(left, cos, u)
-    v = tl.zeros((BM, BN), dtype=tl.float32)
-    p += hp
-    basis += hp * hp
-    for start in range(0, hp, BK):
-        f = start + tl.arange(0, BK)
-        left = tl.load(p + row[:, None] * (2 * hp) + f[None, :], mask=(row < rows)[:, None] & (f < hp)[None, :], other=0.0)
-        cos = tl.load(basis + f[:, None] * hp + k[None, :], mask=(f < hp)[:, None] & (k < hp)[None, :], other=0.0)
-        v = tl.dot(left, cos, v)
-    batch = row // n
-    valid = row < rows
-    top = tl.load(peak + batch, mask=valid, other=1.0)
-    top = tl.where(top == 0, 1.0, top)
-    if RESTORE:
-        gain = tl.exp2((1.0 - epsilon) * tl.log2(top)) * tl.load(largest + batch, mask=valid, other=1.0)
+    col = tl.program_id(1) * BN + tl.arange(0, BN)
+    batch, part = tl.program_id(2) // 2, tl.program_id(2) % 2
+    basis += part * hp_n * hp_n
+    offset = (batch * 2 + part) * hp_n * width
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, hp_n, BK):
+        k = start + tl.arange(0, BK)
+        in_k = k < hp_n
+        if BACK:
+            at = basis + k[None, :] * hp_n + row[:, None]
+        else:
+            at = basis + row[:, None] * hp_n + k[None, :]
+        cosines = tl.load(at, mask=(row < hp_n)[:, None] & in_k[None, :], other=0.0)
+        strip = tl.load(y + offset + k[:, None] * width + col[None, :], mask=in_k[:, None] & (col < width)[None, :], other=0.0)
+        acc = tl.dot(cosines, strip, acc)
+    if BACK:
+        acc *= tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
     else:
-        gain = tl.exp2(-epsilon * tl.log2(top))
-    mirror = d - 1 - k
-    base = out + (batch * stride_b + token_offset(row % n, COLS, WIDTH, PH, PW))[:, None]
-    near = ((u + v) * gain[:, None]).to(out.dtype.element_ty)
-    far = ((u - v) * gain[:, None]).to(out.dtype.element_ty)
-    tl.store(base + value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :], near, mask=valid[:, None] & (k < half)[None, :])
-    tl.store(
-        base + value_offset(mirror, HEIGHT, WIDTH, PH, PW)[None, :], far, mask=valid[:, None] & (mirror > k)[None, :]
-    )
+        norm = tl.load(norms + part * hp_n + row, mask=row < hp_n, other=0.0)[:, None]
+        acc *= norm
+        tl.atomic_max(peak + batch, tl.max(tl.abs(acc)))
+        acc = _signed_power(acc, epsilon) * norm
+    mask = (row < hp_n)[:, None] & (col < width)[None, :]
+    tl.store(z + offset + row[:, None] * width + col[None, :], acc.to(tl.float16), mask=mask)
 
 
 @functools.lru_cache(maxsize=32)
@@ -282,57 +231,45 @@ def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def gray_dct_images(
-    x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool, chunk: int = 64,
-    along=(128, 128, 64, 8, 3), across=(64, 8, 3, 1), back=(128, 64, 64, 8, 3), many=(128, 64, 32, 8, 3), fold=(4, 4), on_chip_limit=None,
-) -> Tensor:  # fmt: skip
-    """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same layout and dtype come back.
+    x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool
+) -> Tensor:
+    """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same layout and dtype come back."""
+    per_image = max(x[0].numel(), 4 * ((n + 31) // 2) * ((d + 31) // 2))
+    chunk = max(1, LARGEST_CHUNK // per_image)
+    out = torch.empty_like(x)
+    for start in range(0, x.shape[0], chunk):
+        _gray_chunk(x[start : start + chunk], out[start : start + chunk], n, d, geometry, epsilon, restore_scale)
+    return out
 
-    `chunk` images at a time, so that what one step leaves is still in the cache when the next one reads it.
-    """
+
+def _gray_chunk(
+    x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, restore_scale: bool,
+    fold_cfg=None, along_cfg=None, across_cfg=None,
+) -> None:  # fmt: skip
     batch, device = x.shape[0], str(x.device)
     basis_d, norms_d = _halves(d, device)
     basis_n, norms_n = _halves(n, device)
-    half_d, half_n, hp, hp_n = (d + 1) // 2, (n + 1) // 2, basis_d.shape[-1], basis_n.shape[-1]
-    width = 2 * hp
-    chunk = min(chunk, batch)
-    out = torch.empty_like(x)
-    folded, y = (torch.empty(chunk * n, width, dtype=torch.float16, device=x.device) for _ in range(2))
-    scales = torch.empty(chunk * n, dtype=torch.float32, device=x.device)
-    largest = torch.empty(batch, dtype=torch.float32, device=x.device)
-    peaks = torch.zeros(batch, dtype=torch.float32, device=x.device)
-    on_chip = n <= (MAX_ON_CHIP if on_chip_limit is None else on_chip_limit)
-    z = folded if on_chip else torch.empty(chunk, 2 * hp_n, width, dtype=torch.float16, device=x.device)
-    for start in range(0, batch, chunk):
-        part, grayed, top, peak = (t[start : start + chunk] for t in (x, out, largest, peaks))
-        b = part.shape[0]
-        rows = b * n
-        tokens, warps = fold
-        _fold_kernel[(triton.cdiv(n, tokens), b)](
-            part, folded, scales, n, d, half_d, hp, x.stride(0), *geometry,
-            TOKENS=tokens, BLOCK=triton.next_power_of_2(hp), num_warps=warps,
-        )  # fmt: skip
-        _largest_scale_kernel[(b,)](scales, top, n, BLOCK=256, num_warps=4)
-        bm, bn, bk, warps, stages = along
-        _along_kernel[(triton.cdiv(rows, bm), triton.cdiv(hp, bn), 2)](
-            folded, y, basis_d, norms_d, rows, hp, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages
-        )
-        if on_chip:
-            bn, warps, strips, stages = across
-            _across_kernel[(b, triton.cdiv(width, bn * strips))](
-                y, basis_n, norms_n, norms_d, scales, top, peak, n, half_n, hp_n, width, epsilon,
-                BN=bn, BH=triton.next_power_of_2(hp_n), STRIPS=strips, STAGES=stages, num_warps=warps,
-            )  # fmt: skip
-        else:
-            bm, bn, bk, warps, stages = many
-            tiling = {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages}
-            grid = (triton.cdiv(hp_n, bm), triton.cdiv(width, bn), b)
-            _across_forward_kernel[grid](
-                y, z, basis_n, norms_n, scales, top, peak, n, half_n, hp_n, width, epsilon, **tiling
-            )
-            _across_back_kernel[grid](z, y, basis_n, norms_d, n, half_n, hp_n, width, **tiling)
-        bm, bn, bk, warps, stages = back
-        _back_kernel[(triton.cdiv(rows, bm), triton.cdiv(half_d, bn))](
-            y, grayed, basis_d, top, peak, rows, n, d, half_d, hp, x.stride(0), epsilon, *geometry,
-            RESTORE=restore_scale, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    return out
+    half_d, half_n, hp_d, hp_n = (d + 1) // 2, (n + 1) // 2, basis_d.shape[-1], basis_n.shape[-1]
+    rows, width = batch * 2 * hp_n, 2 * hp_d
+    y, z = (torch.empty(rows, width, dtype=torch.float16, device=x.device) for _ in range(2))
+    scales = torch.empty(batch * hp_n, dtype=torch.float32, device=x.device)
+    largest, peak = torch.zeros(2, batch, dtype=torch.float32, device=x.device)
+    sizes = (n, d, half_n, half_d, hp_n, hp_d, x.stride(0))
+    block = triton.next_power_of_2(hp_d)
+    tokens, warps = fold_cfg or (max(1, 1024 // block), 4)
+    fold_grid = (triton.cdiv(hp_n, tokens), batch)
+    fold = {"TOKENS": tokens, "BLOCK": block, "num_warps": warps}
+    bm, bn, bk, warps, stages = along_cfg or ((128, 128, 64, 8, 3) if hp_d > 64 else (128, 32, 32, 8, 1))
+    along_grid = (triton.cdiv(rows, bm), triton.cdiv(hp_d, bn), 2)
+    along = {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages}
+    bm, bn, bk, warps, stages = across_cfg or ((128, 128, 32, 8, 3) if width > 64 else (128, 64, 64, 4, 3))
+    across_grid = (triton.cdiv(hp_n, bm), triton.cdiv(width, bn), 2 * batch)
+    across = {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages}
+
+    _fold_kernel[fold_grid](x, y, scales, *sizes, *geometry, **fold)
+    _largest_scale_kernel[(batch,)](scales, largest, hp_n, BLOCK=256, num_warps=4)
+    _along_kernel[along_grid](y, z, basis_d, norms_d, scales, largest, rows, hp_n, hp_d, BACK=False, **along)
+    _across_kernel[across_grid](z, y, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, BACK=False, **across)
+    _across_kernel[across_grid](y, z, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, BACK=True, **across)
+    _along_kernel[along_grid](z, y, basis_d, norms_d, scales, largest, rows, hp_n, hp_d, BACK=True, **along)
+    _unfold_kernel[fold_grid](y, out, largest, peak, *sizes, epsilon, *geometry, RESTORE=restore_scale, **fold)

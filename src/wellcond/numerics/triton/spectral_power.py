@@ -6,6 +6,8 @@ iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matr
 the theory needs there: three half-precision products stand for one in single precision, faster than one.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -96,56 +98,46 @@ def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constex
 
 
 @triton.jit
-def _add_to_sums(
-    sum1, sum2, old, new, i, j, ld, constant1, constant2, old1, old2, new1, new2, FIRST: tl.constexpr
-):  # fmt: skip
-    """Both running sums gain old·A + new·(the iterate after A); returns the second one."""
-    inside = (i < ld)[:, None] & (j < ld)[None, :]
-    here = i[:, None] * ld + j[None, :]
-    if FIRST:
-        identity = (i[:, None] == j[None, :]).to(tl.float32)
-        total1 = constant1 * identity
-        total2 = constant2 * identity
-    else:
-        total1 = tl.load(sum1 + here, mask=inside, other=0.0)
-        total2 = tl.load(sum2 + here, mask=inside, other=0.0)
-    total1 += (old1 * old + new1 * new).to(tl.float32)
-    total2 += (old2 * old + new2 * new).to(tl.float32)
-    tl.store(sum1 + here, total1, mask=inside)
-    tl.store(sum2 + here, total2, mask=inside)
-    return total2
-
-
-@triton.jit
-def _iterate_kernel(
-    a, out, sum1, sum2, ld, size, alpha, beta, constant1, constant2, old1, old2, new1, new2,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
-    """new = α·A + β·A². Where ADD, the sums take A and the new iterate; the LAST step leaves the second sum in `out`."""
+def _iterate_kernel(a, out, ld, size, alpha, beta, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """α·A + β·A²."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
     j = tile_j * BLOCK + tl.arange(0, BLOCK)
     offset = batch * ld * ld
-    a += offset
-    out += offset
-    square = _product_tile(a, a, i, j, ld, size, BLOCK, BLOCK_K)
+    square = _product_tile(a + offset, a + offset, i, j, ld, size, BLOCK, BLOCK_K)
     inside = (i < ld)[:, None] & (j < ld)[None, :]
-    old = _load_pair(a + i[:, None] * ld + j[None, :], size, inside)
-    new = alpha * old + beta * square
+    new = alpha * _load_pair(a + offset + i[:, None] * ld + j[None, :], size, inside) + beta * square
     if tile_i == tile_j:
         new = 0.5 * (new + tl.trans(new))  # an antisymmetric rounding error would grow with every step
-    if ADD:
-        total2 = _add_to_sums(
-            sum1 + offset, sum2 + offset, old, new, i, j, ld, constant1, constant2, old1, old2, new1, new2, FIRST
-        )
-        if LAST:
-            new = total2
-    if tile_i == tile_j:
-        _store_symmetric(out, new, i, j, ld, size, True)
+        _store_symmetric(out + offset, new, i, j, ld, size, True)
     else:
-        _store_symmetric(out, new, i, j, ld, size, False)
+        _store_symmetric(out + offset, new, i, j, ld, size, False)
+
+
+@triton.jit
+def _sum_kernel(iterates, weights, near, far, ld, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """D and F, the two weighted sums of the identity and of every iterate; D on and below the diagonal only."""
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tile_j > tile_i:
+        return
+    i = tile_i * BLOCK + tl.arange(0, BLOCK)
+    j = tile_j * BLOCK + tl.arange(0, BLOCK)
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    at = iterates + batch * ld * ld + i[:, None] * ld + j[None, :]
+    identity = (i[:, None] == j[None, :]).to(tl.float32)
+    d = tl.load(weights) * identity
+    f = tl.load(weights + COUNT + 1) * identity
+    for step in tl.static_range(COUNT):
+        iterate = _load_pair(at + step * 2 * size, size, inside)
+        d += tl.load(weights + step + 1) * iterate
+        f += tl.load(weights + COUNT + step + 2) * iterate
+    tl.store(near + batch * ld * ld + i[:, None] * ld + j[None, :], d, mask=inside)
+    if tile_i == tile_j:
+        _store_symmetric(far + batch * ld * ld, f, i, j, ld, size, True)
+    else:
+        _store_symmetric(far + batch * ld * ld, f, i, j, ld, size, False)
 
 
 @triton.jit
@@ -216,56 +208,52 @@ def _apply_kernel(
     tl.store(out + at_token[:, None] + at_value[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
+@functools.lru_cache(maxsize=64)
+def _weights(fit: FoldedFit, device: str) -> Tensor:
+    return torch.tensor([fit.near_constant, *fit.near, fit.far_constant, *fit.far], dtype=torch.float32, device=device)
+
+
 def spectral_power_in_place_layout(
-    x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool,
-    fold_cfg=(32, 16, 4, 3), cfg=(64, 32, 4, 3), apply_cfg=(64, 128, 32, 4, 3),
-) -> Tensor:  # fmt: skip
-    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come back."""
+    x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool, chunk: int = 256
+) -> Tensor:
+    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come back.
+
+    `chunk` matrices at a time: every iterate is kept until the sums are taken, 2 MB for each 196 × 768 matrix.
+    """
+    out = torch.empty_like(x)
+    for start in range(0, x.shape[0], chunk):
+        _gray_chunk(x[start : start + chunk], out[start : start + chunk], n, d, geometry, fit, restore_scale)
+    return out
+
+
+def _gray_chunk(x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, restore_scale: bool) -> None:
     batch, m = x.shape[0], min(n, d)
     g = gram(x, n, d, geometry)
     largest = largest_eigenvalue(g, m, shift=fit.shift)
     g, _ = negative_inverse(g)
     ld = -(-m // 16) * 16
     size = batch * ld * ld
-    k, a, b = (torch.empty(2, batch, ld, ld, dtype=torch.float16, device=x.device) for _ in range(3))
-    sum1, sum2 = (torch.empty(batch, ld, ld, dtype=torch.float32, device=x.device) for _ in range(2))
-    block, block_k, warps, stages = cfg
-    grid = (triton.cdiv(ld, block), triton.cdiv(ld, block), batch)
-    tiles = {"BLOCK": block, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages}
-    block, block_k, warps, stages = fold_cfg
-    fold_grid = (triton.cdiv(ld, block), triton.cdiv(ld, block), batch)
-    _fold_kernel[fold_grid](
-        g,
-        largest,
-        k,
-        a,
-        m,
-        g.shape[-1],
-        ld,
-        size,
-        fit.shift,
-        BLOCK=block,
-        BLOCK_K=block_k,
-        num_warps=warps,
-        num_stages=stages,
+    count = len(fit.alphas) + 1
+    iterates = torch.empty(count, 2, batch, ld, ld, dtype=torch.float16, device=x.device)
+    k, far = (torch.empty(2, batch, ld, ld, dtype=torch.float16, device=x.device) for _ in range(2))
+    near = torch.empty(batch, ld, ld, dtype=torch.float32, device=x.device)
+
+    def grid(block: int) -> tuple[int, int, int]:
+        return triton.cdiv(ld, block), triton.cdiv(ld, block), batch
+
+    _fold_kernel[grid(64)](
+        g, largest, k, iterates[0], m, g.shape[-1], ld, size, fit.shift, BLOCK=64, BLOCK_K=16, num_warps=4, num_stages=3
     )
-    steps = len(fit.alphas)
-    for step, alpha in enumerate(fit.alphas, start=1):
-        # The sums take two iterates at a time: the one a step starts from and the one it makes.
-        add = step % 2 == 1 or step == steps
-        old = (fit.near[step - 1], fit.far[step - 1]) if step % 2 == 1 else (0.0, 0.0)
-        scalars = (alpha, -alpha * alpha / 4, fit.near_constant, fit.far_constant, *old, fit.near[step], fit.far[step])
-        _iterate_kernel[grid](
-            a, b, sum1, sum2, ld, size, *scalars, ADD=add, FIRST=step == 1, LAST=step == steps, **tiles
-        )
-        a, b = b, a
-    _join_kernel[grid](a, k, sum1, b, ld, size, **tiles)
-    out = torch.empty_like(x)
-    bm, bn, bk, warps, stages = apply_cfg
+    product = {"BLOCK": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+    for step, alpha in enumerate(fit.alphas):
+        _iterate_kernel[grid(64)](iterates[step], iterates[step + 1], ld, size, alpha, -alpha * alpha / 4, **product)
+    _sum_kernel[grid(64)](iterates, _weights(fit, str(x.device)), near, far, ld, size, COUNT=count, BLOCK=64, num_warps=8)
+    w = iterates[0]
+    _join_kernel[grid(64)](far, k, near, w, ld, size, **product)
     if n > d:
-        bm, bn = 128, max(16, min(64, triton.next_power_of_2(d)))
-    _apply_kernel[(triton.cdiv(n, bm), triton.cdiv(d, bn), batch)](
-        x, b, largest, out, n, d, x.stride(0), ld, size, *geometry, TALL=n > d, RESTORE=restore_scale,
-        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return out
+        tiles = {"BM": 64, "BN": max(16, min(64, triton.next_power_of_2(d))), "BK": 16, "num_warps": 4, "num_stages": 3}
+    else:
+        tiles = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
+    _apply_kernel[(triton.cdiv(n, tiles["BM"]), triton.cdiv(d, tiles["BN"]), batch)](
+        x, w, largest, out, n, d, x.stride(0), ld, size, *geometry, TALL=n > d, RESTORE=restore_scale, **tiles
+    )

@@ -5,6 +5,8 @@ import os
 # Set before the libraries that read them are imported: no test may depend on what can be downloaded today.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# NumPy's small problems wait for OpenBLAS's threads: a hundred times longer than they compute, on a busy machine.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch

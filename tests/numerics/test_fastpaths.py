@@ -1,0 +1,94 @@
+"""The one switch, and that every fast path says whether it is taken and why."""
+
+import pytest
+import torch
+
+from wellcond.numerics import fastpaths
+from wellcond.numerics.fastpaths import FastPath, fast_paths, fused_kernels, plain_twins
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def with_kernels(monkeypatch):
+    """As on a machine whose GPU runs the kernels."""
+    monkeypatch.delenv("WELLCOND_TRITON", raising=False)
+    monkeypatch.setattr(fastpaths, "_available", lambda kind, index: (kind == "cuda", f"Triton and a {kind} device"))
+    monkeypatch.setattr(fastpaths, "_slow_double", lambda index: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def test_a_cpu_has_no_fused_kernels():
+    assert fused_kernels(torch.device("cpu")) is False
+
+
+def test_plain_twins_switches_off_and_back_on(with_kernels):
+    assert fused_kernels(CUDA)
+    with plain_twins():
+        assert not fused_kernels(CUDA)
+        with plain_twins():
+            assert not fused_kernels(CUDA)
+        assert not fused_kernels(CUDA)  # leaving the inner one does not end the outer one
+    assert fused_kernels(CUDA)
+
+
+def test_plain_twins_ends_with_an_error_too(with_kernels):
+    with pytest.raises(RuntimeError), plain_twins():
+        raise RuntimeError
+    assert fused_kernels(CUDA)
+
+
+@pytest.mark.parametrize(("value", "taken"), [("0", False), ("1", True), ("", True)])
+def test_the_environment_switches_off(with_kernels, monkeypatch, value, taken):
+    monkeypatch.setenv("WELLCOND_TRITON", value)
+    assert fused_kernels(CUDA) is taken
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def check(paths):
+    assert len(set(names(paths))) == len(paths) >= 4
+    for path in paths:
+        assert isinstance(path, FastPath)
+        assert len(path.why.split()) >= 3, path
+        assert path.available or not path.taken, path
+
+
+def test_every_path_has_its_reason_here():
+    check(fast_paths())
+
+
+def test_every_path_has_its_reason_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    paths = fast_paths()
+    check(paths)
+    fused = [path for path in paths if "Triton" in path.name]
+    assert len(fused) == 3
+    assert not any(path.available or path.taken for path in fused)
+    assert all("NVIDIA GPU" in path.why for path in fused)
+    assert [path for path in paths if path.taken], "something is taken on a CPU"
+
+
+def test_a_path_that_was_switched_off_says_by_what(with_kernels, monkeypatch):
+    check(fast_paths())
+    assert all(path.taken for path in fast_paths() if "Triton" in path.name)
+    with plain_twins():
+        check(fast_paths())
+        assert all("plain_twins()" in path.why for path in fast_paths() if "Triton" in path.name)
+    monkeypatch.setenv("WELLCOND_TRITON", "0")
+    switched = [path for path in fast_paths() if "Triton" in path.name]
+    assert all(path.available and not path.taken and "WELLCOND_TRITON=0" in path.why for path in switched)
+
+
+def test_slow_float64_is_mentioned(with_kernels, monkeypatch):
+    monkeypatch.setattr(fastpaths, "_slow_double", lambda index: True)
+    assert "float64 is slow" in next(path.why for path in fast_paths() if "spectral power (Triton)" in path.name)
+
+
+@pytest.mark.gpu
+def test_the_gpu_of_this_machine_has_its_reason():
+    available, why = fastpaths._available("cuda", 0)
+    assert available == (torch.cuda.get_device_capability() >= (8, 0))
+    assert torch.cuda.get_device_name() in why or "compute capability" in why

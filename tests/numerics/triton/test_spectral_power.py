@@ -94,7 +94,7 @@ def test_zero_singular_values_stay_small_and_zero_matrices_zero(device, shape):
 
 @pytest.mark.parametrize(
     ("channels", "height", "width", "patch"),
-    [(3, 16, 32, (16, 16)), (3, 16, 12, (4, 4)), (1, 15, 14, (3, 7)), (2, 10, 9, (2, 3))],
+    [(2, 16, 32, (16, 16)), (3, 16, 12, (4, 4)), (1, 15, 14, (3, 7)), (2, 10, 9, (2, 3))],
 )
 def test_images_are_read_and_written_in_place(device, channels, height, width, patch):
     images = torch.randn(2, channels, height, width, device=device)
@@ -105,23 +105,21 @@ def test_images_are_read_and_written_in_place(device, channels, height, width, p
 
 
 def test_scales_keep_apart_and_a_nan_stays_in_its_matrix(device):
-    base = torch.randn(18, 30, device=device)
-    scales = torch.tensor([1e-3, 1.0, 1e4, 1e-12, 1e12, 1.0, 1.0], device=device)
+    base = torch.randn(10, 14, device=device)
+    scales = torch.tensor([1e-3, 1e-12, 1e12, 1.0, 1.0], device=device)
     x = base * scales[:, None, None]
-    x[5, 3, 7] = torch.nan
-    x[6, 0, 0] = torch.inf
-    got = fused(x)
-    assert relative(got[:5], exact(x[:5])).max() < 6e-4
-    assert got[5:].isnan().all()
-    printed = fused(x, restore_scale=False)
-    assert relative(printed[:5], exact(x[:5], restore_scale=False)).max() < 6e-4
-    assert printed[5:].isnan().all()
+    x[3, 3, 7] = torch.nan
+    x[4, 0, 0] = torch.inf
+    for restore_scale in (True, False):
+        got = fused(x, restore_scale=restore_scale)
+        assert relative(got[:3], exact(x[:3], restore_scale=restore_scale)).max() < 6e-4
+        assert got[3:].isnan().all()
 
 
 def test_a_matrix_does_not_see_its_batch(device):
-    x = torch.randn(3, 12, 20, device=device)
+    x = torch.randn(2, 12, 20, device=device)
     together = fused(x)
-    for i in range(3):
+    for i in range(2):
         assert torch.equal(fused(x[i : i + 1])[0], together[i])
 
 

@@ -211,7 +211,7 @@ def _by_eigh(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor
 
 
 class _GramPower(torch.autograd.Function):
-    """max(G/λmax, floor²)^((ε−1)/2) of symmetric matrices, its derivative by divided differences (Daleckii and Krein)."""
+    """max(G/λmax, floor²)^((ε−1)/2) of symmetric matrices, differentiated by divided differences (Daleckii, Krein)."""
 
     @staticmethod
     def forward(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -48,6 +48,16 @@ def test_log_ticks_are_powers_of_ten():
     assert labels(2e5, 6e5) == ["2·10⁵", "5·10⁵"]
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "ends", [(1e-320, 2e-320), (-1e250, 1e250), (1e-250, 1e250), (1.0, 1 + 1e-16), (1e16, 1e16 + 2)]
+)
+def test_extreme_ranges_have_a_place_and_ticks(ends, log):
+    scale = Scale.fit(ends, log=log, start=0, end=100)
+    assert all(0 <= scale(end) <= 100 for end in ends if drawable(end, log))
+    assert len(scale.ticks()) <= 12
+
+
 def test_a_single_value_lies_in_the_middle():
     for value in (5.0, 0.0, -2.0):
         assert Scale.fit([value, math.nan], log=False, start=0, end=100)(value) == pytest.approx(50)

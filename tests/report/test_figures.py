@@ -62,6 +62,7 @@ def test_a_reversed_axis_runs_from_large_to_small():
         ([1, math.nan, 3, 4], False, [1, 2], "a: 1 of 4 points are not drawn (1 NaN)."),
         ([math.inf, 2, -math.inf, 4], False, [1, 1], "a: 2 of 4 points are not drawn (2 infinite)."),
         ([1, 0, -1, 4], True, [1, 1], "a: 2 of 4 points are not drawn (2 without a place on a logarithmic axis)."),
+        ([1, 1e305, 3, 4], False, [1, 2], "a: 1 of 4 points are not drawn (1 too large)."),
         ([math.nan, math.inf, 0, 4], True, [1], "(1 NaN, 1 infinite, 1 without a place on a logarithmic axis)."),
     ],
 )

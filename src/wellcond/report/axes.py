@@ -3,7 +3,8 @@
     scale = Scale.fit(values, log=True, start=320, end=20)     # pixels from bottom to top
     scale(0.01), scale.ticks()                                 # a position; [(0.001, "10⁻³"), …]
 
-A value without a place (NaN, infinite, or not positive on a logarithmic axis) is never placed: `drawable` tells.
+A value without a place (NaN, infinite, absurdly large, or not positive on a logarithmic axis) is never placed:
+`drawable` tells.
 """
 
 import math
@@ -15,8 +16,11 @@ __all__ = ["Scale", "drawable", "format_number"]
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+LARGEST, SMALLEST = 1e250, 1e-250  # beyond them an axis, with its margins, would leave the doubles
+
+
 def drawable(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (value > 0 or not log)
+    return math.isfinite(value) and abs(value) <= LARGEST and (value >= SMALLEST or not log)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +38,16 @@ class Scale:
         """The scale that shows all drawable values, with `padding` (a part of the range) on both sides."""
         found = [value for value in values if drawable(value, log)]
         low, high = (min(found), max(found)) if found else (1.0, 10.0)
-        if low == high:  # one value lies in the middle
-            low, high = (low / 3, high * 3) if log else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)
-        elif log:
-            factor = (high / low) ** padding
-            low, high = low / factor, high * factor
-        else:
-            low, high = low - (high - low) * padding, high + (high - low) * padding
-        # Values near the largest and smallest doubles must not push the range out of them.
-        low, high = max(low, 5e-324 if log else -1e308), min(high, 1e308)
+        if log:
+            decades = math.log10(high) - math.log10(low)
+            margin = 10.0 ** (padding * decades) if decades > 1e-9 else 3.0
+            return cls(low=low / margin, high=high * margin, log=log, start=start, end=end)
+        size = max(abs(low), abs(high))
+        if high - low > max(1e-12 * size, SMALLEST):
+            margin = (high - low) * padding
+        else:  # one value, to the eye: it lies in the middle
+            margin = size / 2 if size > SMALLEST else 0.5
+        low, high = low - margin, high + margin
         return cls(low=low, high=high, log=log, start=start, end=end)
 
     def __call__(self, value: float) -> float:
@@ -50,14 +55,14 @@ class Scale:
         return self.start + (self._unit(value) - low) / (high - low) * (self.end - self.start)
 
     def _unit(self, value: float) -> float:
-        return math.log10(value) if self.log else value / 2  # half: a range may be wider than the largest double
+        return math.log10(value) if self.log else value
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
         """Round values within the range, with their labels."""
         return self._log_ticks(most) if self.log else self._linear_ticks(most)
 
     def _linear_ticks(self, most: int) -> list[tuple[float, str]]:
-        rough = (self.high / most) - (self.low / most)
+        rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next((power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9)), power * 10)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)

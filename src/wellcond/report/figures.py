@@ -12,11 +12,12 @@ stays in the CSV. A series without any values, or of unequal lengths, is a mista
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .axes import Scale, drawable
+from .axes import LARGEST, Scale, drawable
 from .colors import CATEGORIES, RAMP, resolve
 from .downloads import data_link, file_stem, to_csv
 from .labels import CHARACTER, FONT, LINE, Label, legend, legend_rows, names_at_ends
@@ -220,13 +221,15 @@ def _pieces(
 
 
 def _note(line: Series, lost: list[tuple[float, float]]) -> str:
-    kinds = {
-        "NaN": sum(math.isnan(a) or math.isnan(b) for a, b in lost),
-        "infinite": sum((math.isinf(a) or math.isinf(b)) and not (math.isnan(a) or math.isnan(b)) for a, b in lost),
-        "without a place on a logarithmic axis": sum(math.isfinite(a) and math.isfinite(b) for a, b in lost),
-    }
-    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    kinds = Counter(_kind(a) or _kind(b) or "without a place on a logarithmic axis" for a, b in lost)
+    found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f"{line.name}: {len(lost)} of {len(line.x)} points are not drawn ({found})."
+
+
+def _kind(value: float) -> str:
+    if math.isfinite(value):
+        return "" if abs(value) <= LARGEST else "too large"
+    return "NaN" if math.isnan(value) else "infinite"
 
 
 def _path(line: Series, pieces: list[list[tuple[float, float]]]) -> Html:

@@ -4,7 +4,7 @@
 
 All of it runs in float64, in three stages; a matrix moves on only when a stage cannot answer for it:
 
-1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (small ones on a CPU: both from LAPACK's `eigvalsh`).
+1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (on a CPU small ones: both from `eigvalsh`).
    Squaring W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
 2. A triangular L with LLᵀ = WWᵀ, found without squaring κ, and 1/λmin from (LLᵀ)⁻¹: good to a few 1e-16·κ. On a CPU L
    comes from Householder QR. Elsewhere batched QR is slow, and two Cholesky factors do: with L₁L₁ᵀ = G + SHIFT·λmax·I,
@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["RESOLVABLE", "TOLERANCE", "extreme_singular_values", "largest_singular_value", "scaled_gram"]
+__all__ = ["extreme_singular_values", "largest_singular_value", "scaled_gram"]
 
 RESOLVABLE = 1e-11  # λmin/λmax down to which G is trusted: at κ = 3e5 its rounding moves κ by a few 1e-6
-TOLERANCE = 1e-5  # on an eigenvalue, relative: half of it on a singular value; mostly the error is far smaller
+TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
 MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
@@ -42,12 +42,12 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
         return norm, norm.clone()
     gram, size = scaled_gram(w)
     largest, smallest, resolved = _extreme_eigenvalues(gram)
-    if not bool(resolved.any()):
-        largest, smallest = _extremes_unsquared(w, gram, size, largest, ceiling)
-    elif not bool(resolved.all()):
+    if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
-        some = _extremes_unsquared(w[index], gram[index], size[index], largest[index], ceiling)
-        largest[index], smallest[index] = some
+        some = (w, gram, size, largest)
+        if len(index) < len(w):  # copies of what may be all of it are not free
+            some = tuple(tensor[index] for tensor in some)
+        largest[index], smallest[index] = _extremes_unsquared(*some, ceiling)
     smallest = torch.minimum(smallest, largest)  # equal ones may differ in their last bits
     return (largest * size).sqrt(), (smallest * size).sqrt()
 
@@ -146,7 +146,7 @@ def _largest_of_inverse(factor: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _by_products(a: Tensor) -> bool:
-    """Whether whole-matrix products are the cheapest work on this device; a CPU prefers vectors that stay in its cache."""
+    """Whether the device does whole-matrix products best; a CPU prefers vectors, and matrices that stay in cache."""
     return a.device.type != "cpu"
 
 
@@ -164,9 +164,10 @@ def _largest_by_lanczos(
 ) -> tuple[Tensor, Tensor]:
     """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
 
-    Lanczos: with a Ritz pair (θ, y) and its residual r = ‖Ay − θy‖ there is an eigenvalue within r of θ ≤ λmax, so that
-    r ≤ TOLERANCE·θ ends it, for each matrix by itself, and so does θ > enough. (Nothing is orthogonalised again: the lost
-    orthogonality repeats values already found and adds none. The start is the same every time, so that results repeat.)
+    Lanczos: with a Ritz pair (θ, y) and its residual r = ‖Ay − θy‖ there is an eigenvalue within r of θ ≤ λmax. A small
+    r ends it, for each matrix by itself, and θ > enough does. (Small is a fifth of TOLERANCE: the eigenvalue meant
+    may be the second of two very close ones. Nothing is orthogonalised again: what that loses repeats values, and
+    adds none.)
     """
     batch, size = matrices.shape[:2]
     if enough is None:
@@ -197,7 +198,7 @@ def _lanczos_group(
         image = torch.addcmul(image, vector, along[:, None], value=-1).addcmul_(previous, norm[:, None], value=-1)
         norm = torch.linalg.vector_norm(image, dim=-1)
         diagonal.append(along)
-        if step == check or step == MAX_STEPS:
+        if step in (check, MAX_STEPS):
             check = max(step + 6, step * 3 // 2)
             tridiagonal = torch.diag_embed(torch.stack(diagonal, -1))
             if beside:
@@ -205,7 +206,7 @@ def _lanczos_group(
                 tridiagonal = tridiagonal + off + off.mT
             values, vectors = torch.linalg.eigh(tridiagonal)
             value = torch.where(done, value, values[:, -1])
-            converged = converged | (~done & (norm * vectors[:, -1, -1].abs() <= TOLERANCE * value))
+            converged = converged | (~done & (norm * vectors[:, -1, -1].abs() <= 0.2 * TOLERANCE * value))
             done = converged | (value > enough)
             if bool(done.all()):
                 break
@@ -218,8 +219,9 @@ def _lanczos_group(
 def _largest_by_squaring(a: Tensor) -> tuple[Tensor, Tensor]:
     """λmax of symmetric positive semi-definite (b, m, m) by products alone, from below; and whether within TOLERANCE.
 
-    With q = 2²⁰ reached by squaring and v a column of A^q:  vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q). The upper bound is too high
-    by at most m^(1/q) − 1 ≈ ln(m)/q, however close the eigenvalues; no start to choose, and no waiting on the way.
+    With q = 2²⁰ reached by squaring, and v a column of A^q:  vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q). The upper bound is too
+    high by a factor of m^(1/q) ≈ 1 + ln(m)/q at most, however close the eigenvalues; there is no start to choose, and
+    no test on the way for which the host would have to wait.
     """
     power, log_scale, exponent = a, a.new_zeros(a.shape[0]), 1
     for _ in range(5):

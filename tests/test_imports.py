@@ -35,7 +35,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
-NUMERICS_MAY_IMPORT = {"torch", "triton"} | sys.stdlib_module_names
+NUMERICS_MAY_IMPORT = {"torch", "triton", "numpy"} | sys.stdlib_module_names  # numpy: fits on the host, untraced
 WITHOUT_TORCH = {"records", "report"}
 TORCH = {"torch", "torchvision", "timm", "triton"}
 KERNELS = "wellcond.numerics.triton"

@@ -24,7 +24,8 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from wellcond.graying import TokenGraying, gray_tokens
+    from wellcond.graying import TokenGraying as TokenGraying
+    from wellcond.graying import gray_tokens as gray_tokens
     from wellcond.models import gray, graying_of, is_grayed, load, register_family, save, ungray
     from wellcond.numerics import (
         Conditioning,

@@ -13,7 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
+__all__ = ["coefficient_floor", "dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
+
+DOUBLE_BELOW = 0.9  # epsilon
 
 
 def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -91,19 +93,23 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
 def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tensor:
     """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
 
-    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak,
-    with the floor of `power_floor`, the map goes on linearly, so that its slope at zero is finite. Computed in float32,
-    or float64.
+    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak
+    the map goes on linearly, so that its slope at zero is finite; the floor is the size of the input's own rounding
+    (`coefficient_floor`). Computed in float32, and in float64 for float64 input and for ε < DOUBLE_BELOW, where the
+    power would blow the rounding of small coefficients up beyond 1e-4.
     """
-    compute = x.dtype if x.dtype == torch.float64 else torch.float32
-    n, d = x.shape[-2:]
-    floor = torch.finfo(compute).eps * math.sqrt(max(n, d))
+    double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
+    floor = coefficient_floor(x.dtype, *x.shape[-2:])
     with torch.autocast(x.device.type, enabled=False):
-        coefficients = dct2(x.to(compute))
+        coefficients = dct2(x.to(torch.float64 if double else torch.float32))
         peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
         peak = torch.where(peak == 0, 1.0, peak)  # a NaN stays
         relative = coefficients / peak
-        size = relative.abs()
-        grown = relative * size.clamp_min(floor) ** (epsilon - 1)
+        grown = relative * relative.abs().clamp_min(floor) ** (epsilon - 1)
         out = idct2(grown * peak if restore_scale else grown)
     return out.to(x.dtype)
+
+
+def coefficient_floor(dtype: torch.dtype, n: int, d: int) -> float:
+    """Relative size under which a DCT coefficient is rounding noise: eps · sqrt(max(n, d))."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps * math.sqrt(max(n, d))

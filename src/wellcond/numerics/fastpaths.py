@@ -44,7 +44,7 @@ def plain_twins() -> Iterator[None]:
 
 @torch.compiler.assume_constant_result
 def fused_kernels(device: torch.device) -> bool:
-    """Whether the Triton kernels run for tensors on `device`. A compiled function keeps the answer it was compiled with."""
+    """Whether the Triton kernels run for tensors on `device`. A compiled function keeps the answer it got."""
     return (
         not _forced_plain and _available(device.type, device.index or 0)[0] and os.environ.get("WELLCOND_TRITON") != "0"
     )

@@ -86,7 +86,7 @@ def _layout(x: Tensor, ph: int, pw: int):
 
 
 def tokens_of(images: Tensor, ph: int, pw: int) -> Tensor:
-    """(b, c, h, w) → (b, n, c·ph·pw), values in the order (channel, row, column), as a convolution's weight has them."""
+    """(b, c, h, w) → (b, n, c·ph·pw), values in the order (channel, row, column) of a convolution's weight."""
     batch, channels, height, width = images.shape
     patches = images.reshape(batch, channels, height // ph, ph, width // pw, pw).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(batch, (height // ph) * (width // pw), channels * ph * pw)

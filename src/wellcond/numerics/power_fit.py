@@ -1,12 +1,12 @@
 """Fitted sums of iterates that stand for a power: g^(−s) on (0, 1] by repeated products of one matrix with itself.
 
 The iterates of a ← a (α − ¼α² a), from a = g, rise one after another: the k-th one reaches its plateau near g = α^(−k).
-A weighted sum of them follows g^(−s) over any number of decades, one product a step, and stays flat below the last step, which
-is the floor under which the power goes on linearly. The weights are a minimax fit in relative error, made once per
-(epsilon, floor) on the host in float64.
+A weighted sum of them follows g^(−s) over any number of decades, one product a step, and stays flat below the last
+step, which is the floor under which the power goes on linearly. The weights are a minimax fit in relative error, made
+once per (epsilon, floor) on the host in float64.
 
     fit = direct_fit(epsilon=0.95, floor=3e-6)      # iterates of G itself; needs float64 products
-    fit = folded_fit(epsilon=0.95, floor=3e-6)      # iterates of 4K(1−K), K = t/(g+t): half the decades, single precision
+    fit = folded_fit(epsilon=0.95, floor=3e-6)      # of 4K(1−K), K = t/(g+t): half the decades
 """
 
 import functools
@@ -35,8 +35,9 @@ class DirectFit(NamedTuple):
 class FoldedFit(NamedTuple):
     """power ≈ D + F·K, with D and F = constant + Σ weight[k] · (k-th iterate of R); R = 4K(1 − K), K = t/(g + t).
 
-    R falls alike towards both ends of the range; K tells them apart. D has small weights and is the whole answer where g is
-    large (K ≈ 0), so that the large singular values do not come out as a difference of two much larger numbers.
+    R falls alike towards both ends of the range; K tells them apart. D has small weights and is the whole answer
+    where g is large (K ≈ 0), so that the large singular values do not come out as a difference of two much larger
+    numbers.
     """
 
     shift: float
@@ -121,7 +122,8 @@ def _minimax(
             best, best_error = weights, error
         importance = importance * (error / error.max() + 1e-3)
         importance /= importance.sum()
-    assert best is not None and best_error is not None
+    assert best is not None
+    assert best_error is not None
     return best, best_error * tolerance
 
 

@@ -80,7 +80,8 @@ def _largest_eigenvalue_kernel(
 ):  # fmt: skip
     """Power iteration until the estimate of what is left is below `tolerance`.
 
-    Matrix and vectors are float16, whose rounding averages out in a norm; tensor cores carry sixteen vectors as fast as one.
+    Matrix and vectors are float16, whose rounding averages out in a norm; tensor cores carry sixteen vectors as fast
+    as one.
     """
     batch = tl.program_id(0).to(tl.int64)
     g += batch * ld * ld
@@ -95,7 +96,9 @@ def _largest_eigenvalue_kernel(
     p3 = _panel(g, 3, m, ld, scale, col, WIDTH)
     # Sixteen fixed starts without symmetry, so that no eigenvector of a regular matrix is orthogonal to all of them.
     start = tl.arange(0, 16)[None, :]
-    v = tl.where((col < m)[:, None], 0.1 + 0.05 * tl.cos((col[:, None] * 16 + start).to(tl.float32) * 12.9898 + 0.7), 0.0)
+    v = tl.where(
+        (col < m)[:, None], 0.1 + 0.05 * tl.cos((col[:, None] * 16 + start).to(tl.float32) * 12.9898 + 0.7), 0.0
+    )
     v = v.to(tl.float16)
     quarter = tl.arange(0, WIDTH // 4)
     scratch += batch * WIDTH * 16
@@ -131,7 +134,9 @@ def _largest_eigenvalue_kernel(
         tl.store(g + col * ld + col, tl.where(col < m, diagonal + added, 1.0), mask=col < ld)
 
 
-def largest_eigenvalue(g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-4, most: int = 1024) -> Tensor:
+def largest_eigenvalue(
+    g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-4, most: int = 1024
+) -> Tensor:
     """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64; m ≤ MAX_SIDE.
 
     With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix), and its padding the identity.

@@ -2,15 +2,15 @@
 
     fold       tokens → sums and differences about the middle, of values and of tokens, scaled to float16
     along      Y = X D_dᵀ, along each token
-    across     Z = power(D_n Y), then P = D_nᵀ Z, across the tokens
-    along      P D_d
+    across     Z = power(D_n Y), across the tokens
+               D_nᵀ Z D_d, two plain products
     unfold     back into the images, times peak^(1−ε)
 
-The largest coefficient enters only as a factor, so nothing waits for it before the end. Cosines are even or odd about the
-middle: on sums and differences each basis falls into two of half the size, which halves the work, and since folding is done once
-for both sides, the products in between are plain ones. Bases hold plain cosines, whose constant row is exact in float16, and
-are scaled in float32 afterwards: the largest coefficient of a picture is its mean, and would otherwise carry the rounding of
-one number everywhere. Sums are float32.
+The largest coefficient enters only as a factor, so nothing waits for it before the end. Cosines are even or odd about
+the middle: on sums and differences each basis falls into two of half the size, which halves the work, and since
+folding is done once for both sides, the products in between are plain ones. Bases hold plain cosines, whose constant
+row is exact in float16, and are scaled in float32 afterwards: the largest coefficient of a picture is its mean, and
+would otherwise carry the rounding of one number everywhere. Sums are float32.
 
 Plain twin: `wellcond.numerics.dct.dct_power`.
 """
@@ -54,7 +54,7 @@ def _fold_kernel(
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(2·hp_n, 2·hp_d) an image: even and odd tokens × even and odd values, each token pair scaled by a power of two."""
+    """(2·hp_n, 2·hp_d) an image: even and odd tokens × values, each token pair scaled by a power of two."""
     batch = tl.program_id(1)
     i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, BLOCK)
@@ -68,7 +68,9 @@ def _fold_kernel(
     top_far = tl.load(x + top + far, mask=in_i & has_far, other=0.0).to(tl.float32)
     bottom_near = tl.load(x + bottom + near, mask=has_bottom & in_k, other=0.0).to(tl.float32)
     bottom_far = tl.load(x + bottom + far, mask=has_bottom & has_far, other=0.0).to(tl.float32)
-    size = tl.maximum(tl.maximum(tl.abs(top_near), tl.abs(top_far)), tl.maximum(tl.abs(bottom_near), tl.abs(bottom_far)))
+    size = tl.maximum(
+        tl.maximum(tl.abs(top_near), tl.abs(top_far)), tl.maximum(tl.abs(bottom_near), tl.abs(bottom_far))
+    )
     scale = _power_of_two_below(tl.max(size, axis=1))
     tl.store(scales + batch * hp_n + i, scale, mask=i < hp_n)
     shrink = (1.0 / tl.where(scale == 0, 1.0, scale))[:, None]
@@ -99,13 +101,13 @@ def _unfold_kernel(
     in_k = (k < half_d)[None, :]
     has_bottom = (n - 1 - i > i)[:, None]
     has_far = (d - 1 - k > k)[None, :]
-    at = folded + batch * (4 * hp_n * hp_d) + i[:, None] * (2 * hp_d) + k[None, :]
+    even = folded + (batch * 2 * hp_n + i)[:, None] * hp_d + k[None, :]
+    odd = even + tl.num_programs(1) * (2 * hp_n * hp_d)  # odd values stand behind the even ones of all images
     mask = in_i & in_k
-    even_even = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    even_odd = tl.load(at + hp_d, mask=mask, other=0.0).to(tl.float32)
-    at += hp_n * 2 * hp_d
-    odd_even = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    odd_odd = tl.load(at + hp_d, mask=mask, other=0.0).to(tl.float32)
+    even_even = tl.load(even, mask=mask, other=0.0).to(tl.float32)
+    even_odd = tl.load(odd, mask=mask, other=0.0).to(tl.float32)
+    odd_even = tl.load(even + hp_n * hp_d, mask=mask, other=0.0).to(tl.float32)
+    odd_odd = tl.load(odd + hp_n * hp_d, mask=mask, other=0.0).to(tl.float32)
     highest = tl.load(peak + batch)
     highest = tl.where(highest == 0, 1.0, highest)
     if RESTORE:
@@ -137,12 +139,9 @@ def _largest_scale_kernel(scales, largest, hp_n, BLOCK: tl.constexpr):
 @triton.jit
 def _along_kernel(
     a, y, basis, norms, scales, largest, rows, hp_n, hp_d,
-    BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The even or the odd half of every row times its basis, or back: times its transpose.
-
-    On the way there rows leave their own scales for the image's, and coefficients take their norms.
-    """
+    """The even or the odd half of every row times its basis; rows leave their own scales for the image's."""
     part = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     f = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -152,18 +151,16 @@ def _along_kernel(
     for start in range(0, hp_d, BK):
         k = start + tl.arange(0, BK)
         in_k = k < hp_d
-        left = tl.load(a + row[:, None] * (2 * hp_d) + k[None, :], mask=(row < rows)[:, None] & in_k[None, :], other=0.0)
-        if BACK:
-            at = basis + k[:, None] * hp_d + f[None, :]
-        else:
-            at = basis + f[None, :] * hp_d + k[:, None]
-        acc = tl.dot(left, tl.load(at, mask=(f < hp_d)[None, :] & in_k[:, None], other=0.0), acc)
-    if not BACK:
-        batch = row // (2 * hp_n)
-        scale = tl.load(scales + batch * hp_n + row % hp_n, mask=row < rows, other=0.0)
-        top = tl.load(largest + batch, mask=row < rows, other=1.0)
-        acc *= (scale / tl.where(top == 0, 1.0, top))[:, None]
-        acc *= tl.load(norms + part * hp_d + f, mask=f < hp_d, other=0.0)[None, :]
+        left = tl.load(
+            a + row[:, None] * (2 * hp_d) + k[None, :], mask=(row < rows)[:, None] & in_k[None, :], other=0.0
+        )
+        right = tl.load(basis + f[None, :] * hp_d + k[:, None], mask=(f < hp_d)[None, :] & in_k[:, None], other=0.0)
+        acc = tl.dot(left, right, acc)
+    batch = row // (2 * hp_n)
+    scale = tl.load(scales + batch * hp_n + row % hp_n, mask=row < rows, other=0.0)
+    top = tl.load(largest + batch, mask=row < rows, other=1.0)
+    acc *= (scale / tl.where(top == 0, 1.0, top))[:, None]
+    acc *= tl.load(norms + part * hp_d + f, mask=f < hp_d, other=0.0)[None, :]
     mask = (row < rows)[:, None] & (f < hp_d)[None, :]
     tl.store(y + row[:, None] * (2 * hp_d) + part * hp_d + f[None, :], acc.to(tl.float16), mask=mask)
 
@@ -177,9 +174,9 @@ def _signed_power(z, epsilon):
 @triton.jit
 def _across_kernel(
     y, z, basis, norms, column_norms, peak, hp_n, width, epsilon,
-    BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """power(D_n Y) for the even or the odd tokens of an image, with both norms of D_n in it; or back: D_nᵀ, without them."""
+    """power(D_n Y) for the even or the odd tokens of an image, with the norms that the way back needs."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     col = tl.program_id(1) * BN + tl.arange(0, BN)
     batch, part = tl.program_id(2) // 2, tl.program_id(2) % 2
@@ -189,20 +186,15 @@ def _across_kernel(
     for start in range(0, hp_n, BK):
         k = start + tl.arange(0, BK)
         in_k = k < hp_n
-        if BACK:
-            at = basis + k[None, :] * hp_n + row[:, None]
-        else:
-            at = basis + row[:, None] * hp_n + k[None, :]
-        cosines = tl.load(at, mask=(row < hp_n)[:, None] & in_k[None, :], other=0.0)
-        strip = tl.load(y + offset + k[:, None] * width + col[None, :], mask=in_k[:, None] & (col < width)[None, :], other=0.0)
-        acc = tl.dot(cosines, strip, acc)
-    if BACK:
-        acc *= tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
-    else:
-        norm = tl.load(norms + part * hp_n + row, mask=row < hp_n, other=0.0)[:, None]
-        acc *= norm
-        tl.atomic_max(peak + batch, tl.max(tl.abs(acc)))
-        acc = _signed_power(acc, epsilon) * norm
+        left = tl.load(basis + row[:, None] * hp_n + k[None, :], mask=(row < hp_n)[:, None] & in_k[None, :], other=0.0)
+        right = tl.load(
+            y + offset + k[:, None] * width + col[None, :], mask=in_k[:, None] & (col < width)[None, :], other=0.0
+        )
+        acc = tl.dot(left, right, acc)
+    norm = tl.load(norms + part * hp_n + row, mask=row < hp_n, other=0.0)[:, None]
+    acc *= norm
+    tl.atomic_max(peak + batch, tl.max(tl.abs(acc)))
+    acc = _signed_power(acc, epsilon) * norm * tl.load(column_norms + col, mask=col < width, other=0.0)[None, :]
     mask = (row < hp_n)[:, None] & (col < width)[None, :]
     tl.store(z + offset + row[:, None] * width + col[None, :], acc.to(tl.float16), mask=mask)
 
@@ -230,10 +222,8 @@ def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
     return basis.to(device, torch.float16), norms.to(device, torch.float32)
 
 
-def gray_dct_images(
-    x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool
-) -> Tensor:
-    """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same layout and dtype come back."""
+def gray_dct_images(x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool) -> Tensor:
+    """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same comes back."""
     per_image = max(x[0].numel(), 4 * ((n + 31) // 2) * ((d + 31) // 2))
     chunk = max(1, LARGEST_CHUNK // per_image)
     out = torch.empty_like(x)
@@ -243,33 +233,37 @@ def gray_dct_images(
 
 
 def _gray_chunk(
-    x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, restore_scale: bool,
-    fold_cfg=None, along_cfg=None, across_cfg=None,
-) -> None:  # fmt: skip
+    x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, restore_scale: bool
+) -> None:
     batch, device = x.shape[0], str(x.device)
     basis_d, norms_d = _halves(d, device)
     basis_n, norms_n = _halves(n, device)
     half_d, half_n, hp_d, hp_n = (d + 1) // 2, (n + 1) // 2, basis_d.shape[-1], basis_n.shape[-1]
     rows, width = batch * 2 * hp_n, 2 * hp_d
-    y, z = (torch.empty(rows, width, dtype=torch.float16, device=x.device) for _ in range(2))
+    y, z = (torch.empty(batch, 2, hp_n, width, dtype=torch.float16, device=x.device) for _ in range(2))
     scales = torch.empty(batch * hp_n, dtype=torch.float32, device=x.device)
     largest, peak = torch.zeros(2, batch, dtype=torch.float32, device=x.device)
     sizes = (n, d, half_n, half_d, hp_n, hp_d, x.stride(0))
     block = triton.next_power_of_2(hp_d)
-    tokens, warps = fold_cfg or (max(1, 1024 // block), 4)
+    tokens = max(1, (1024 if block > 64 else 256) // block)
     fold_grid = (triton.cdiv(hp_n, tokens), batch)
-    fold = {"TOKENS": tokens, "BLOCK": block, "num_warps": warps}
-    bm, bn, bk, warps, stages = along_cfg or ((128, 128, 64, 8, 3) if hp_d > 64 else (128, 32, 32, 8, 1))
-    along_grid = (triton.cdiv(rows, bm), triton.cdiv(hp_d, bn), 2)
-    along = {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages}
-    bm, bn, bk, warps, stages = across_cfg or ((128, 128, 32, 8, 3) if width > 64 else (128, 64, 64, 4, 3))
-    across_grid = (triton.cdiv(hp_n, bm), triton.cdiv(width, bn), 2 * batch)
-    across = {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages}
+    fold = {"TOKENS": tokens, "BLOCK": block, "num_warps": 4 if block > 64 else 2}
+    along = _tiles((128, 128, 64, 8, 3) if hp_d > 64 else (128, 32, 32, 4, 1))
+    across = _tiles((64, 128, 32, 4, 3) if width > 64 else (128, 64, 64, 4, 3))
 
     _fold_kernel[fold_grid](x, y, scales, *sizes, *geometry, **fold)
     _largest_scale_kernel[(batch,)](scales, largest, hp_n, BLOCK=256, num_warps=4)
-    _along_kernel[along_grid](y, z, basis_d, norms_d, scales, largest, rows, hp_n, hp_d, BACK=False, **along)
-    _across_kernel[across_grid](z, y, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, BACK=False, **across)
-    _across_kernel[across_grid](y, z, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, BACK=True, **across)
-    _along_kernel[along_grid](z, y, basis_d, norms_d, scales, largest, rows, hp_n, hp_d, BACK=True, **along)
-    _unfold_kernel[fold_grid](y, out, largest, peak, *sizes, epsilon, *geometry, RESTORE=restore_scale, **fold)
+    _along_kernel[(triton.cdiv(rows, along["BM"]), triton.cdiv(hp_d, along["BN"]), 2)](
+        y, z, basis_d, norms_d, scales, largest, rows, hp_n, hp_d, **along
+    )
+    _across_kernel[(triton.cdiv(hp_n, across["BM"]), triton.cdiv(width, across["BN"]), 2 * batch)](
+        z, y, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, **across
+    )
+    # The way back has nothing to fuse: plain half-precision products, which cuBLAS does best.
+    back = torch.matmul(basis_n.mT, y)
+    back = torch.bmm(back.view(rows, 2, hp_d).transpose(0, 1), basis_d)
+    _unfold_kernel[fold_grid](back, out, largest, peak, *sizes, epsilon, *geometry, RESTORE=restore_scale, **fold)
+
+
+def _tiles(shape: tuple[int, int, int, int, int]) -> dict[str, int]:
+    return dict(zip(("BM", "BN", "BK", "num_warps", "num_stages"), shape, strict=True))

@@ -2,9 +2,10 @@
 
 Sweeping block p replaces a matrix by
     A_pp → −A_pp⁻¹,   A_ip → A_ip A_pp⁻¹,   A_ij → A_ij − A_ip A_pp⁻¹ A_pj,
-which keeps it symmetric; after every block has been swept, −A⁻¹ stands in its place. SPD input needs no pivoting. Only the
-lower tiles are kept up to date until the end. Every tile is updated by itself, from one buffer to the other; the program that has
-the next diagonal block goes on to invert it, a chain of 32 dependent steps that hides behind the other tiles.
+which keeps it symmetric; after every block has been swept, −A⁻¹ stands in its place. SPD input needs no pivoting.
+Only the lower tiles are kept up to date until the end. Every tile is updated by itself, from one buffer to the other;
+the program that has the next diagonal block goes on to invert it, a chain of 32 dependent steps that hides behind the
+other tiles.
 
 Plain twin: `torch.linalg.inv` in float64.
 """
@@ -96,7 +97,8 @@ def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.conste
 def negative_inverse(a: Tensor, *, num_warps: int = 2) -> tuple[Tensor, Tensor]:
     """(−A⁻¹, smallest pivot) of each (b, ld, ld) float64 matrix, ld a multiple of 32; `a` is overwritten.
 
-    A smallest pivot that is not positive says that the matrix is not positive definite in float64, and −A⁻¹ is no inverse.
+    A smallest pivot that is not positive says that the matrix is not positive definite in float64, and −A⁻¹ is no
+    inverse.
     """
     batch, ld, _ = a.shape
     other = torch.empty_like(a)

@@ -2,8 +2,8 @@
 
 With G the float64 Gram matrix of the shorter side scaled to λmax = 1, one inverse folds its ten decades onto five from
 both ends: K = t (G + t)⁻¹, R = 4K(I − K). The power is then D(R) + F(R)·K, and D, F are weighted sums of the
-iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matrices are pairs of float16 (22 bits), which is what
-the theory needs there: three half-precision products stand for one in single precision, faster than one.
+iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matrices are pairs of float16 (22 bits), which is
+what the theory needs there: three half-precision products stand for one in single precision, faster than one.
 """
 
 import functools
@@ -20,7 +20,7 @@ from .spd_inverse import negative_inverse
 
 __all__ = ["MAX_SIDE", "spectral_power_in_place_layout"]
 
-# Pairs are stored 64 times larger: the low half then stays clear of float16's subnormals, and both halves add up in one sum.
+# Pairs are stored 64 times larger: the low half stays clear of float16's subnormals, and both add up in one sum.
 SCALE = tl.constexpr(64.0)
 
 
@@ -52,7 +52,7 @@ def _fold_kernel(
     swept, largest, k_out, r_out, m, ld_in, ld, size, shift,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """K = −τ·S and R = 4K − 4K² from the swept S = −(G + τ)⁻¹, τ = shift·λmax; the square in float64, or K ≈ 1 would drown R."""
+    """K = −τ·S and R = 4K − 4K² from S = −(G + τ)⁻¹, τ = shift·λmax; squared in float64, or K ≈ 1 would drown R."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
@@ -144,8 +144,8 @@ def _sum_kernel(iterates, weights, near, far, ld, size, COUNT: tl.constexpr, BLO
 def _join_kernel(f, k, near, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """W = D + F·K.
 
-    In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular values of X, and
-    stays in the columns that meet small ones, where it does no harm; hence no symmetry here.
+    In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular
+    values of X, and stays in the columns that meet small ones, where it does no harm; hence no symmetry here.
     """
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
@@ -216,7 +216,8 @@ def _weights(fit: FoldedFit, device: str) -> Tensor:
 def spectral_power_in_place_layout(
     x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool, chunk: int = 256
 ) -> Tensor:
-    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come back.
+    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come
+    back.
 
     `chunk` matrices at a time: every iterate is kept until the sums are taken, 2 MB for each 196 × 768 matrix.
     """
@@ -226,7 +227,9 @@ def spectral_power_in_place_layout(
     return out
 
 
-def _gray_chunk(x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, restore_scale: bool) -> None:
+def _gray_chunk(
+    x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, restore_scale: bool
+) -> None:
     batch, m = x.shape[0], min(n, d)
     g = gram(x, n, d, geometry)
     largest = largest_eigenvalue(g, m, shift=fit.shift)
@@ -247,7 +250,9 @@ def _gray_chunk(x: Tensor, out: Tensor, n: int, d: int, geometry: Geometry, fit:
     product = {"BLOCK": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
     for step, alpha in enumerate(fit.alphas):
         _iterate_kernel[grid(64)](iterates[step], iterates[step + 1], ld, size, alpha, -alpha * alpha / 4, **product)
-    _sum_kernel[grid(64)](iterates, _weights(fit, str(x.device)), near, far, ld, size, COUNT=count, BLOCK=64, num_warps=8)
+    _sum_kernel[grid(64)](
+        iterates, _weights(fit, str(x.device)), near, far, ld, size, COUNT=count, BLOCK=64, num_warps=8
+    )
     w = iterates[0]
     _join_kernel[grid(64)](far, k, near, w, ld, size, **product)
     if n > d:

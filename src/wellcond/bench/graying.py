@@ -1,0 +1,267 @@
+"""`wellcond bench graying`: what graying costs beside a training step, and how far each path is from float64.
+
+Photographs as tokens of patch 16 (196 × 768, ViT-B) and patch 4 (3136 × 48, Swin-S). Three tables: paths against the
+peers they replace, a training step with graying against the plain one, and errors of every path and precision.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellcond.bench.photographs import photographs
+from wellcond.bench.tables import show, write
+from wellcond.bench.timing import interleaved_ms, median_ms
+from wellcond.graying import TokenGraying, explain_graying
+from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, idct2
+from wellcond.numerics.fastpaths import plain_twins
+from wellcond.numerics.fused import tokens_of
+from wellcond.numerics.spectral import power_floor, spectral_power
+
+__all__ = ["run"]
+
+EPSILONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
+MODELS = {16: "vit_base_patch16_224", 4: "swin_small_patch4_window7_224"}
+SEED = 0
+
+
+def run(
+    *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
+) -> Path:
+    """Times and judges graying on `device`; writes JSON to `output` and returns its path."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_gpu = where.type == "cuda"
+    batch = batch_size or (256 if on_gpu and not quick else 8)
+    images = photographs(batch, seed=SEED).to(where)
+    torch.manual_seed(SEED)
+    payload: dict[str, Any] = {"benchmark": "graying", "batch_size": batch, "quick": quick, "rows": []}
+    for patch in MODELS:
+        payload["rows"] += _times(images, patch, quick)
+    if on_gpu and not quick:
+        for patch, name in MODELS.items():
+            payload["rows"] += _steps(images, patch, name)
+    for patch in MODELS:
+        payload["rows"] += _errors(images[: 8 if quick or not on_gpu else 64], patch)
+    rows = payload["rows"]
+    show(
+        "time of graying",
+        [r for r in rows if r["kind"] == "time"],
+        ("path", "tokens", "epsilon", "ms", "faster than the first"),
+    )
+    show("training step", [r for r in rows if r["kind"] == "step"], ("path", "model", "epsilon", "ms", "ratio"))
+    show("error against float64", [r for r in rows if r["kind"] == "error"],
+         ("path", "tokens", "epsilon", "frobenius", "singular values", "kappa"))  # fmt: skip
+    path = output or Path("benchmarks") / f"graying-{where.type}.json"
+    write(path, payload, seed=SEED)
+    return path
+
+
+def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
+    device, tokens = images.device, tokens_of(images, patch, patch)
+    n, d = tokens.shape[-2:]
+
+    def naive_svd() -> Tensor:
+        u, s, vh = torch.linalg.svd(tokens, full_matrices=False)
+        return (u * (s[:, :1] * (s / s[:, :1]) ** 0.95)[:, None, :]) @ vh
+
+    def naive_eigh() -> Tensor:
+        gram = tokens @ tokens.mT if n <= d else tokens.mT @ tokens
+        values, vectors = torch.linalg.eigh(gram)
+        w = (vectors * (values / values[:, -1:]).clamp_min(1e-12)[:, None, :] ** -0.025) @ vectors.mT
+        return w @ tokens if n <= d else tokens @ w
+
+    def plain(method: str) -> Callable[[], Tensor]:
+        module = TokenGraying(method, 0.95, patch)
+
+        def call() -> Tensor:
+            with plain_twins():
+                return module(images)
+
+        return call
+
+    svd = {
+        "torch.linalg.svd": naive_svd,
+        "torch.linalg.eigh of the Gram matrix": naive_eigh,
+        "svd, plain twin": plain("svd"),
+    }
+    svd["svd"] = lambda: TokenGraying("svd", 0.95, patch)(images)
+    dct = {"FFT DCT": lambda: _fft_gray(tokens, 0.95), "dct, plain twin": plain("dct")}
+    dct["dct"] = lambda: TokenGraying("dct", 0.95, patch)(images)
+    rows = []
+    for group in (svd, dct):
+        first = None
+        for name, function in group.items():
+            slow = "torch.linalg" in name and device.type == "cuda"
+            ms = median_ms(function, device, repeats=1 if slow else 3 if quick else 15, warmup=0 if slow else 2)
+            first = first or ms
+            rows.append(
+                {
+                    "kind": "time",
+                    "path": name,
+                    "tokens": f"{n}×{d}",
+                    "epsilon": 0.95,
+                    "ms": ms,
+                    "faster than the first": first / ms,
+                }
+            )
+    return rows
+
+
+def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
+    """A compiled bf16 training step with graying before it, over the plain one; all taken in turns."""
+    import timm
+
+    model = timm.create_model(name, num_classes=1000).to(images.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    compiled = torch.compile(model)
+    labels = torch.randint(1000, (images.shape[0],), device=images.device)
+
+    def step(batch: Tensor) -> None:
+        with torch.autocast(images.device.type, dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(compiled(batch), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    arms: list[tuple[str, float | None, Callable[[], None]]] = [("plain", None, lambda: step(images))]
+    for method, epsilon in (("dct", 0.95), ("svd", 0.95), ("svd", 0.5), ("svd", 0.7)):
+        # Compiled, as it is inside a compiled model: without the eager check for NaN, which waits for the GPU.
+        graying = torch.compile(TokenGraying(method, epsilon, patch), fullgraph=True)
+        arms.append((method, epsilon, lambda graying=graying: step(graying(images))))
+    times = interleaved_ms([arm for _, _, arm in arms], images.device, repeats=15, warmup=4)
+    return [
+        {"kind": "step", "path": path, "model": name, "epsilon": epsilon, "ms": ms, "ratio": ms / times[0]}
+        for (path, epsilon, _), ms in zip(arms, times, strict=True)
+    ]
+
+
+def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
+    """The largest error over the images of every path, against the same map in float64."""
+    rows = []
+    tokens = tokens_of(images, patch, patch)
+    n, d = tokens.shape[-2:]
+    exact = tokens.double().cpu()
+    u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+    share = s / s[:, :1]
+    floor = power_floor(torch.float32, n, d)
+    for epsilon in EPSILONS:
+        grown = torch.where(share > floor, share**epsilon, share * floor ** (epsilon - 1)) * s[:, :1]
+        truth = (u * grown[:, None, :]) @ vh
+        fast = TokenGraying("svd", epsilon, patch)
+        paths = {
+            f"svd ({explain_graying('svd', (n, d), images.dtype, images.device, epsilon)[0]})": tokens_of(
+                fast(images), patch, patch
+            ),
+            "svd (products, plain twin)": _plain_products(tokens, epsilon),
+        }
+        for path, grayed in paths.items():
+            rows.append({"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon,
+                         **_spectral_error(grayed, truth, share, s, epsilon)})  # fmt: skip
+        truth = _exact_dct(exact, epsilon)
+        fused = explain_graying("dct", (n, d), images.dtype, images.device, epsilon)[0]
+        for path, grayed in {
+            f"dct ({fused})": tokens_of(TokenGraying("dct", epsilon, patch)(images), patch, patch),
+            **_precisions(tokens, epsilon),
+        }.items():
+            rows.append(
+                {
+                    "kind": "error",
+                    "path": path,
+                    "tokens": f"{n}×{d}",
+                    "epsilon": epsilon,
+                    "frobenius": _frobenius(grayed, truth),
+                }
+            )
+    return rows
+
+
+def _plain_products(tokens: Tensor, epsilon: float) -> Tensor:
+    with plain_twins():
+        return spectral_power(tokens, epsilon, method="products")
+
+
+def _precisions(tokens: Tensor, epsilon: float) -> dict[str, Tensor]:
+    """The DCT in other precisions: what happens to those who leave it to autocast."""
+    found = {"dct (plain twin)": dct_power(tokens, epsilon)}
+    if tokens.is_cuda:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            found["dct (TF32 products)"] = dct_power(tokens, epsilon)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+    for dtype in (torch.bfloat16, torch.float16):
+        found[f"dct (all in {str(dtype).removeprefix('torch.')})"] = _naive_dct(tokens, epsilon, dtype)
+    return found
+
+
+def _naive_dct(tokens: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    from wellcond.numerics.dct import dct_basis
+
+    n, d = tokens.shape[-2:]
+    left, right = (dct_basis(side, dtype=torch.float32, device=tokens.device).to(dtype) for side in (n, d))
+    coefficients = left @ tokens.to(dtype) @ right.mT
+    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
+    grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
+    return left.mT @ grown @ right
+
+
+def _exact_dct(tokens: Tensor, epsilon: float) -> Tensor:
+    coefficients = dct2(tokens)
+    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
+    floor = coefficient_floor(torch.float32, *tokens.shape[-2:])
+    return idct2(coefficients * (coefficients.abs() / peak).clamp_min(floor) ** (epsilon - 1))
+
+
+def _frobenius(grayed: Tensor, truth: Tensor) -> float:
+    difference = torch.linalg.matrix_norm(grayed.double().cpu() - truth) / torch.linalg.matrix_norm(truth)
+    return float(difference.max())
+
+
+def _spectral_error(grayed: Tensor, truth: Tensor, share: Tensor, s: Tensor, epsilon: float) -> dict[str, float]:
+    """Frobenius; each singular value above 1e-5 of the largest; κ of the result against κ^ε, where κ < 1e5."""
+    values = torch.linalg.svdvals(grayed.double().cpu())
+    seen = share > 1e-5
+    relative = (values / (s[:, :1] * share.clamp_min(1e-5) ** epsilon) - 1).abs()
+    kappa = (values[:, 0] / values[:, -1]) / (1 / share[:, -1].clamp_min(1e-5)) ** epsilon
+    whole = seen.all(-1)
+    return {
+        "frobenius": _frobenius(grayed, truth),
+        "singular values": float(relative[seen].max()),
+        "kappa": float((kappa[whole] - 1).abs().max()) if bool(whole.any()) else float("nan"),
+    }
+
+
+def _fft_gray(tokens: Tensor, epsilon: float) -> Tensor:
+    """DCT graying by way of the FFT, as a DCT package does it (Makhoul's reordering), for comparison."""
+    coefficients = _fft_dct(_fft_dct(tokens).mT).mT
+    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
+    grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
+    return _fft_idct(_fft_idct(grown.mT).mT)
+
+
+def _twiddle(length: int, device: torch.device) -> Tensor:
+    angle = torch.arange(length, device=device) * (-torch.pi / (2 * length))
+    return torch.complex(torch.cos(angle), torch.sin(angle))
+
+
+def _fft_dct(x: Tensor) -> Tensor:
+    length = x.shape[-1]
+    ordered = torch.cat([x[..., ::2], x[..., 1::2].flip(-1)], dim=-1)
+    out = (torch.fft.fft(ordered) * _twiddle(length, x.device)).real * (2 / length) ** 0.5
+    out[..., 0] /= 2**0.5
+    return out
+
+
+def _fft_idct(x: Tensor) -> Tensor:
+    length = x.shape[-1]
+    scaled = x * (2 / length) ** -0.5
+    scaled = torch.cat([scaled[..., :1] * 2**0.5, scaled[..., 1:]], dim=-1)
+    mirrored = torch.cat([torch.zeros_like(scaled[..., :1]), scaled[..., 1:].flip(-1)], dim=-1)
+    ordered = torch.fft.ifft(torch.complex(scaled, -mirrored) * _twiddle(length, x.device).conj()).real
+    out = torch.empty_like(x)
+    half = (length + 1) // 2
+    out[..., ::2], out[..., 1::2] = ordered[..., :half], ordered[..., half:].flip(-1)
+    return out

@@ -1,0 +1,32 @@
+"""Real photographs for benchmarks, from what scikit-learn carries: random crops of its two, resized and normalised."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["photographs"]
+
+
+def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
+    """(count, 3, size, size) float32 normalised as ImageNet is; the same for the same seed."""
+    import numpy as np
+    from sklearn.datasets import load_sample_images
+
+    pictures = [
+        torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 for image in load_sample_images().images
+    ]
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
+
+    crops = []
+    for index in range(count):
+        picture = pictures[index % len(pictures)]
+        side = size // 2 + below(min(picture.shape[1:]) - size // 2 + 1)
+        top, left = below(picture.shape[1] - side + 1), below(picture.shape[2] - side + 1)
+        crop = picture[None, :, top : top + side, left : left + side]
+        crop = torch.nn.functional.interpolate(crop, size=(size, size), mode="bicubic", antialias=True)
+        crops.append((crop * 255).round().clamp(0, 255) / 255)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    return (torch.cat(crops) - mean) / std

@@ -1,0 +1,46 @@
+"""How long a function takes: the median of repeats after a warm-up, with the device's clock where it has one.
+
+milliseconds = median_ms(lambda: model(images), device)
+plain, grayed = interleaved_ms([step, grayed_step], device)     # in turns: drift hits both alike
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+__all__ = ["interleaved_ms", "median_ms"]
+
+
+def median_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 20, warmup: int = 3) -> float:
+    """Median time of one call in milliseconds."""
+    return interleaved_ms([function], device, repeats=repeats, warmup=warmup)[0]
+
+
+def interleaved_ms(
+    functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
+) -> list[float]:
+    """Median times of several functions, called in turns."""
+    for function in functions:
+        for _ in range(warmup):
+            function()
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats):
+        for function, record in zip(functions, times, strict=True):
+            record.append(_once(function, device))
+    return [statistics.median(record) for record in times]
+
+
+def _once(function: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        begin.record()
+        function()
+        end.record()
+        torch.cuda.synchronize(device)
+        return begin.elapsed_time(end)
+    start = time.perf_counter()
+    function()
+    return (time.perf_counter() - start) * 1e3

@@ -44,10 +44,11 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
     largest, smallest, resolved = _extreme_eigenvalues(gram)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
-        some = (w, gram, size, largest)
-        if len(index) < len(w):  # copies of what may be all of it are not free
-            some = tuple(tensor[index] for tensor in some)
-        largest[index], smallest[index] = _extremes_unsquared(*some, ceiling)
+        if len(index) == len(w):  # nothing to pick, and no copies to make
+            largest, smallest = _extremes_unsquared(w, gram, size, largest, ceiling)
+        else:
+            some = _extremes_unsquared(w[index], gram[index], size[index], largest[index], ceiling)
+            largest[index], smallest[index] = some
     smallest = torch.minimum(smallest, largest)  # equal ones may differ in their last bits
     return (largest * size).sqrt(), (smallest * size).sqrt()
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from wellcond.numerics.dct import dct, dct2, dct_basis, dct_power, idct, idct2
-from wellcond.numerics.spectral import power_floor
+from wellcond.numerics.dct import coefficient_floor, dct, dct2, dct_basis, dct_power, idct, idct2
 
 LENGTHS = [1, 2, 3, 8, 49, 197, 768, 3136]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -172,7 +171,7 @@ def test_dct_power_of_photographs_in_float32(photographs, epsilon):
     def error(truth):
         return (torch.linalg.matrix_norm(got - truth) / torch.linalg.matrix_norm(truth)).max()
 
-    assert error(power_by_formula(tokens, epsilon, floor=power_floor(torch.float32, 196, 768))) < 1e-5
+    assert error(power_by_formula(tokens, epsilon, floor=coefficient_floor(torch.float32, 196, 768))) < 1e-5
     assert error(power_by_formula(tokens, epsilon)) < 1e-3  # and what the floor changes is small too
 
 

@@ -63,9 +63,14 @@ class TokenGraying(nn.Module):
         check_method(method)
         check_epsilon(epsilon)
         self.method = method
-        self.epsilon = float(epsilon)
+        # As two integers: torch.compile takes a module's integers as constants, its floats as variables once they differ.
+        self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size = _pair(patch_size)
         self.restore_scale = restore_scale
+
+    @property
+    def epsilon(self) -> float:
+        return self._epsilon[0] / self._epsilon[1]
 
     def forward(self, images: Tensor) -> Tensor:
         ph, pw = self.patch_size

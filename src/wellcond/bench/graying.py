@@ -211,7 +211,7 @@ def _naive_dct(tokens: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
 def _exact_dct(tokens: Tensor, epsilon: float) -> Tensor:
     coefficients = dct2(tokens)
     peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
-    floor = coefficient_floor(torch.float32, *tokens.shape[-2:])
+    floor = coefficient_floor(torch.float32)
     return idct2(coefficients * (coefficients.abs() / peak).clamp_min(floor) ** (epsilon - 1))
 
 

@@ -99,7 +99,7 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tenso
     power would blow the rounding of small coefficients up beyond 1e-4.
     """
     double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
-    floor = coefficient_floor(x.dtype, *x.shape[-2:])
+    floor = coefficient_floor(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         coefficients = dct2(x.to(torch.float64 if double else torch.float32))
         peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
@@ -110,6 +110,9 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tenso
     return out.to(x.dtype)
 
 
-def coefficient_floor(dtype: torch.dtype, n: int, d: int) -> float:
-    """Relative size under which a DCT coefficient is rounding noise: eps · sqrt(max(n, d))."""
-    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps * math.sqrt(max(n, d))
+def coefficient_floor(dtype: torch.dtype) -> float:
+    """Relative size under which a DCT coefficient is rounding noise: float32's eps, or float64's.
+
+    Each coefficient is one sum of rounded values, whose errors average out; it does not grow with the matrix as a norm does.
+    """
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps

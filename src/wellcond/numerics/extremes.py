@@ -19,15 +19,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .fastpaths import fused_kernels
+
 __all__ = ["extreme_singular_values", "largest_singular_value", "scaled_gram"]
 
-RESOLVABLE = 1e-11  # λmin/λmax down to which G is trusted: at κ = 3e5 its rounding moves κ by a few 1e-6
+RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 3e-4 at worst
 TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
 MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
 EIGVALSH_BELOW = 128  # size from which an iteration beats LAPACK's eigvalsh on a CPU
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
+FUSED_SIDE = 256  # what the fused kernels hold on chip
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
 
@@ -71,6 +74,11 @@ def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     λmax always holds; λmin only where `resolved`, which implies λmin ≥ RESOLVABLE·λmax.
     """
+    if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
+        from .triton.extremes import extreme_eigenvalues
+
+        largest, smallest, pivot = extreme_eigenvalues(gram)
+        return largest, smallest, (pivot > 0) & (smallest >= RESOLVABLE * largest)
     if not _by_products(gram) and gram.shape[-1] < EIGVALSH_BELOW:
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]

@@ -63,7 +63,7 @@ class TokenGraying(nn.Module):
         check_method(method)
         check_epsilon(epsilon)
         self.method = method
-        # As two integers: torch.compile takes a module's integers as constants, its floats as variables once they differ.
+        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size = _pair(patch_size)
         self.restore_scale = restore_scale

@@ -113,6 +113,6 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tenso
 def coefficient_floor(dtype: torch.dtype) -> float:
     """Relative size under which a DCT coefficient is rounding noise: float32's eps, or float64's.
 
-    Each coefficient is one sum of rounded values, whose errors average out; it does not grow with the matrix as a norm does.
+    Each coefficient is one sum, in which rounding errors average out; unlike a norm, it does not grow with n and d.
     """
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps

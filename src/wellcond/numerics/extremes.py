@@ -31,6 +31,7 @@ MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to 
 EIGVALSH_BELOW = 128  # size from which an iteration beats LAPACK's eigvalsh on a CPU
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 FUSED_SIDE = 256  # what the fused kernels hold on chip
+FUSED_RESOLVABLE = 1e-11  # λmin/λmax down to which their inverse is trusted: there κ errs by 1e-5
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
 
@@ -78,7 +79,7 @@ def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from .triton.extremes import extreme_eigenvalues
 
         largest, smallest, pivot = extreme_eigenvalues(gram)
-        return largest, smallest, (pivot > 0) & (smallest >= RESOLVABLE * largest)
+        return largest, smallest, (pivot > 0) & (smallest >= FUSED_RESOLVABLE * largest)
     if not _by_products(gram) and gram.shape[-1] < EIGVALSH_BELOW:
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]

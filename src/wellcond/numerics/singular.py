@@ -53,8 +53,8 @@ CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**30}
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     """The min(n, d) singular values of each matrix of (…, n, d), in descending order: (…, min(n, d)).
 
-    `gram` takes them from the eigenvalues of XXᵀ, to 1e-4 of each one or better, and leaves the matrices with κ beyond
-    3e5 to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, also where singular values are equal.
+    `gram` takes them from the eigenvalues of XXᵀ, each within 1e-4, or 5e-4 where κ nears 1e6, and leaves the matrices
+    beyond that to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, also where singular values are equal.
 
     Raises ValueError for anything but a real floating-point (…, n, d) with n, d ≥ 1, and for an unknown method.
 
@@ -78,7 +78,7 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
     σmin is no more than the rounding of x or, for float64 from 1/(eps·√max(n, d)) on, that of the computation. So for
     rank-deficient matrices, and for a zero matrix. To look past the ceiling of a half-precision tensor whose values are
     exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf.
-    `gram` is within 1e-4 of `svd` in float32 up to the ceiling, and in float64 up to κ = 1e10, where it leaves off.
+    `gram` is within 1e-4 of `svd`, or 5e-4 where κ nears 1e6: in float32 up to the ceiling, in float64 to the end.
     Differentiable; where κ is not finite the gradient is zero.
 
     Raises ValueError as `singular_values` does.

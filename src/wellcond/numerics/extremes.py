@@ -28,7 +28,9 @@ TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. 
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
 MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
-EIGVALSH_BELOW = 128  # size from which an iteration beats LAPACK's eigvalsh on a CPU
+EIGVALSH_BELOW = 256  # size from which an iteration beats LAPACK's eigvalsh on a CPU
+PROBE_FROM = 64  # size from which eigvalsh costs so much that a probe for hopeless matrices pays
+QR_BELOW = 8  # times its short side, the long side from which products beat QR on a CPU too
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 FUSED_SIDE = 256  # what the fused kernels hold on chip
 FUSED_RESOLVABLE = 1e-11  # λmin/λmax down to which their inverse is trusted: there κ errs by 1e-5
@@ -80,20 +82,35 @@ def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
         largest, smallest, pivot = extreme_eigenvalues(gram)
         return largest, smallest, (pivot > 0) & (smallest >= FUSED_RESOLVABLE * largest)
-    if not _by_products(gram) and gram.shape[-1] < EIGVALSH_BELOW:
+    enough = 1 / (RESOLVABLE * gram.diagonal(dim1=-2, dim2=-1).amax(-1))  # at least 1/(RESOLVABLE·λmax)
+    if _by_products(gram) or gram.shape[-1] >= EIGVALSH_BELOW:
+        inverse, converged = _smallest_inverted(gram, enough)
+        largest = _largest_eigenvalue(gram)
+        return largest, 1 / inverse, converged & (RESOLVABLE * largest * inverse <= 1)
+    hopeful = torch.ones_like(enough, dtype=torch.bool)
+    if gram.shape[-1] >= PROBE_FROM:  # a few steps tell the matrices for which stage 2 has to answer anyway
+        hopeful = _smallest_inverted(gram, enough, steps=6)[0] <= enough
+    if bool(hopeful.all()):
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
-        return largest, smallest, smallest >= RESOLVABLE * largest
-    largest = _largest_eigenvalue(gram)
+    else:
+        largest, smallest = torch.zeros_like(enough), torch.zeros_like(enough)
+        values = torch.linalg.eigvalsh(gram[hopeful])
+        largest[hopeful], smallest[hopeful] = values[:, -1], values[:, 0]
+        largest[~hopeful] = _largest_eigenvalue(gram[~hopeful], iterate=True)
+    return largest, smallest, smallest >= RESOLVABLE * largest
+
+
+def _smallest_inverted(gram: Tensor, enough: Tensor, steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
+    """1/λmin from below, and whether it is within TOLERANCE; more than `enough` where the Cholesky factor shows that."""
     factor, info = torch.linalg.cholesky_ex(gram)
-    # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
+    # Every squared pivot is an upper bound on λmin.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    hopeful = (info == 0) & (pivot >= RESOLVABLE * largest)
-    if not bool(hopeful.all()):
-        factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
-    enough = 1 / (RESOLVABLE * largest)
-    inverse, converged = _largest_of_inverse(factor, enough)
-    return largest, 1 / inverse, hopeful & converged & (inverse <= enough)
+    hopeless = (info != 0) | (pivot * enough < 1)
+    if bool(hopeless.any()):
+        factor = torch.where(hopeless[:, None, None], _eye(factor), factor)
+    inverse, converged = _largest_of_inverse(factor, enough, steps)
+    return torch.where(hopeless, 2 * enough, inverse), converged & ~hopeless
 
 
 def _extremes_unsquared(
@@ -120,9 +137,10 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -
     What stands above the diagonal is to be ignored.
     """
     eps = torch.finfo(torch.float64).eps
-    if _by_products(w):
+    if _by_products(w) or w.shape[2] >= QR_BELOW * w.shape[1]:
         first = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
-        rows = torch.linalg.solve_triangular(first, w, upper=False)
+        # Multiplying by the inverse errs by factors of 1 + O(1e-16·κ), as solving does, and is faster.
+        rows = torch.linalg.solve_triangular(first, _eye(first).expand_as(first), upper=False) @ w
         second, info = torch.linalg.cholesky_ex((rows @ rows.mT).div_(size[:, None, None]))
         # It fails only for a λmin of about 1e-16·SHIFT·λmax and less; any small factor says as much.
         second = torch.where((info == 0)[:, None, None], second, eps**0.5 * _eye(second))
@@ -133,11 +151,11 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -
     return factor
 
 
-def _largest_eigenvalue(a: Tensor) -> Tensor:
+def _largest_eigenvalue(a: Tensor, *, iterate: bool = False) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)
-    elif a.shape[-1] < EIGVALSH_BELOW:
+    elif a.shape[-1] < EIGVALSH_BELOW and not iterate:
         return torch.linalg.eigvalsh(a)[:, -1]
     else:
         largest, converged = _largest_by_lanczos(_multiply, a)
@@ -146,10 +164,10 @@ def _largest_eigenvalue(a: Tensor) -> Tensor:
     return largest
 
 
-def _largest_of_inverse(factor: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
+def _largest_of_inverse(factor: Tensor, enough: Tensor, steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
     """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
     if not _by_products(factor):
-        return _largest_by_lanczos(_solve, factor, enough)
+        return _largest_by_lanczos(_solve, factor, enough, steps)
     # The error of L⁻¹, a few 1e-16·κ(L), is that of the solves, and many right-hand sides cost there what one does.
     inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
     return _largest_by_squaring(inverse.mT @ inverse)
@@ -170,7 +188,10 @@ def _solve(factor: Tensor, v: Tensor) -> Tensor:
 
 
 def _largest_by_lanczos(
-    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, enough: Tensor | None = None
+    apply: Callable[[Tensor, Tensor], Tensor],
+    matrices: Tensor,
+    enough: Tensor | None = None,
+    steps: int = MAX_STEPS,
 ) -> tuple[Tensor, Tensor]:
     """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
 
@@ -187,7 +208,7 @@ def _largest_by_lanczos(
     uniform = torch.rand(2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = (uniform[0] - 0.5).sign() * (uniform[1] + 0.5)
     groups = [
-        _lanczos_group(apply, group, start / start.norm(), limit)
+        _lanczos_group(apply, group, start / start.norm(), limit, steps)
         for group, limit in zip(matrices.split(per_group), enough.split(per_group), strict=True)
     ]
     values, converged = zip(*groups, strict=True)
@@ -195,20 +216,20 @@ def _largest_by_lanczos(
 
 
 def _lanczos_group(
-    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor, steps: int
 ) -> tuple[Tensor, Tensor]:
     vector, previous = start.expand(matrices.shape[0], -1), torch.zeros_like(start)
     diagonal, beside = [], []
     norm = value = torch.zeros_like(enough)
     done = converged = torch.zeros_like(enough, dtype=torch.bool)
     check = 6
-    for step in range(1, MAX_STEPS + 1):
+    for step in range(1, steps + 1):
         image = apply(matrices, vector)
         along = torch.linalg.vecdot(image, vector)
         image = torch.addcmul(image, vector, along[:, None], value=-1).addcmul_(previous, norm[:, None], value=-1)
         norm = torch.linalg.vector_norm(image, dim=-1)
         diagonal.append(along)
-        if step in (check, MAX_STEPS):
+        if step in (check, steps):
             check = max(step + 6, step * 3 // 2)
             tridiagonal = torch.diag_embed(torch.stack(diagonal, -1))
             if beside:

@@ -48,6 +48,7 @@ class FoldedFit(NamedTuple):
 
     shift: float
     alphas: tuple[float, ...]
+    careful: int  # how many of the first products must round, not truncate: the steeper the power, the more it shows
     near_constant: float
     near: tuple[float, ...]
     far_constant: float
@@ -79,6 +80,7 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
     g, target, tolerance = _problem(epsilon, floor, points=600)
     shift = RESOLVED  # the middle of the decades [RESOLVED², 1], so both ends fold onto the same range
     k = shift / (g + shift)
+    careful = 0 if epsilon >= 0.85 else 4  # each step lifts the smallest R by α, and so the rounding sinks beneath it
     fit = None
     for steps, alpha in FOLDED_STEPS.items():
         alphas = (alpha,) * steps
@@ -86,7 +88,7 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
         basis = np.concatenate([iterates, k[:, None] * iterates], axis=1)
         weights, error = _minimax(basis, target, tolerance)
         near, far = (tuple(map(float, half)) for half in np.split(weights, 2))
-        fit = FoldedFit(shift, alphas, near[0], near[1:], far[0], far[1:], _bound(g, error))
+        fit = FoldedFit(shift, alphas, careful, near[0], near[1:], far[0], far[1:], _bound(g, error))
         if (error / tolerance)[g > RESOLVED**2].max() <= 6e-4:
             break
     assert fit is not None

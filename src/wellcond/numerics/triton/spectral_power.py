@@ -80,8 +80,12 @@ def _fold_kernel(
 
 
 @triton.jit
-def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A tile of A·B for symmetric pairs A and B, whose columns are their rows."""
+def _product_tile(a, b, i, j, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr):
+    """A tile of A·B for symmetric pairs A and B, whose columns are their rows.
+
+    Tensor cores cut their running sums off instead of rounding them. CAREFUL adds the blocks up outside, with rounding.
+    """
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for start in range(0, ld, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -91,14 +95,27 @@ def _product_tile(a, b, i, j, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constex
         mask_b = (j < ld)[None, :] & (k < ld)[:, None]
         a_high = tl.load(at_a, mask=mask_a, other=0.0)
         b_high = tl.load(at_b, mask=mask_b, other=0.0)
-        acc = tl.dot(a_high, b_high, acc)
-        acc = tl.dot(a_high, tl.load(at_b + size, mask=mask_b, other=0.0), acc)
-        acc = tl.dot(tl.load(at_a + size, mask=mask_a, other=0.0), b_high, acc)
-    return acc * (1.0 / (SCALE * SCALE))
+        a_low = tl.load(at_a + size, mask=mask_a, other=0.0)
+        b_low = tl.load(at_b + size, mask=mask_b, other=0.0)
+        if CAREFUL:
+            part = tl.dot(a_high, b_low)
+            part = tl.dot(a_low, b_high, part)
+            part = tl.dot(a_high, b_high, part)
+            total += part * unscale
+        else:
+            acc = tl.dot(a_high, b_high, acc)
+            acc = tl.dot(a_high, b_low, acc)
+            acc = tl.dot(a_low, b_high, acc)
+    if not CAREFUL:
+        total = acc * unscale
+    return total
 
 
 @triton.jit
-def _iterate_kernel(a, out, ld, size, alpha, beta, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+def _iterate_kernel(
+    a, out, ld, size, unscale, alpha, beta,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
     """α·A + β·A²."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
@@ -106,7 +123,7 @@ def _iterate_kernel(a, out, ld, size, alpha, beta, BLOCK: tl.constexpr, BLOCK_K:
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
     j = tile_j * BLOCK + tl.arange(0, BLOCK)
     offset = batch * ld * ld
-    square = _product_tile(a + offset, a + offset, i, j, ld, size, BLOCK, BLOCK_K)
+    square = _product_tile(a + offset, a + offset, i, j, ld, size, unscale, BLOCK, BLOCK_K, CAREFUL)
     inside = (i < ld)[:, None] & (j < ld)[None, :]
     new = alpha * _load_pair(a + offset + i[:, None] * ld + j[None, :], size, inside) + beta * square
     if tile_i == tile_j:
@@ -141,7 +158,7 @@ def _sum_kernel(iterates, weights, near, far, ld, size, COUNT: tl.constexpr, BLO
 
 
 @triton.jit
-def _join_kernel(f, k, near, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+def _join_kernel(f, k, near, out, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """W = D + F·K.
 
     In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular
@@ -151,7 +168,7 @@ def _join_kernel(f, k, near, out, ld, size, BLOCK: tl.constexpr, BLOCK_K: tl.con
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
     j = tile_j * BLOCK + tl.arange(0, BLOCK)
     offset = batch * ld * ld
-    product = _product_tile(f + offset, k + offset, i, j, ld, size, BLOCK, BLOCK_K)
+    product = _product_tile(f + offset, k + offset, i, j, ld, size, unscale, BLOCK, BLOCK_K, False)
     inside = (i < ld)[:, None] & (j < ld)[None, :]
     lower = offset + tl.maximum(i[:, None], j[None, :]) * ld + tl.minimum(i[:, None], j[None, :])
     w = tl.load(near + lower, mask=inside, other=0.0) + product
@@ -248,13 +265,24 @@ def _gray_chunk(
         g, largest, k, iterates[0], m, g.shape[-1], ld, size, fit.shift, BLOCK=64, BLOCK_K=16, num_warps=4, num_stages=3
     )
     product = {"BLOCK": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+    unscale = 1.0 / (SCALE.value * SCALE.value)
     for step, alpha in enumerate(fit.alphas):
-        _iterate_kernel[grid(64)](iterates[step], iterates[step + 1], ld, size, alpha, -alpha * alpha / 4, **product)
+        _iterate_kernel[grid(64)](
+            iterates[step],
+            iterates[step + 1],
+            ld,
+            size,
+            unscale,
+            alpha,
+            -alpha * alpha / 4,
+            CAREFUL=step < fit.careful,
+            **product,
+        )
     _sum_kernel[grid(64)](
         iterates, _weights(fit, str(x.device)), near, far, ld, size, COUNT=count, BLOCK=64, num_warps=8
     )
     w = iterates[0]
-    _join_kernel[grid(64)](far, k, near, w, ld, size, **product)
+    _join_kernel[grid(64)](far, k, near, w, ld, size, unscale, **product)
     if n > d:
         tiles = {"BM": 64, "BN": max(16, min(64, triton.next_power_of_2(d))), "BK": 16, "num_warps": 4, "num_stages": 3}
     else:

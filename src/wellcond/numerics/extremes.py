@@ -7,8 +7,9 @@ All of it runs in float64, in three stages; a matrix moves on only when a stage 
 1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (on a CPU small ones: both from `eigvalsh`).
    Squaring W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
 2. A triangular L with LLᵀ = WWᵀ, found without squaring κ, and 1/λmin from (LLᵀ)⁻¹: good to a few 1e-16·κ. On a CPU L
-   comes from Householder QR. Elsewhere batched QR is slow, and two Cholesky factors do: with L₁L₁ᵀ = G + SHIFT·λmax·I,
-   Y = L₁⁻¹W is far better conditioned than W, so that YYᵀ = L₂L₂ᵀ loses nothing, and L = L₁L₂ (Fukaya et al. 2020).
+   comes from Householder QR. Where that is slow, in batches elsewhere, two Cholesky factors do: with
+   L₁L₁ᵀ = G + SHIFT·λmax·I, Y = L₁⁻¹W is far better conditioned than W, so that YYᵀ = L₂L₂ᵀ loses nothing, and L = L₁L₂
+   (Fukaya et al. 2020).
 3. `torch.linalg.svdvals`: float64 input beyond κ = FACTOR_LIMIT, tiny matrices, an iteration that did not converge.
 
 An eigenvalue found by iteration carries a bound on its own error: without a proof of TOLERANCE it has not converged.
@@ -21,16 +22,15 @@ from torch import Tensor
 
 from .fastpaths import fused_kernels
 
-__all__ = ["extreme_singular_values", "largest_singular_value", "scaled_gram"]
+__all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
 RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 3e-4 at worst
 TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
 MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
-EIGVALSH_BELOW = 256  # size from which an iteration beats LAPACK's eigvalsh on a CPU
-PROBE_FROM = 64  # size from which eigvalsh costs so much that a probe for hopeless matrices pays
-QR_BELOW = 8  # times its short side, the long side from which products beat QR on a CPU too
+EIGVALSH_BELOW = 128  # size from which on a CPU an iteration beats LAPACK's eigvalsh for a batch
+QR_BELOW = 8  # times the short side: a long side from which products beat QR on a CPU too
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 FUSED_SIDE = 256  # what the fused kernels hold on chip
 FUSED_RESOLVABLE = 1e-11  # λmin/λmax down to which their inverse is trusted: there κ errs by 1e-5
@@ -47,7 +47,7 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
         norm = torch.linalg.vector_norm(w, dim=(-2, -1))
         return norm, norm.clone()
     gram, size = scaled_gram(w)
-    largest, smallest, resolved = _extreme_eigenvalues(gram)
+    largest, smallest, resolved = _extreme_eigenvalues(gram, prefers_eigvalsh(*w.shape[1:]))
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
         if len(index) == len(w):  # nothing to pick, and no copies to make
@@ -72,45 +72,39 @@ def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
     return gram.div_(size[:, None, None]), size
 
 
-def _extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def prefers_eigvalsh(m: int, d: int) -> bool:
+    """Whether on a CPU stage 1 is one call of LAPACK's `eigvalsh`, and not Cholesky and Lanczos steps.
+
+    The steps are cheaper for many larger matrices, and dearer for a single one, whose work is less than that of making
+    the calls. `torch.linalg.cond`, which should not be faster, is slow on wide matrices: there the second case decides.
+    """
+    return m < EIGVALSH_BELOW * (2 if d >= 2 * m else 1)
+
+
+def _extreme_eigenvalues(gram: Tensor, eigvalsh: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Stage 1: (λmax, λmin, resolved) of float64 Gram matrices (b, m, m) of trace 1; each (b,).
 
-    λmax always holds; λmin only where `resolved`, which implies λmin ≥ RESOLVABLE·λmax.
+    λmax always holds, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax. `eigvalsh` is for a CPU alone.
     """
     if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
         from .triton.extremes import extreme_eigenvalues
 
         largest, smallest, pivot = extreme_eigenvalues(gram)
         return largest, smallest, (pivot > 0) & (smallest >= FUSED_RESOLVABLE * largest)
-    enough = 1 / (RESOLVABLE * gram.diagonal(dim1=-2, dim2=-1).amax(-1))  # at least 1/(RESOLVABLE·λmax)
-    if _by_products(gram) or gram.shape[-1] >= EIGVALSH_BELOW:
-        inverse, converged = _smallest_inverted(gram, enough)
-        largest = _largest_eigenvalue(gram)
-        return largest, 1 / inverse, converged & (RESOLVABLE * largest * inverse <= 1)
-    hopeful = torch.ones_like(enough, dtype=torch.bool)
-    if gram.shape[-1] >= PROBE_FROM:  # a few steps tell the matrices for which stage 2 has to answer anyway
-        hopeful = _smallest_inverted(gram, enough, steps=6)[0] <= enough
-    if bool(hopeful.all()):
+    if eigvalsh and not _by_products(gram):
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
-    else:
-        largest, smallest = torch.zeros_like(enough), torch.zeros_like(enough)
-        values = torch.linalg.eigvalsh(gram[hopeful])
-        largest[hopeful], smallest[hopeful] = values[:, -1], values[:, 0]
-        largest[~hopeful] = _largest_eigenvalue(gram[~hopeful], iterate=True)
-    return largest, smallest, smallest >= RESOLVABLE * largest
-
-
-def _smallest_inverted(gram: Tensor, enough: Tensor, steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
-    """1/λmin from below, and whether it is within TOLERANCE; more than `enough` where the Cholesky factor shows that."""
+        return largest, smallest, smallest >= RESOLVABLE * largest
+    largest = _largest_eigenvalue(gram)
     factor, info = torch.linalg.cholesky_ex(gram)
-    # Every squared pivot is an upper bound on λmin.
+    # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    hopeless = (info != 0) | (pivot * enough < 1)
-    if bool(hopeless.any()):
-        factor = torch.where(hopeless[:, None, None], _eye(factor), factor)
-    inverse, converged = _largest_of_inverse(factor, enough, steps)
-    return torch.where(hopeless, 2 * enough, inverse), converged & ~hopeless
+    hopeful = (info == 0) & (pivot >= RESOLVABLE * largest)
+    if not bool(hopeful.all()):
+        factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
+    enough = 1 / (RESOLVABLE * largest)
+    inverse, converged = _largest_of_inverse(factor, enough)
+    return largest, 1 / inverse, hopeful & converged & (inverse <= enough)
 
 
 def _extremes_unsquared(
@@ -151,11 +145,11 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -
     return factor
 
 
-def _largest_eigenvalue(a: Tensor, *, iterate: bool = False) -> Tensor:
+def _largest_eigenvalue(a: Tensor) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)
-    elif a.shape[-1] < EIGVALSH_BELOW and not iterate:
+    elif a.shape[-1] < EIGVALSH_BELOW:
         return torch.linalg.eigvalsh(a)[:, -1]
     else:
         largest, converged = _largest_by_lanczos(_multiply, a)
@@ -164,10 +158,10 @@ def _largest_eigenvalue(a: Tensor, *, iterate: bool = False) -> Tensor:
     return largest
 
 
-def _largest_of_inverse(factor: Tensor, enough: Tensor, steps: int = MAX_STEPS) -> tuple[Tensor, Tensor]:
+def _largest_of_inverse(factor: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
     """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
     if not _by_products(factor):
-        return _largest_by_lanczos(_solve, factor, enough, steps)
+        return _largest_by_lanczos(_solve, factor, enough)
     # The error of L⁻¹, a few 1e-16·κ(L), is that of the solves, and many right-hand sides cost there what one does.
     inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
     return _largest_by_squaring(inverse.mT @ inverse)
@@ -188,10 +182,7 @@ def _solve(factor: Tensor, v: Tensor) -> Tensor:
 
 
 def _largest_by_lanczos(
-    apply: Callable[[Tensor, Tensor], Tensor],
-    matrices: Tensor,
-    enough: Tensor | None = None,
-    steps: int = MAX_STEPS,
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, enough: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
 
@@ -208,7 +199,7 @@ def _largest_by_lanczos(
     uniform = torch.rand(2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = (uniform[0] - 0.5).sign() * (uniform[1] + 0.5)
     groups = [
-        _lanczos_group(apply, group, start / start.norm(), limit, steps)
+        _lanczos_group(apply, group, start / start.norm(), limit)
         for group, limit in zip(matrices.split(per_group), enough.split(per_group), strict=True)
     ]
     values, converged = zip(*groups, strict=True)
@@ -216,20 +207,20 @@ def _largest_by_lanczos(
 
 
 def _lanczos_group(
-    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor, steps: int
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor
 ) -> tuple[Tensor, Tensor]:
     vector, previous = start.expand(matrices.shape[0], -1), torch.zeros_like(start)
     diagonal, beside = [], []
     norm = value = torch.zeros_like(enough)
     done = converged = torch.zeros_like(enough, dtype=torch.bool)
     check = 6
-    for step in range(1, steps + 1):
+    for step in range(1, MAX_STEPS + 1):
         image = apply(matrices, vector)
         along = torch.linalg.vecdot(image, vector)
         image = torch.addcmul(image, vector, along[:, None], value=-1).addcmul_(previous, norm[:, None], value=-1)
         norm = torch.linalg.vector_norm(image, dim=-1)
         diagonal.append(along)
-        if step in (check, steps):
+        if step in (check, MAX_STEPS):
             check = max(step + 6, step * 3 // 2)
             tridiagonal = torch.diag_embed(torch.stack(diagonal, -1))
             if beside:

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from wellcond.numerics.extremes import (
-    EIGVALSH_BELOW,
     RESOLVABLE,
     extreme_singular_values,
     largest_singular_value,
+    prefers_eigvalsh,
     scaled_gram,
 )
 
@@ -212,10 +212,8 @@ def explain_method(
         return MethodChoice(
             "gram", "products and Cholesky factors of many matrices at once are far faster than SVDs here"
         )
-    if min(shape[-2:]) < EIGVALSH_BELOW:
-        return MethodChoice(
-            "gram", "on a CPU the eigenvalues of a small XXᵀ in float64 cost less than an SVD in float32"
-        )
+    if prefers_eigvalsh(*sorted(shape[-2:])):
+        return MethodChoice("gram", "on a CPU all eigenvalues of XXᵀ in float64 cost less than an SVD in float32")
     return MethodChoice(
         "gram", "on a CPU a Cholesky factor of XXᵀ and some Lanczos steps cost less than an SVD in float32"
     )

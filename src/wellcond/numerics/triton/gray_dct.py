@@ -54,7 +54,7 @@ def _fold_kernel(
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(2·hp_n, 2·hp_d) an image: even and odd tokens × values, each token pair scaled by a power of two."""
+    """(2, batch, hp_n, 2·hp_d): even and odd tokens × even and odd values, each token pair scaled by a power of two."""
     batch = tl.program_id(1)
     i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, BLOCK)
@@ -78,11 +78,11 @@ def _fold_kernel(
     top_odd = tl.where(has_far, top_near - top_far, 0.0) * shrink
     bottom_even = (bottom_near + bottom_far) * shrink
     bottom_odd = tl.where(has_far, bottom_near - bottom_far, 0.0) * shrink
-    at = folded + batch * (4 * hp_n * hp_d) + i[:, None] * (2 * hp_d) + k[None, :]
+    at = folded + (batch * hp_n + i)[:, None] * (2 * hp_d) + k[None, :]
     mask = (i < hp_n)[:, None] & (k < hp_d)[None, :]
     tl.store(at, (top_even + bottom_even).to(tl.float16), mask=mask)
     tl.store(at + hp_d, (top_odd + bottom_odd).to(tl.float16), mask=mask)
-    at += hp_n * 2 * hp_d
+    at += tl.num_programs(1) * (hp_n * 2 * hp_d)  # odd tokens stand behind the even ones of all images
     tl.store(at, tl.where(has_bottom, top_even - bottom_even, 0.0).to(tl.float16), mask=mask)
     tl.store(at + hp_d, tl.where(has_bottom, top_odd - bottom_odd, 0.0).to(tl.float16), mask=mask)
 
@@ -101,13 +101,14 @@ def _unfold_kernel(
     in_k = (k < half_d)[None, :]
     has_bottom = (n - 1 - i > i)[:, None]
     has_far = (d - 1 - k > k)[None, :]
-    even = folded + (batch * 2 * hp_n + i)[:, None] * hp_d + k[None, :]
-    odd = even + tl.num_programs(1) * (2 * hp_n * hp_d)  # odd values stand behind the even ones of all images
+    even = folded + (batch * hp_n + i)[:, None] * hp_d + k[None, :]
+    rows = tl.num_programs(1) * hp_n
+    odd = even + rows * 2 * hp_d  # (2, 2, batch, hp_n, hp_d): even and odd values, of even and odd tokens
     mask = in_i & in_k
     even_even = tl.load(even, mask=mask, other=0.0).to(tl.float32)
     even_odd = tl.load(odd, mask=mask, other=0.0).to(tl.float32)
-    odd_even = tl.load(even + hp_n * hp_d, mask=mask, other=0.0).to(tl.float32)
-    odd_odd = tl.load(odd + hp_n * hp_d, mask=mask, other=0.0).to(tl.float32)
+    odd_even = tl.load(even + rows * hp_d, mask=mask, other=0.0).to(tl.float32)
+    odd_odd = tl.load(odd + rows * hp_d, mask=mask, other=0.0).to(tl.float32)
     highest = tl.load(peak + batch)
     highest = tl.where(highest == 0, 1.0, highest)
     if RESTORE:
@@ -156,9 +157,9 @@ def _along_kernel(
         )
         right = tl.load(basis + f[None, :] * hp_d + k[:, None], mask=(f < hp_d)[None, :] & in_k[:, None], other=0.0)
         acc = tl.dot(left, right, acc)
-    batch = row // (2 * hp_n)
-    scale = tl.load(scales + batch * hp_n + row % hp_n, mask=row < rows, other=0.0)
-    top = tl.load(largest + batch, mask=row < rows, other=1.0)
+    pair = row % (rows // 2)  # sums of token pairs are the first half of the rows, differences the second
+    scale = tl.load(scales + pair, mask=row < rows, other=0.0)
+    top = tl.load(largest + pair // hp_n, mask=row < rows, other=1.0)
     acc *= (scale / tl.where(top == 0, 1.0, top))[:, None]
     acc *= tl.load(norms + part * hp_d + f, mask=f < hp_d, other=0.0)[None, :]
     mask = (row < rows)[:, None] & (f < hp_d)[None, :]
@@ -179,9 +180,10 @@ def _across_kernel(
     """power(D_n Y) for the even or the odd tokens of an image, with the norms that the way back needs."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     col = tl.program_id(1) * BN + tl.arange(0, BN)
-    batch, part = tl.program_id(2) // 2, tl.program_id(2) % 2
+    batches = tl.num_programs(2) // 2
+    part, batch = tl.program_id(2) // batches, tl.program_id(2) % batches
     basis += part * hp_n * hp_n
-    offset = (batch * 2 + part) * hp_n * width
+    offset = tl.program_id(2) * hp_n * width
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, hp_n, BK):
         k = start + tl.arange(0, BK)
@@ -240,7 +242,7 @@ def _gray_chunk(
     basis_n, norms_n = _halves(n, device)
     half_d, half_n, hp_d, hp_n = (d + 1) // 2, (n + 1) // 2, basis_d.shape[-1], basis_n.shape[-1]
     rows, width = batch * 2 * hp_n, 2 * hp_d
-    y, z = (torch.empty(batch, 2, hp_n, width, dtype=torch.float16, device=x.device) for _ in range(2))
+    y, z = (torch.empty(2, batch, hp_n, width, dtype=torch.float16, device=x.device) for _ in range(2))
     scales = torch.empty(batch * hp_n, dtype=torch.float32, device=x.device)
     largest, peak = torch.zeros(2, batch, dtype=torch.float32, device=x.device)
     sizes = (n, d, half_n, half_d, hp_n, hp_d, x.stride(0))
@@ -260,8 +262,9 @@ def _gray_chunk(
         z, y, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, **across
     )
     # The way back has nothing to fuse: plain half-precision products, which cuBLAS does best.
-    back = torch.matmul(basis_n.mT, y)
-    back = torch.bmm(back.view(rows, 2, hp_d).transpose(0, 1), basis_d)
+    for part in range(2):
+        torch.bmm(basis_n[part].mT.expand(batch, hp_n, hp_n), y[part], out=z[part])
+    back = torch.bmm(z.view(rows, 2, hp_d).transpose(0, 1), basis_d)
     _unfold_kernel[fold_grid](back, out, largest, peak, *sizes, epsilon, *geometry, RESTORE=restore_scale, **fold)
 
 

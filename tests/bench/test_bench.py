@@ -1,0 +1,62 @@
+"""Every benchmark runs anywhere, and writes what it showed together with where it ran."""
+
+import pytest
+import torch
+
+from wellcond.bench import graying, kappa
+from wellcond.bench.photographs import photographs
+from wellcond.bench.timing import interleaved_ms
+from wellcond.records import read_json
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """LAPACK's threads wait for each other on a busy machine, for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_photographs_are_the_same_for_the_same_seed_and_normalised():
+    first, again, other = photographs(3, 64), photographs(3, 64), photographs(3, 64, seed=1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.shape == (3, 3, 64, 64)
+    assert first.abs().max() < 3
+
+
+def test_functions_are_called_in_turns():
+    calls: list[str] = []
+    times = interleaved_ms(
+        [lambda: calls.append("a"), lambda: calls.append("b")], torch.device("cpu"), repeats=2, warmup=1
+    )
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert len(times) == 2
+
+
+def test_kappa(tmp_path):
+    path = kappa.run(output=tmp_path / "kappa.json", device="cpu", batch_size=2, quick=True)
+    record = read_json(path)
+    assert {row["method"] for row in record["rows"]} >= {"torch.linalg.cond", "condition_number"}
+    ours = [row for row in record["rows"] if row["method"] == "condition_number"]
+    assert all(row["error"] < 1e-3 for row in ours)
+    assert record["environment"]["versions"]["torch"]
+
+
+def test_graying(tmp_path, monkeypatch):
+    monkeypatch.setattr(graying, "EPSILONS", (0.5, 0.95))
+    path = graying.run(output=tmp_path / "graying.json", device="cpu", batch_size=2, quick=True)
+    rows = read_json(path)["rows"]
+    errors = [row for row in rows if row["kind"] == "error"]
+    judged = [row for row in errors if "all in" not in row["path"]]
+    assert {row["tokens"] for row in errors} == {"196×768", "3136×48"}
+    assert all(row["frobenius"] < 1e-3 for row in judged)
+    assert all(row["singular values"] < 0.02 for row in judged if row["path"].startswith("svd"))
+    assert max(row["frobenius"] for row in errors if "bfloat16" in row["path"]) > 5e-3  # what autocast would do
+
+
+def test_the_fft_peer_computes_the_same():
+    tokens = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(0))
+    want = graying.dct_power(tokens, 0.95)
+    assert torch.allclose(graying._fft_gray(tokens, 0.95), want, atol=1e-4)

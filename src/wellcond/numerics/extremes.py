@@ -24,7 +24,7 @@ from .fastpaths import fused_kernels
 
 __all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
-RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 3e-4 at worst
+RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 4e-4 at worst
 TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance

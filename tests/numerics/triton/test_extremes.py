@@ -25,6 +25,16 @@ def test_condition_numbers(device, side, kappa):
     assert (pivots > 0).all()
 
 
+@pytest.mark.parametrize("width", [1e-3, 6e-3, 3e-2])
+def test_eigenvalues_all_in_one_cluster(device, width):
+    """Power iteration gains next to nothing at first, long before it has converged."""
+    generator = torch.Generator().manual_seed(2)
+    q = torch.linalg.qr(torch.randn(1, 40, 40, dtype=torch.float64, generator=generator))[0]
+    values = torch.linspace(1, 1 + width, 40, dtype=torch.float64)
+    largest, smallest, _ = extreme_eigenvalues(((q * values) @ q.mT / values.sum()).to(device))
+    assert float((largest / smallest).sqrt()) == pytest.approx((1 + width) ** 0.5, rel=1e-3)
+
+
 def test_a_cluster_at_the_small_end(device):
     generator = torch.Generator().manual_seed(1)
     q = torch.linalg.qr(torch.randn(1, 64, 64, dtype=torch.float64, generator=generator))[0]

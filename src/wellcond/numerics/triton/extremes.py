@@ -1,7 +1,7 @@
 """The largest and the smallest eigenvalue of many Gram matrices at once: a fused twin of `numerics.extremes`.
 
 One inverse by block sweeps, refined by Newton's step, then power iteration on the matrix and on its inverse, all on the
-GPU's side: no answer is waited for. The iteration stops at 1e-3 of an eigenvalue, mostly far closer, so that a condition
+GPU: no answer is waited for. The iteration stops at 1e-3 of an eigenvalue, mostly far closer, so that a condition
 number, a ratio's root, is good to 1e-3 at the worst; on evenly spread spectra 3e-5 was seen.
 """
 

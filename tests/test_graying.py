@@ -12,6 +12,7 @@ from torch import nn
 
 from wellcond import TokenGraying, gray_tokens
 from wellcond.graying import explain_graying
+from wellcond.numerics import fastpaths
 from wellcond.numerics.fused import tokens_of, untokens
 
 METHODS = ["svd", "dct"]
@@ -290,3 +291,25 @@ def test_half_precision_kernels_are_not_taken_where_they_would_err():
 def test_tokens_go_back_where_they_came_from():
     images = torch.arange(2 * 3 * 8 * 12).reshape(2, 3, 8, 12).float()
     assert torch.equal(untokens(tokens_of(images, 2, 3), images.shape, 2, 3), images)
+
+
+@pytest.mark.parametrize(
+    ("method", "operator"), [("dct", "wellcond.gray_dct.default"), ("svd", "wellcond.spectral_power.default")]
+)
+def test_a_compiled_module_takes_the_fused_operator_where_there_are_kernels(monkeypatch, method, operator):
+    """Seen in the graph, so that it needs no GPU. Torch 2.11 takes every compilation for an export."""
+    monkeypatch.setattr(fastpaths, "_available", lambda kind, index: (True, "for this test"))
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return lambda *arguments: (images,)  # the kernels themselves are tested elsewhere
+
+    images = torch.randn(2, 3, 16, 16)
+    torch.compiler.reset()
+    for epsilon in (0.95, 0.92):  # a second module must not turn epsilon into a variable
+        torch.compile(TokenGraying(method, epsilon, 8), fullgraph=True, backend=keep)(images)
+    torch.compiler.reset()
+    for graph in graphs:
+        assert [str(node.target) for node in graph.graph.nodes if "wellcond" in str(node.target)] == [operator]
+    assert len(graphs) == 2

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.numerics.dct import dct_power
-from wellcond.numerics.fastpaths import fused_kernels
+from wellcond.numerics.fastpaths import exporting, fused_kernels
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 
@@ -117,7 +117,7 @@ def explain_graying(
     if method == "dct":
         if dtype == torch.float64:
             return "basis", "float64 products with the DCT basis: float64 input asks for float64 accuracy"
-        if torch.compiler.is_exporting():
+        if exporting():
             return "basis", "products with the DCT basis export everywhere"
         if not fused_kernels(device):
             return "basis", "float32 products with the DCT basis: no fused kernels here"
@@ -152,7 +152,7 @@ def _fused_dct(x: Tensor, epsilon: float) -> bool:
 
 
 def _check_finite(x: Tensor) -> None:
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or not x.is_floating_point():
+    if torch.compiler.is_compiling() or exporting() or not x.is_floating_point():
         return  # a check on values would break the graph
     if not bool(x.detach().isfinite().all()):
         bad = ~x.detach().isfinite().flatten(-2).all(-1)

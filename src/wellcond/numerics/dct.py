@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from .fastpaths import exporting
+
 __all__ = ["coefficient_floor", "dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
 
 DOUBLE_BELOW = 0.9  # epsilon
@@ -23,7 +25,7 @@ def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "
 
     Built in float64 and rounded once; cached per length, dtype and device (treat it as read-only).
     """
-    if torch.compiler.is_exporting():
+    if exporting():
         return _build_basis(length, dtype, device)  # exported as a few constant nodes; a cache would leak fake tensors
     return _cached_basis(length, dtype, str(device))
 

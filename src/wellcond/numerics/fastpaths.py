@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["FastPath", "fast_paths", "fused_kernels", "plain_twins"]
+__all__ = ["FastPath", "exporting", "fast_paths", "fused_kernels", "plain_twins"]
 
 _forced_plain = False
 
@@ -48,6 +48,12 @@ def fused_kernels(device: torch.device) -> bool:
     return (
         not _forced_plain and _available(device.type, device.index or 0)[0] and os.environ.get("WELLCOND_TRITON") != "0"
     )
+
+
+@torch.compiler.assume_constant_result
+def exporting() -> bool:
+    """Whether `torch.export` is at work. In torch 2.11 a compiled `torch.compiler.is_exporting()` says yes, always."""
+    return torch.compiler.is_exporting()
 
 
 @functools.lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from .fastpaths import fused_kernels
+from .fastpaths import exporting, fused_kernels
 from .power_fit import direct_fit, folded_fit
 
 __all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_power"]
@@ -83,7 +83,7 @@ def explain_spectral_power(
     shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device, epsilon: float
 ) -> tuple[str, str]:
     """The method that `auto` takes, and why."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return "products", "matrix products export everywhere; decompositions do not"
     if dtype == torch.float64:
         return "svd", "float64 input asks for float64 accuracy, which a Gram matrix cannot give"
@@ -97,7 +97,7 @@ def explain_spectral_power(
 def _fused(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device, epsilon: float) -> bool:
     short = min(shape[-2:])
     fits = dtype != torch.float64 and FUSED_EPSILON <= epsilon < 1 and 1 < short <= FUSED_SIDE
-    return fits and not torch.compiler.is_exporting() and fused_kernels(device)
+    return fits and not exporting() and fused_kernels(device)
 
 
 def floor_of(method: str, dtype: torch.dtype, n: int, d: int) -> float:

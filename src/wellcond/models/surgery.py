@@ -10,9 +10,11 @@ Graying sits inside the patch embedding, hence after the padding of timm's `dyna
 """
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from wellcond.graying import TokenGraying
@@ -59,6 +61,7 @@ def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: boo
     _put(projection, settings)
     if hasattr(holder, "set_input_size") and not isinstance(holder, _KeepsGraying):
         holder.__class__ = _keeper_class(type(holder))
+    _forget_compiled_code()
     return model
 
 
@@ -76,7 +79,14 @@ def ungray(model: Model) -> Model:
         if isinstance(module, GrayedConv2d):
             del module.graying
         module.__class__ = plain_class
+    _forget_compiled_code()
     return model
+
+
+def _forget_compiled_code() -> None:
+    """Make every compiled model compile anew: torch 2.11 does not notice a changed class and runs the old code."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def graying_of(model: nn.Module) -> GrayingSettings | None:

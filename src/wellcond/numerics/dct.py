@@ -9,6 +9,7 @@ it is differentiable by itself, and it exports.
 
 import functools
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from .fastpaths import exporting
 __all__ = ["coefficient_floor", "dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
 
 DOUBLE_BELOW = 0.9  # epsilon
+# Constants of a compiled function may be tensors, several of them: seen to work in torch 2.15, to fail in 2.11.
+COMPILES_CONSTANTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -25,9 +28,9 @@ def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "
 
     Built in float64 and rounded once; cached per length, dtype and device (treat it as read-only).
     """
-    if exporting():
-        return _build_basis(length, dtype, device)  # exported as a few constant nodes; a cache would leak fake tensors
-    return _cached_basis(length, dtype, str(device))
+    if exporting() or (torch.compiler.is_compiling() and not COMPILES_CONSTANTS):
+        return _build_basis(length, dtype, device)  # a few nodes of the graph; a cache would leak fake tensors
+    return _cached_basis(operator.index(length), dtype, str(device))  # the compiler takes a size as a constant by this
 
 
 @torch.compiler.assume_constant_result

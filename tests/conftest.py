@@ -41,6 +41,15 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_thread():
+    """On small matrices a second thread is only waited for, on a busy machine for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Where kernels are tested: on the GPU, or without one in Triton's interpreter."""

@@ -15,17 +15,10 @@ from wellcond.graying import explain_graying
 from wellcond.numerics import fastpaths
 from wellcond.numerics.fused import tokens_of, untokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 METHODS = ["svd", "dct"]
 BATCH = torch.export.Dim("batch", max=64)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """A second thread is only waited for on images this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def algorithm(x, method, epsilon=0.95, restore_scale=True):

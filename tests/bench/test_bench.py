@@ -8,14 +8,7 @@ from wellcond.bench.photographs import photographs
 from wellcond.bench.timing import interleaved_ms
 from wellcond.records import read_json
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """LAPACK's threads wait for each other on a busy machine, for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_photographs_are_the_same_for_the_same_seed_and_normalised():

@@ -1,12 +1,8 @@
-"""The numerics are tested on small matrices, where a second thread is only waited for."""
+"""The numerics are tested on small matrices."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread):
+    pass

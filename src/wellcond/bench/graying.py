@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wellcond.bench.photographs import photographs
-from wellcond.bench.tables import show, write
+from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import interleaved_ms, median_ms
 from wellcond.graying import TokenGraying, explain_graying
 from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, idct2
@@ -37,7 +37,7 @@ def run(
     batch = batch_size or (256 if on_gpu and not quick else 8)
     images = photographs(batch, seed=SEED).to(where)
     torch.manual_seed(SEED)
-    path = output or Path("benchmarks") / f"graying-{where.type}.json"
+    path = destination(output, f"graying-{where.type}.json")
     rows: list[dict[str, Any]] = []
 
     def keep(more: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> None:

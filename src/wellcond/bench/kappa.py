@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.bench.tables import show, write
+from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import interleaved_ms
 from wellcond.numerics.singular import condition_number
 
@@ -25,13 +25,13 @@ def run(
 ) -> Path:
     """Times and judges condition numbers on `device`; writes JSON to `output` and returns its path."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    path = destination(output, f"kappa-{where.type}.json")
     batch = batch_size or (8 if quick else 64)
     rows: list[dict[str, Any]] = []
     for n, d in SHAPES[:1] if quick else SHAPES:
         for kappa in (1e1, 1e3, 1e5, 1e6):
             rows += _compare(matrices(batch, n, d, kappa).to(where), kappa, repeats=3 if quick else 5)
     show("condition numbers", rows, ("method", "matrices", "kappa", "ms", "times faster", "error"))
-    path = output or Path("benchmarks") / f"kappa-{where.type}.json"
     write(path, {"benchmark": "kappa", "batch_size": batch, "quick": quick, "rows": rows}, seed=SEED)
     return path
 

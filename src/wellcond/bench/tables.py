@@ -9,7 +9,14 @@ from rich.table import Table
 
 from wellcond.records import write_record
 
-__all__ = ["show", "write"]
+__all__ = ["destination", "show", "write"]
+
+
+def destination(output: Path | None, default: str) -> Path:
+    """Where the JSON goes, with its folder made: what cannot be written should fail before anything is measured."""
+    path = output or Path("benchmarks") / default
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .fastpaths import fused_kernels
+from .fastpaths import FUSED_SIDE, fused_kernels
 
 __all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
@@ -32,7 +32,6 @@ MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to 
 EIGVALSH_BELOW = 128  # size from which on a CPU an iteration beats LAPACK's eigvalsh for a batch
 QR_BELOW = 8  # times the short side: a long side from which products beat QR on a CPU too
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
-FUSED_SIDE = 256  # what the fused kernels hold on chip
 FUSED_RESOLVABLE = 1e-11  # λmin/λmax down to which their inverse is trusted: there κ errs by 1e-5
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 

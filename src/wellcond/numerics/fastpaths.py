@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["FastPath", "exporting", "fast_paths", "fused_kernels", "plain_twins"]
+__all__ = ["FUSED_SIDE", "FastPath", "exporting", "fast_paths", "fused_kernels", "plain_twins"]
+
+FUSED_SIDE = 256  # longest shorter side of a matrix that the fused kernels hold on chip
 
 _forced_plain = False
 

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from .fastpaths import exporting, fused_kernels
+from .fastpaths import FUSED_SIDE, exporting, fused_kernels
 from .power_fit import direct_fit, folded_fit
 
 __all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_power"]
@@ -26,7 +26,6 @@ __all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_
 METHODS = ("auto", "svd", "eigh", "products")
 SMALLEST_FLOOR = 1e-6  # what a float64 Gram matrix resolves with two digits to spare
 FUSED_EPSILON = 0.5  # below it the fused kernels have not been validated
-FUSED_SIDE = 256  # longest shorter side that the fused kernels hold on chip
 
 
 def power_floor(dtype: torch.dtype, n: int, d: int) -> float:

@@ -8,14 +8,14 @@ number, a ratio's root, is good to 1e-3 at the worst; on evenly spread spectra 3
 import torch
 from torch import Tensor
 
-from .gram import MAX_SIDE, largest_eigenvalue, padded
+from .gram import largest_eigenvalue, padded
 from .spd_inverse import negative_inverse
 
-__all__ = ["MAX_SIDE", "extreme_eigenvalues"]
+__all__ = ["extreme_eigenvalues"]
 
 
 def extreme_eigenvalues(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(λmax, λmin, smallest pivot) of float64 Gram matrices (b, m, m) of trace 1, m ≤ MAX_SIDE; each (b,).
+    """(λmax, λmin, smallest pivot) of float64 Gram matrices (b, m, m) of trace 1, m ≤ FUSED_SIDE; each (b,).
 
     λmin holds only where the smallest pivot is positive.
     """

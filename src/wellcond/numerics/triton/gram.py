@@ -13,9 +13,7 @@ from torch import Tensor
 
 from .geometry import Geometry, token_offset, value_offset
 
-__all__ = ["MAX_SIDE", "gram", "largest_eigenvalue", "padded"]
-
-MAX_SIDE = 256  # one program holds a whole (side, side) float32 matrix in its registers
+__all__ = ["gram", "largest_eigenvalue", "padded"]
 
 
 def padded(side: int) -> int:
@@ -139,7 +137,7 @@ def _largest_eigenvalue_kernel(
 def largest_eigenvalue(
     g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-3, most: int = 1024
 ) -> Tensor:
-    """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64; m ≤ MAX_SIDE.
+    """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64; m ≤ FUSED_SIDE.
 
     With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix), and its padding the identity.
     """

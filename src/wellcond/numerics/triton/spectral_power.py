@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..power_fit import FoldedFit
 from .geometry import Geometry, token_offset, value_offset
-from .gram import MAX_SIDE, gram, largest_eigenvalue
+from .gram import gram, largest_eigenvalue
 from .spd_inverse import negative_inverse
 
-__all__ = ["MAX_SIDE", "spectral_power_in_place_layout"]
+__all__ = ["spectral_power_in_place_layout"]
 
 # Pairs are stored 64 times larger: the low half stays clear of float16's subnormals, and both add up in one sum.
 SCALE = tl.constexpr(64.0)

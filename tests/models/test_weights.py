@@ -226,6 +226,8 @@ WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "ddp": lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
     "compiled": lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
     "all of it": lambda state: {"model": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()}},
+    "lightning": lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}, "epoch": 3},
+    "tutorial": lambda state: {"epoch": 3, "model_state_dict": state, "loss": 0.5},
     "the other way round": lambda state: {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()},
 }
 
@@ -266,6 +268,33 @@ def test_no_free_pickle_is_loaded(vit: nn.Module, tmp_path: Path, zipped: bool) 
     assert_untouched(vit, before, None)
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old"])
+def test_a_refused_pickle_says_what_it_holds(vit: nn.Module, tmp_path: Path, zipped: bool) -> None:
+    torch.save(
+        {"model": vit.state_dict(), "block": vit.blocks}, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped
+    )
+    with pytest.raises(ValueError, match=r"a\.pth holds more than tensors.*it asks for \S*(timm|torch)\.\S+") as caught:
+        load(vit, tmp_path / "a.pth")
+    assert "\x1b" not in str(caught.value)  # torch prints in bold
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_averaged_weights_on_request(vit: nn.Module, make_vit: Make, tmp_path: Path, key: str) -> None:
+    last, averaged = make_vit().state_dict(), make_vit().state_dict()
+    file = tmp_path / "checkpoint.pth.tar"
+    torch.save({"state_dict": last, key: {f"module.{name}": t for name, t in averaged.items()}}, file)
+    load(vit, file)
+    assert torch.equal(vit.head.weight, last["head.weight"])
+    load(vit, file, ema=True)
+    assert torch.equal(vit.head.weight, averaged["head.weight"])
+    torch.save({"state_dict": last, "epoch": 3}, file)
+    before = snapshot(vit)
+    with pytest.raises(ValueError, match="no averaged weights under state_dict_ema.*only state_dict, epoch"):
+        load(vit, file, ema=True)
+    assert_untouched(vit, before, None)
+
+
 # ---- what does not fit
 
 
@@ -290,6 +319,16 @@ def test_damaged_files(grayed: nn.Module, make_vit: Make, tmp_path: Path, suffix
     with pytest.raises(ValueError, match=rf"weights{suffix} .*damaged"):
         load(grayed, file)
     assert_untouched(grayed, before, DCT)
+
+
+def test_an_old_file_torn_anywhere(vit: nn.Module, tmp_path: Path) -> None:
+    file = tmp_path / "old.pth"
+    torch.save({"state_dict": {"a": torch.zeros(3)}, "epoch": 3}, file, _use_new_zipfile_serialization=False)
+    content = file.read_bytes()
+    for end in range(1, len(content), 7):
+        file.write_bytes(content[:end])
+        with pytest.raises(ValueError, match=r"old\.pth .*(damaged|does not fit)"):
+            load(vit, file)
 
 
 @pytest.mark.parametrize("content", [3, [1, 2], {}, {"state_dict": {}}, {"epoch": 3}, torch.zeros(2)])

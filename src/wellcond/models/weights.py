@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -29,13 +30,16 @@ from wellcond.graying import TokenGraying
 from wellcond.models.families import find_projection, unwrap
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 
-__all__ = ["Loaded", "load", "save"]
+__all__ = ["Loaded", "load", "match_names", "read_weights", "save"]
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
 # What a file may say was done to its model. Removed skips and replaced attention will stand here beside graying; a
 # version that does not know an entry refuses the file, since weights without their surgery are silently wrong.
 ENTRIES = {"format", "graying"}
+
+# Where training loops keep the moving average of the weights.
+EMA_KEYS = ("state_dict_ema", "model_ema")
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +93,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
         aside.unlink(missing_ok=True)
 
 
-def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> Loaded:
+def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:
     """Load weights into the model, and gray or ungray it as it was when they were saved.
 
     | the file | the model | what happens |
@@ -99,12 +103,13 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True)
     | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
 
     Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
-    training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`.
+    training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. `ema=True`
+    takes the averaged weights that timm and others keep beside the last ones, under `state_dict_ema` or `model_ema`.
 
     Raises FileNotFoundError, or ValueError for a file that is damaged or does not fit; the model is then unchanged.
     """
     path = Path(path)
-    weights, metadata = _read(path)
+    weights, metadata = read_weights(path, ema=ema)
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
     wanted = _parse(metadata.pop(METADATA_KEY), path) if recorded else None
@@ -192,8 +197,7 @@ def _load_state(
         raise ValueError('the model is on the meta device, without memory: call model.to_empty(device="cpu") first')
     if any(hasattr(value, "full_tensor") for value in before.values()):
         raise ValueError("the model is sharded: load its weights before fully_shard")
-    names = {_plain_name(name): name for name in before}  # compiled blocks have _orig_mod in the middle of theirs
-    weights = {names.get(name, name): tensor for name, tensor in weights.items()}
+    weights = match_names(weights, before)
     if not weights.keys() & before.keys():
         raise ValueError(_misfit(path, before, weights))
     backup = {name: value.clone() if isinstance(value, Tensor) else value for name, value in before.items()}
@@ -203,6 +207,14 @@ def _load_state(
         model.load_state_dict(backup)
         raise ValueError(_misfit(path, before, weights, str(error))) from error
     return list(result.missing_keys), list(result.unexpected_keys)
+
+
+def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights under the names of `state`, where those differ by what wrappers add to them."""
+    names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
+    if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
+        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
+    return {names.get(name, name): tensor for name, tensor in weights.items()}
 
 
 def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor], otherwise: str = "") -> str:
@@ -227,8 +239,9 @@ def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor],
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, with plain names, and the metadata of a safetensors or torch file (the first bytes tell)."""
+    path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file of weights in it")
     if not path.exists():
@@ -246,17 +259,37 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} holds more than tensors, or is damaged, and is not unpickled ({str(error).splitlines()[0]}). "
+            f"{path} holds more than tensors, or is damaged, and is not unpickled ({_foreign_parts(path, error)}). "
             "If you trust it, torch.load(path, weights_only=False) yourself and wellcond.save the model"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} is damaged or is no file of weights ({error}); save or download it again") from error
-    return _find_state(state, path), metadata
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a torn pickle fails in as many ways as there are places to tear it
+        why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
+    return _find_state(state, path, ema=ema), metadata
 
 
-def _find_state(state: Any, path: Path) -> dict[str, Tensor]:
+def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:
+    """What a pickle holds besides tensors: names of classes and functions, which are read and never called."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except Exception:  # an old file, or a damaged one: the first of them stands in torch's message
+        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+    if not names:
+        return " ".join(str(error).split())[-120:]
+    return f"it asks for {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+
+
+def _find_state(state: Any, path: Path, *, ema: bool) -> dict[str, Tensor]:
     """The state dict inside what a training loop saved, with plain names."""
-    for key in ("state_dict", "model", "module"):
+    if ema:
+        keys = [key for key in EMA_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
+        if not keys:
+            held = ", ".join(map(str, list(state)[:5])) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"{path} holds no averaged weights under {' or '.join(EMA_KEYS)}, only {held}; drop ema")
+        state = state[keys[0]]
+    for key in ("state_dict", "model_state_dict", "model", "module"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):

@@ -290,7 +290,7 @@ def test_averaged_weights_on_request(vit: nn.Module, make_vit: Make, tmp_path: P
     assert torch.equal(vit.head.weight, averaged["head.weight"])
     torch.save({"state_dict": last, "epoch": 3}, file)
     before = snapshot(vit)
-    with pytest.raises(ValueError, match="no averaged weights under state_dict_ema.*only state_dict, epoch"):
+    with pytest.raises(ValueError, match=r"no averaged weights under state_dict_ema.*only state_dict, epoch"):
         load(vit, file, ema=True)
     assert_untouched(vit, before, None)
 

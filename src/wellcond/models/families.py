@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-__all__ = ["Family", "by_hand", "find_projection", "register_family", "unwrap"]
+__all__ = ["Family", "by_hand", "class_names", "find_projection", "full_name", "register_family", "unwrap"]
 
 TIMM_EMBED = "timm.layers.patch_embed.PatchEmbed"
 PVT_EMBED = "timm.models.pvt_v2.OverlapPatchEmbed"
@@ -64,7 +64,7 @@ def register_family(model: type[nn.Module] | str, projection: str) -> None:
 
         wellcond.models.register_family(MyViT, "stem.patchify")
     """
-    name = model if isinstance(model, str) else _full_name(model)
+    name = model if isinstance(model, str) else full_name(model)
     _families[name] = Family(model=name, projection=projection)
 
 
@@ -74,7 +74,7 @@ def find_projection(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
     Raises ValueError, with a way out, for an unknown family.
     """
     root = unwrap(model)
-    for name in _class_names(root):
+    for name in class_names(root):
         if name in INNER and hasattr(root, INNER[name]):
             return find_projection(getattr(root, INNER[name]))
         if name in _families:
@@ -117,7 +117,7 @@ def _resolve(root: nn.Module, family: Family) -> tuple[nn.Module, nn.Conv2d]:
         holder, projection = root.get_submodule(holder_path), root.get_submodule(family.projection)
     except AttributeError:
         raise ValueError(by_hand(root, f"it has no patch projection at {family.projection}")) from None
-    if family.embeddings and not set(family.embeddings) & set(_class_names(holder)):
+    if family.embeddings and not set(family.embeddings) & set(class_names(holder)):
         what = f"its {holder_path} is a {type(holder).__name__}, which does not read patches of the image"
         raise ValueError(by_hand(root, what))
     if not isinstance(projection, nn.Conv2d):
@@ -127,12 +127,13 @@ def _resolve(root: nn.Module, family: Family) -> tuple[nn.Module, nn.Conv2d]:
 
 
 def _is_known(model: nn.Module) -> bool:
-    return any(name in _families or name in INNER for name in _class_names(model))
+    return any(name in _families or name in INNER for name in class_names(model))
 
 
-def _class_names(model: nn.Module) -> list[str]:
-    return [_full_name(cls) for cls in type(model).__mro__]
+def class_names(model: nn.Module) -> list[str]:
+    """The full names of the model's class and of all it derives from, nearest first."""
+    return [full_name(cls) for cls in type(model).__mro__]
 
 
-def _full_name(cls: type) -> str:
+def full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

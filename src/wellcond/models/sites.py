@@ -1,0 +1,180 @@
+"""The sites of a model: which blocks it has, and where each keeps `in`, `sa`, `+sa`, `mlp` and `+mlp`.
+
+    print(wellcond.sites(timm.create_model("vit_base_patch16_224")))        # a table: blocks × sites
+    for block in find_blocks(model):
+        block.name, block.taps["sa"]                                        # 'blocks.0', Tap(path='drop_path1', …)
+
+`in` is what the attention reads; `sa` its branch after LayerScale, before drop path and the add; `+sa` after the add;
+`mlp` and `+mlp` likewise. What is known about each class of blocks stands in `block_table`.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import nn
+
+from wellcond.models.block_table import BLOCK_SITES, BlockRow, Tap, register_blocks, row_of
+from wellcond.models.families import unwrap
+from wellcond.models.skipless import removed_skips
+
+__all__ = [
+    "BLOCK_SITES",
+    "Block",
+    "Site",
+    "SiteList",
+    "Tap",
+    "find_blocks",
+    "register_blocks",
+    "select_blocks",
+    "sites",
+]
+
+# Wrappers around a single block (torch.compile, checkpointing, FSDP) stand in the paths of modules, not in our names.
+WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+Which = None | str | int | Iterable[str | int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block of a model, and where its sites are."""
+
+    name: str
+    """Its path inside `unwrap(model)`: "blocks.3", "layers.2.blocks.5"."""
+    index: int
+    """0, 1, 2, … over the whole model, in order of execution."""
+    module: nn.Module
+    taps: Mapping[str, Tap]
+    """Site → where to have it; only the sites this block has."""
+    lacks: Mapping[str, str]
+    """Site → why this block has none."""
+    channels_first: bool = False
+    """Whether 4-D tensors here are (b, d, h, w), as in ConvMixer; else they are (b, h, w, d), as in Swin."""
+    attention: str | None = None
+    """The path, relative to the block, of the module that attends; None where there is none."""
+    row: BlockRow
+    """What the table says about its class: its skips, and what scales its branches."""
+
+
+class Site(NamedTuple):
+    """One place to measure."""
+
+    block: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] (the row's word; nobody searches a Site)
+    site: str
+
+
+class SiteList(list[Site]):
+    """The sites of a model; printed, a table of blocks × sites."""
+
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+        self.blocks = list(blocks)
+        super().__init__(Site(b.name, b.index, site) for b in self.blocks for site in BLOCK_SITES if site in b.taps)
+
+    def __str__(self) -> str:
+        width = max([len("block"), *(len(block.name) for block in self.blocks)])
+        lines = [f"{'index':>5}  {'block':<{width}}  " + "  ".join(f"{site:^4}" for site in BLOCK_SITES)]
+        for block in self.blocks:
+            marks = "  ".join(f"{'x' if site in block.taps else '-':^4}" for site in BLOCK_SITES)
+            lines.append(f"{block.index:>5}  {block.name:<{width}}  {marks}")
+        notes: dict[tuple[str, str, str], int] = {}
+        for block in self.blocks:
+            for site, why in block.lacks.items():
+                key = (type(block.module).__name__, site, why)
+                notes[key] = notes.get(key, 0) + 1
+        lines += [f"no {site} in {count} × {kind}: {why}" for (kind, site, why), count in notes.items()]
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+
+def sites(model: nn.Module) -> SiteList:
+    """All places in `model` where the probe can measure, as (block, index, site); print it for a table.
+
+    Raises ValueError for a model without known blocks, and says how to register them.
+    """
+    return SiteList(find_blocks(model))
+
+
+def find_blocks(model: nn.Module) -> list[Block]:
+    """The blocks of the model inside its wrappers (DDP, torch.compile, EMA), in order of execution.
+
+    Raises ValueError for a model without known blocks, and says how to register them.
+    """
+    root = unwrap(model)
+    modules = dict(root.named_modules())
+    found: dict[str, BlockRow] = {}
+    for path, module in modules.items():
+        row = row_of(module)
+        if row is None or (row.sits_at and path.rpartition(".")[2] != row.sits_at):
+            continue
+        path = path.removesuffix(row.sits_at).removesuffix(".") if row.sits_at else path
+        outer = next((name for name in found if name == "" or path.startswith(f"{name}.")), None)
+        if outer is not None:
+            raise ValueError(
+                f"{path} ({type(module).__name__}) is a block inside the block {outer or 'that is the model itself'} "
+                f"({type(modules[outer]).__name__}): register_blocks was told of both; a site can belong to one only"
+            )
+        found[path] = row
+    if not found:
+        raise ValueError(_how_to_register(root))
+    return [_block(_plain(path), index, modules[path], row) for index, (path, row) in enumerate(found.items())]
+
+
+def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
+    """Those blocks that `which` names: by index, by name, by fnmatch pattern, several of these, or all for None.
+
+    Raises ValueError, with the names there are, for a name or pattern that fits no block.
+    """
+    if which is None:
+        return blocks
+    chosen: set[int] = set()
+    for wanted in [which] if isinstance(which, str | int) else which:
+        if isinstance(wanted, str):
+            hits = {block.index for block in blocks if fnmatch.fnmatchcase(block.name, wanted)}
+        else:
+            hits = {range(len(blocks))[wanted]} if -len(blocks) <= wanted < len(blocks) else set()
+        if not hits:
+            names = [block.name for block in blocks]
+            listed = ", ".join(names if len(names) <= 8 else [*names[:4], "…", *names[-2:]])
+            raise ValueError(f"no block is called {wanted!r}; the model's {len(names)} blocks are {listed}")
+        chosen |= hits
+    if not chosen:
+        raise ValueError("an empty list names no blocks; None stands for all of them")
+    return [block for block in blocks if block.index in chosen]
+
+
+def _block(name: str, index: int, module: nn.Module, row: BlockRow) -> Block:
+    removed = {skip for skip, path in row.skips.items() if skip in removed_skips(module.get_submodule(path))}
+    taps = {site: row.taps[site] for site in BLOCK_SITES if site in row.taps}
+    for skip in removed:  # a branch without its skip is what comes after the add, and is not dropped any more
+        before = row.taps.get(skip)
+        taps[skip] = row.taps[f"+{skip}"]
+        for site, tap in taps.items():
+            if before and before.end == "input" and (tap.path, tap.end) == (before.path, "input"):
+                taps[site] = replace(tap, call=tap.call - (before.call < tap.call))
+    return Block(
+        name=name,
+        index=index,
+        module=module,
+        taps=taps,
+        lacks={site: why for site, why in row.lacks.items() if site not in taps},
+        channels_first=row.channels_first,
+        attention=row.attention,
+        row=row,
+    )
+
+
+def _plain(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def _how_to_register(model: nn.Module) -> str:
+    return (
+        f"{type(model).__name__} has no blocks that wellcond knows. Say where its blocks keep their sites, e.g.\n"
+        '    wellcond.register_blocks(MyBlock, attention="attn", taps={"in": "norm1:output", "sa": "attn:output",\n'
+        '        "+sa": "norm2:input", "mlp": "mlp:output", "+mlp": ":output"})\n'
+        'with the modules of MyBlock: "norm2:input" is the tensor that its norm2 reads, ":output" the block\'s own.'
+    )

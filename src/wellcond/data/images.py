@@ -1,0 +1,270 @@
+"""A few images for measuring, out of a folder, a tar archive, or what is embedded.
+
+    sample = read_images("imagenette/val", transform, limit=64)   # spread over the classes, the same for the same seed
+    model(sample.images)                                          # (64, 3, 224, 224)
+    sample.skipped                                                # [("n01440764/a.JPEG", "image file is truncated")]
+    sample = sample_images(transform, limit=64)                   # no data at hand: crops of two photographs
+
+A file that cannot be read is named and counted, and another takes its place.
+"""
+
+import contextlib
+import os
+import random
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["SUFFIXES", "ImageSample", "decode_image", "read_images", "sample_images"]
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # scikit-learn's
+
+Transform = Callable[["Image"], Any]
+Opener = Callable[[], BinaryIO]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSample:
+    """Images ready for a model, and where they come from."""
+
+    images: Tensor
+    """(count, channels, height, width)."""
+    names: list[str]
+    """The file of each image, relative to the folder."""
+    skipped: list[tuple[str, str]]
+    """Files that could not be read, and why."""
+    found: int
+    """How many images there were to choose from."""
+    source: str
+    """One phrase on where they come from."""
+
+
+def read_images(folder: str | os.PathLike[str], transform: Transform, *, limit: int = 64, seed: int = 0) -> ImageSample:
+    """Up to `limit` images from a folder with sub-folders to any depth, or from a .tar archive, as one batch.
+
+    The files are drawn in turn from each folder that holds some, in an order that depends on their names and the seed
+    alone, so that classes share the sample as evenly as they can. `transform` makes a tensor of an RGB PIL image, as
+    timm's `create_transform(**data_config)` does.
+
+    Raises ValueError if there is nothing to read, or if `transform` gives tensors of different shapes.
+    """
+    _check_limit(limit)
+    path = Path(folder)
+    with contextlib.ExitStack() as stack:
+        skipped: list[tuple[str, str]] = []
+        files = _list_images(path, stack, skipped)
+        images, names = [], []
+        for name in _spread(list(files), seed):
+            try:
+                image = decode_image(files[name])
+            except MemoryError:
+                raise
+            except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
+                skipped.append((name, _why(error)))
+                continue
+            images.append(_apply(transform, image, name))
+            names.append(name)
+            if len(names) == limit:
+                break
+    if not images:
+        named = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
+        raise ValueError(
+            f"none of the {len(files)} images in {path} can be read ({named}{'; …' if len(skipped) > 3 else ''}): "
+            "copy or download them again"
+        )
+    source = path.resolve().name or str(path)
+    return ImageSample(images=_batch(images, names), names=names, skipped=skipped, found=len(files), source=source)
+
+
+def sample_images(transform: Transform, *, limit: int = 64, seed: int = 0) -> ImageSample:
+    """Square crops of scikit-learn's two photographs, for those who have no images at hand.
+
+    The first two are the largest squares in the middle; the others lie anywhere and have half their height or more.
+    """
+    _check_limit(limit)
+    from PIL import Image
+    from sklearn.datasets import load_sample_image
+
+    photographs = [Image.fromarray(load_sample_image(name)) for name in PHOTOGRAPHS]
+    draw = random.Random(seed)
+    images, names = [], []
+    for index in range(limit):
+        which = index % len(photographs)
+        photograph = photographs[which]
+        side = full = min(photograph.size)
+        left, top = (photograph.width - side) // 2, (photograph.height - side) // 2
+        if index >= len(photographs):
+            side = draw.randint(full // 2, full)
+            left, top = draw.randint(0, photograph.width - side), draw.randint(0, photograph.height - side)
+        name = f"{PHOTOGRAPHS[which]}[{left}:{left + side},{top}:{top + side}]"
+        images.append(_apply(transform, photograph.crop((left, top, left + side, top + side)), name))
+        names.append(name)
+    source = f"crops of two photographs ({', '.join(PHOTOGRAPHS)} of scikit-learn)"
+    return ImageSample(images=_batch(images, names), names=names, skipped=[], found=limit, source=source)
+
+
+def decode_image(opener: Opener) -> "Image":
+    """The picture in a file as 8-bit RGB, the right way up: turned as its EXIF says, on white where it is transparent.
+
+    Sixteen bits become eight by scaling (Pillow alone would clip them to white). A file that ends too early raises,
+    whatever Pillow was told elsewhere in the process.
+    """
+    from PIL import Image, ImageFile, ImageOps
+
+    truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        # Pillow warns of EXIF data it cannot read and of very large pictures; neither changes what is measured.
+        with warnings.catch_warnings(action="ignore"), opener() as file, Image.open(file) as opened:
+            opened.load()
+            image: Image.Image = opened
+            with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
+                image = ImageOps.exif_transpose(opened)
+            image.load()
+            return _to_rgb(image)
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+
+
+def _to_rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if image.mode == "I" or image.mode.startswith("I;16") or image.mode == "F":
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: "Image") -> Any:
+    import numpy as np
+
+    pixels = np.asarray(image).astype(np.float64)
+    low, high = float(pixels.min()), float(pixels.max())
+    if image.mode == "F" and low >= 0 and high <= 1:
+        scale = 255.0
+    elif image.mode != "F" and low >= 0 and high <= 65535:  # sixteen bits, which Pillow may open as 32
+        scale = 1 / 257
+    else:
+        raise ValueError(f"its pixels run from {low:g} to {high:g}, in {image.mode} of no known range")
+    return (pixels * scale).round().astype(np.uint8)
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"limit is {limit}; measuring needs at least one image")
+
+
+def _apply(transform: Transform, image: "Image", name: str) -> Tensor:
+    try:
+        tensor = transform(image)
+    except Exception as error:
+        raise ValueError(f"the transform failed on {name} ({image.width} × {image.height}): {error!r}") from error
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"the transform gave a {type(tensor).__name__}; end it with a conversion to a tensor")
+    return tensor
+
+
+def _batch(images: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+    for image, name in zip(images, names, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(
+                f"the transform gives {tuple(images[0].shape)} for {names[0]} but {tuple(image.shape)} for {name}: "
+                "let it crop to one size"
+            )
+    return torch.stack(list(images))
+
+
+def _why(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "no image of a known format"  # Pillow's message repeats the path, or the address of a buffer
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+# ---- finding them
+
+
+def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[str, str]]) -> dict[str, Opener]:
+    """Every image by its name relative to `path`, with what opens it."""
+    if not path.exists():
+        raise ValueError(f"there is no folder {path}; name one that holds images, or a .tar archive of them")
+    if path.is_dir():
+        files = dict(_walk(path, skipped))
+    elif path.suffix.lower() == ".tar":
+        files = _list_archive(path, stack, skipped)
+    else:
+        raise ValueError(f"{path} is a file; name the folder that holds the images, or an uncompressed .tar of them")
+    if not files:
+        archives = sorted(other.name for other in path.glob("*.tar"))[:3] if path.is_dir() else []
+        hint = f"; it holds {', '.join(archives)}: name one of these instead" if archives else ""
+        hint += f"; {skipped[0][0]} cannot be read: {skipped[0][1]}" if skipped else ""
+        raise ValueError(f"no images in {path} or below (looked for {', '.join(SUFFIXES)} in any case){hint}")
+    return files
+
+
+def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, Opener]]:
+    """Links are followed, since data sets are often made of them, but no folder is entered twice."""
+    seen: set[str] = set()
+
+    def unreadable(error: OSError) -> None:
+        skipped.append((os.path.relpath(error.filename, folder), error.strerror or str(error)))
+
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
+        real = os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            if _is_image(name):
+                file = Path(here, name)
+                yield file.relative_to(folder).as_posix(), lambda file=file: file.open("rb")
+
+
+def _list_archive(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[str, str]]) -> dict[str, Opener]:
+    files: dict[str, Opener] = {}
+    # "r:" takes no compressed archive, which would be unpacked from its start for every file.
+    try:
+        archive = stack.enter_context(tarfile.open(path, "r:"))  # noqa: SIM115 (the stack closes it)
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is no uncompressed tar archive ({error}); unpack it, and name the folder") from error
+    try:
+        for member in archive:
+            if member.isfile() and _is_image(PurePosixPath(member.name).name):
+                files[member.name] = lambda member=member: archive.extractfile(member)  # pyright: ignore[reportArgumentType]
+    except tarfile.TarError as error:
+        skipped.append((path.name, f"the archive ends too early or is damaged ({error}); what comes before is used"))
+    return files
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is no photo but macOS's notes
+
+
+def _spread(names: list[str], seed: int) -> Iterator[str]:
+    """All the names, one folder after the other in turn; which comes when depends on the seed."""
+    draw = random.Random(seed)
+    folders: dict[str, list[str]] = {}
+    for name in sorted(names):
+        folders.setdefault(name.rpartition("/")[0], []).append(name)
+    queues = list(folders.values())
+    draw.shuffle(queues)
+    for queue in queues:
+        draw.shuffle(queue)
+    while queues:
+        for queue in queues:
+            yield queue.pop()
+        queues = [queue for queue in queues if queue]

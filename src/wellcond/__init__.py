@@ -18,6 +18,7 @@ _HOME = {
     ),
     "wellcond.graying": ("TokenGraying", "gray_tokens"),
     "wellcond.models": ("gray", "graying_of", "is_grayed", "load", "register_family", "save", "ungray"),
+    "wellcond.probe": ("Probe",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         spectral_power,
         stable_rank,
     )
+    from wellcond.probe import Probe
 
 
 def __getattr__(name: str):

@@ -436,7 +436,8 @@ def test_cuda_agrees_with_the_cpu(fused):
     tolerance = {"rtol": 1e-3 if fused else 5e-4, "atol": 0, "equal_nan": True}
     for m, d in ((5, 9), (64, 192), (197, 192), (40, 600), (1, 8)):
         kappas = (1, 30, 1e3, 1e5, 4e5, 1e6, 3e6, 7e6, 2e7, 1e9)
-        batch = torch.stack([with_values(spread(kappa, m), m, d, seed=i) for i, kappa in enumerate(kappas)])
+        values = [spread(kappa, min(m, d)) for kappa in kappas]
+        batch = torch.stack([with_values(v, m, d, seed=i) for i, v in enumerate(values)])
         batch = torch.cat([batch, torch.zeros(1, m, d), torch.full((1, m, d), math.nan), torch.ones(1, m, d)])
         for dtype in DTYPES:
             x = batch.to(dtype)

@@ -1,0 +1,145 @@
+"""Attention as the model computes it, overheard: the entropy of its weights and the largest logit.
+
+    listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256)
+    with listener.hooks(), listener:     # a torch function mode: every call of torch's functions passes by
+        model(images)
+    listener.found                       # {"blocks.3": Heard(entropy=…, largest_logit=…, count=…)}
+
+Inside the modules named it hears `scaled_dot_product_attention`, whose weights no hook ever sees, and `softmax` over
+the last dimension, wherever the attention is written out. The logits are computed again from query and key, in float32
+or better, a few rows at a time. What is heard is passed on unchanged.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["AttentionListener", "Heard"]
+
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+BUDGET_BYTES = 2**28  # of logits at a time
+
+
+class Heard(NamedTuple):
+    """Sums, to be merged with those of other calls and ranks."""
+
+    entropy: Tensor
+    """The sum of the entropies of all rows (samples, heads and queries), in nats; a float64 scalar, like the next."""
+    rows: Tensor
+    largest_logit: Tensor
+    samples: int
+    dtype: torch.dtype
+
+
+class AttentionListener(TorchFunctionMode):
+    def __init__(self, modules: Mapping[Any, nn.Module], *, share: float = 1.0):
+        super().__init__()
+        self.modules = modules
+        self.share = share
+        self.found: dict[Any, Heard] = {}
+        self._inside: list[Any] = []
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for key, module in self.modules.items():
+                enter = module.register_forward_pre_hook(lambda *_, key=key: self._inside.append(key))
+                leave = module.register_forward_hook(lambda *_: self._left(), always_call=True)
+                stack.callback(enter.remove)
+                stack.callback(leave.remove)
+            yield
+
+    def _left(self) -> None:
+        self._inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside and self._inside[-1] not in self.found:
+            if func is F.scaled_dot_product_attention:
+                query = args[0] if args else kwargs["query"]
+                self._hear(_sdpa_logits(self.share, *args, **kwargs), query, len(_first(query, self.share)))
+            elif func in SOFTMAX and (logits := _last_dimension(args, kwargs)) is not None:
+                logits = _first(logits, self.share)
+                self._hear(_chunks_of(logits), logits, len(logits))
+        return func(*args, **kwargs)
+
+    def _hear(self, chunks: Iterator[Tensor], like: Tensor, samples: int) -> None:
+        total = torch.zeros(2, dtype=torch.float64, device=like.device)
+        largest = torch.full((), -math.inf, dtype=torch.float64, device=like.device)
+        with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+            for logits in chunks:  # (…, queries, keys)
+                top = logits.amax(-1)
+                attends = ~top.isneginf()  # a query all of whose keys are masked attends to nothing
+                weights = torch.softmax(logits, -1)
+                # A weight of zero has no share in the entropy: that of a masked key, say.
+                each = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
+                total[0] += torch.where(attends, each, 0).sum(dtype=torch.float64)
+                total[1] += attends.sum()
+                largest = torch.maximum(largest, top.amax().double())
+        self.found[self._inside[-1]] = Heard(total[0], total[1], largest, samples, like.dtype)
+
+
+def _first(x: Tensor, share: float) -> Tensor:
+    """The samples measured: the first of the batch, with all their windows."""
+    x = x.detach()
+    return x if share >= 1 else x[: max(1, round(len(x) * share))]
+
+
+def _last_dimension(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    logits = args[0] if args else kwargs.get("input")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if not isinstance(logits, Tensor) or logits.ndim < 3 or dim not in (-1, logits.ndim - 1):
+        return None
+    return logits
+
+
+def _chunks_of(logits: Tensor) -> Iterator[Tensor]:
+    each = logits[0].numel() * 4 if len(logits) else 1
+    for part in logits.split(max(1, BUDGET_BYTES // max(1, each))):
+        yield part.double() if part.dtype == torch.float64 else part.float()
+
+
+def _sdpa_logits(
+    share: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Iterator[Tensor]:
+    """The masked logits of `scaled_dot_product_attention`, (heads, queries, keys), some at a time."""
+    query, key = _first(query, share), _first(key, share)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    n, m = query.shape[-2], key.shape[-2]
+    if attn_mask is not None:
+        attn_mask = (
+            _first(attn_mask, share) if attn_mask.ndim == query.ndim and len(attn_mask) > 1 else attn_mask.detach()
+        )
+        attn_mask = attn_mask.expand(*query.shape[:-2], n, m)
+    if is_causal:
+        attn_mask = torch.ones(n, m, dtype=torch.bool, device=query.device).tril().expand(*query.shape[:-2], n, m)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    lead = query.shape[:-2].numel()
+    query, key = query.reshape(lead, n, -1), key.expand(*query.shape[:-2], m, -1).reshape(lead, m, -1)
+    mask = None if attn_mask is None else attn_mask.reshape(lead, n, m)
+    rows = max(1, min(n, BUDGET_BYTES // (4 * m)))
+    heads = max(1, BUDGET_BYTES // (4 * m * rows))
+    for start in range(0, lead, heads):
+        for row in range(0, n, rows):
+            part, some = slice(start, start + heads), slice(row, row + rows)
+            logits = query[part, some].to(dtype) @ key[part].to(dtype).mT * factor
+            if mask is not None:
+                here = mask[part, some]
+                logits = logits.masked_fill(~here, -math.inf) if here.dtype == torch.bool else logits + here.to(dtype)
+            yield logits

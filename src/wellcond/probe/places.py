@@ -1,0 +1,107 @@
+"""Which places of a model are meant: the user's patterns of sites and blocks, and where each tensor comes by.
+
+wanted = choose(model, sites="*sa", blocks=["blocks.1?", 3])
+wanted[0].place                     # Place(block='blocks.3', index=3, site='sa')
+"""
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+from torch import nn
+
+from wellcond.models.families import find_projection, unwrap
+from wellcond.models.sites import BLOCK_SITES, Block, Tap, find_blocks
+from wellcond.records import Site
+
+__all__ = ["Place", "Wanted", "choose"]
+
+
+class Place(NamedTuple):
+    """What a row is about: its fields of these names."""
+
+    block: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    site: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One place, and where its tensor comes by."""
+
+    place: Place
+    block: nn.Module
+    """The module that runs once a pass, and to which the tap is relative."""
+    tap: Tap
+    channels_first: bool = False
+    attention: nn.Module | None = None
+
+
+def choose(model: nn.Module, sites: str | Iterable[str], blocks: str | int | Iterable[str | int]) -> list[Wanted]:
+    """The places meant, in order of execution; ValueError where a pattern means nothing, with what there is."""
+    patterns, names = _listed(sites), _listed(blocks)
+    found = find_blocks(model)
+    known = get_args(Site)
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise ValueError(f"there is no site {pattern!r}; the sites are {', '.join(known)}")
+    for name in names:
+        if not any(_is_named(block, name) for block in found):
+            last = found[-1]
+            raise ValueError(
+                f"no block of {type(unwrap(model)).__name__} is called {name!r}; its blocks are "
+                f"{', '.join(block.name for block in found)} (indices 0 to {last.index})"
+            )
+    chosen = [block for block in found if any(_is_named(block, name) for name in names)]
+    wanted = [want for want in _of_the_input(model, found[0]) if _any(want.place.site, patterns)]
+    here = [site for site in BLOCK_SITES if _any(site, patterns)]
+    wanted += [_at(block, site) for block in chosen for site in here if site in block.taps]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(want.place.site, pattern) for want in wanted):
+            reasons = {
+                why for block in chosen for site, why in block.lacks.items() if fnmatch.fnmatchcase(site, pattern)
+            }
+            there = sorted({site for block in chosen for site in block.taps})
+            raise ValueError(
+                f"none of the {len(chosen)} blocks has the site {pattern!r}"
+                f"{': ' + '; '.join(sorted(reasons)) if reasons else ''}. What they have: {', '.join(there)}"
+            )
+    return wanted
+
+
+def _at(block: Block, site: str) -> Wanted:
+    attends = site == "sa" and block.attention is not None
+    return Wanted(
+        place=Place(block.name, block.index, site),
+        block=block.module,
+        tap=block.taps[site],
+        channels_first=block.channels_first,
+        attention=block.module.get_submodule(block.attention or "") if attends else None,
+    )
+
+
+def _of_the_input(model: nn.Module, first: Block) -> list[Wanted]:
+    """`tokens`, where the model reads patches through a known projection, and `embed`; their index is −1."""
+    entry = Tap(path="", end="input")
+    embed = Wanted(
+        place=Place(first.name, -1, "embed"), block=first.module, tap=entry, channels_first=first.channels_first
+    )
+    try:
+        _, projection = find_projection(model)
+    except ValueError:
+        return [embed]
+    name = next(name for name, module in unwrap(model).named_modules() if module is projection)
+    return [Wanted(place=Place(name, -1, "tokens"), block=projection, tap=entry), embed]
+
+
+def _any(site: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(site, pattern) for pattern in patterns)
+
+
+def _is_named(block: Block, name: str | int) -> bool:
+    return block.index == name if isinstance(name, int) else fnmatch.fnmatchcase(block.name, name)
+
+
+def _listed(names: Any) -> list[Any]:
+    return [names] if isinstance(names, str | int) else list(names)

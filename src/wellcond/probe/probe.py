@@ -1,0 +1,306 @@
+"""Probe: attach to a model, in training or not, and get the conditioning of its tokens at every block and site.
+
+    with wellcond.Probe(model) as probe:          # once, exactly
+        model(images)
+    print(probe.table())
+
+    probe = wellcond.Probe(model, every=100).to("probe.jsonl")
+    with probe:                                   # while training: every 100th forward pass, rows on disk as they come
+        train(model)
+
+In training it looks at the pass that happens, through hooks. Otherwise (`exact`), and for compiled models, which do not
+call hooks, it runs a second pass of its own: see separate.py. It changes no output bit, no gradient and no random
+number, and takes its hooks away again, whatever happens.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils import _pytree as pytree
+
+from wellcond import records
+from wellcond.models.families import unwrap
+from wellcond.probe.attention import AttentionListener, Heard
+from wellcond.probe.capture import Capture
+from wellcond.probe.places import Place, choose
+from wellcond.probe.separate import needs_separate_pass, run_apart
+from wellcond.probe.statistics import Sums
+from wellcond.probe.table import table
+from wellcond.probe.trigger import watching
+
+__all__ = ["Probe"]
+
+DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
+
+
+class Probe:
+    """Measures a model's blocks at their sites, at every `every`-th forward pass while it is attached.
+
+    Args:
+        model: what you call: the model itself, or torch.compile's, DistributedDataParallel's, accelerate's wrapper.
+        sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed where the
+            model is) and `embed` (the first block's input).
+        blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices; by default all.
+        every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to.
+        max_samples: how many samples of the batch are measured; it bounds the memory.
+        exact: measure a pass of its own with autocast and TF32 off (True), or the numbers that training sees (False).
+            By default True in evaluation mode and False in training mode.
+        rank_samples: how many of the samples get the effective rank and the spectrum, which need all singular values.
+        spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
+        attention: also the entropy of the attention and its largest logit, where they can be overheard.
+        run: the name of the run, for the rows.
+        reduce: merge the measurements of all processes of torch.distributed, each of which must have a probe attached;
+            by default where there is more than one.
+
+    Raises ValueError for a model without known blocks, and for sites or blocks that match nothing, with what there is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: str | Iterable[str] = DEFAULT_SITES,
+        blocks: str | int | Iterable[str | int] = "*",
+        *,
+        every: int = 1,
+        max_samples: int = 64,
+        exact: bool | None = None,
+        rank_samples: int = 8,
+        spectrum: bool = False,
+        attention: bool = True,
+        run: str = "",
+        reduce: bool | None = None,
+    ):
+        for name, value in (("every", every), ("max_samples", max_samples), ("rank_samples", rank_samples)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"a probe measures an nn.Module, got {type(model).__name__}; give it the model that you call"
+            )
+        self.model = model
+        self.every, self.max_samples, self.rank_samples = every, max_samples, rank_samples
+        self.exact, self.spectrum, self.attention, self.run, self.reduce = exact, spectrum, attention, run, reduce
+        self.notes: list[str] = []
+        """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
+        self._wanted = choose(model, sites, blocks)
+        self._attending = {
+            want.place.block: want.attention for want in self._wanted if attention and want.attention is not None
+        }
+        self._capture = Capture(self._wanted, max_samples=max_samples)
+        self._rows: list[records.Row] = []
+        self._file: Path | None = None
+        self._attached: contextlib.ExitStack | None = None
+        self._step = 0
+        self._counts_passes = True
+        self._measured_step: int | None = None
+        self._passes = 0
+        self._during = contextlib.ExitStack()  # what is open while the model's own pass runs
+        self._pass: _Pass | None = None
+        self._busy = False
+
+    # Attaching
+
+    def attach(self) -> Self:
+        """Start to watch the model, until `detach`; `with` does both."""
+        if self._attached is not None:
+            raise ValueError("this probe is attached already; detach it first, or make another")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(watching(self.model, self._before, self._after))
+            stack.enter_context(self._capture.hooks())
+            self._attached = stack.pop_all()
+        return self
+
+    def detach(self) -> None:
+        """Take every hook away again."""
+        if self._attached is not None:
+            stack, self._attached = self._attached, None
+            stack.close()
+
+    def __enter__(self) -> Self:
+        return self.attach()
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self.detach()
+        if kind is None and self._passes == 0:
+            raise RuntimeError(
+                f"the probe saw no forward pass of {type(self.model).__name__}: either it was not called at all, or "
+                "not by calling this very object (model(x)). Give Probe the outermost object that you call: the "
+                "compiled model, the DDP wrapper; model.forward_features(x) is not a call of the model"
+            )
+
+    # Results
+
+    @property
+    def step(self) -> int:
+        """The step that the next forward pass belongs to. Set it, and it no longer counts passes by itself."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step, self._counts_passes = int(value), False
+
+    def rows(self) -> list[records.Row]:
+        """Everything measured so far, as plain dicts, oldest first."""
+        return list(self._rows)
+
+    def table(self, name: str = "log_kappa") -> str:
+        """The last measurement as text: blocks × sites."""
+        return table(self._rows, name, notes=self.notes)
+
+    def to(self, path: str | Path) -> Self:
+        """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured."""
+        self._file = Path(path)
+        if self._rows:
+            self._write(self._rows)
+        return self
+
+    def clear(self) -> None:
+        """Forget the rows, not the file."""
+        self._rows.clear()
+
+    def __repr__(self) -> str:
+        places = len(self._wanted)
+        return f"Probe({type(unwrap(self.model)).__name__}, {places} places, every={self.every}, step={self.step})"
+
+    # One pass
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._busy:  # the pass is our own
+            return
+        self._passes += 1
+        self._pass = None
+        if self._step % self.every or self._measured_step == self._step:
+            return
+        self._measured_step = self._step
+        exact = not self.model.training if self.exact is None else self.exact
+        why = needs_separate_pass(self.model)
+        self._pass = _Pass(valid=_valid_tokens(kwargs, self.max_samples))
+        if not exact and why is None:
+            share = self.max_samples / max(_batch_size(args, kwargs), self.max_samples)
+            self._during.enter_context(self._listening(self._pass, share))
+            return
+        if why is not None:
+            self._note(why)
+        # It comes first, since the model's own pass might change its inputs in place.
+        self._busy = True
+        try:
+            with self._listening(self._pass, 1.0):
+                run_apart(self.model, args, kwargs, samples=self.max_samples, exact=exact)
+        except Exception as error:
+            self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
+        finally:
+            self._busy = False
+
+    def _after(self, finished: bool) -> None:
+        if self._busy:
+            return
+        step = self._step
+        if self._counts_passes:
+            self._step += 1
+        self._during.close()
+        done, self._pass = self._pass, None
+        if done is not None and finished:
+            self._finish(done, step)
+
+    @contextlib.contextmanager
+    def _listening(self, into: "_Pass", share: float) -> Iterator[None]:
+        listener = AttentionListener(self._attending, share=share)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._capture.listening())
+            if self._attending and (self._busy or not _has_fast_path(self.model)):
+                stack.enter_context(listener.hooks())
+                stack.enter_context(listener)
+            yield
+        into.tensors, into.heard = self._capture.take(), listener.found
+
+    def _finish(self, done: "_Pass", step: int) -> None:
+        sums = error = None
+        try:
+            if done.error is not None:
+                raise done.error
+            sums = self._measure(done)
+        except Exception as raised:
+            if not self.model.training:
+                raise
+            error = raised
+        if self._reduces():
+            # A process that failed takes part, with nothing: else the others would wait for it.
+            sums = (sums or Sums.measure(self._places, {}, {})).over_ranks()
+        if error is not None:
+            warnings.warn(f"the probe could not measure step {step}, training goes on: {error!r}", stacklevel=2)
+        if sums is None:
+            return
+        missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
+        if len(missed) == len(self._wanted) and error is None:
+            raise RuntimeError(
+                f"none of the {len(missed)} places of the probe was reached in a forward pass of "
+                f"{type(self.model).__name__}, e.g. {missed[0].site} of {missed[0].block}: the blocks were not called "
+                "as modules, or they belong to another model than the one that runs"
+            )
+        if missed:
+            names = ", ".join(f"{place.site} of {place.block}" for place in missed[:4])
+            self._note(f"{len(missed)} places were not reached: {names}{' …' if len(missed) > 4 else ''}", warn=True)
+        rows = sums.rows(run=self.run, step=step)
+        self._rows += rows
+        if self._file is not None and not (self._reduces() and dist.get_rank() > 0):
+            self._write(rows)
+
+    def _measure(self, done: "_Pass") -> Sums:
+        return Sums.measure(
+            self._places,
+            done.tensors,
+            done.heard,
+            valid=done.valid,
+            rank_samples=self.rank_samples,
+            spectrum=self.spectrum,
+        )
+
+    @property
+    def _places(self) -> list[Place]:
+        return [want.place for want in self._wanted]
+
+    def _reduces(self) -> bool:
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return together if self.reduce is None else self.reduce and together
+
+    def _write(self, rows: list[records.Row]) -> None:
+        assert self._file is not None
+        records.append_rows(self._file, rows)
+
+    def _note(self, text: str, *, warn: bool = False) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            if warn:
+                warnings.warn(f"probe: {text}", stacklevel=2)
+
+
+@dataclass
+class _Pass:
+    """What one measured pass has given so far."""
+
+    valid: Tensor | None
+    tensors: dict[Place, Tensor] = field(default_factory=dict)
+    heard: dict[str, Heard] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+def _has_fast_path(model: nn.Module) -> bool:
+    """Whether overhearing could change how attention is computed: nn.MultiheadAttention's evaluation mode looks."""
+    return not model.training and any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+
+def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 0)
+    return next((len(tensor) for tensor in tensors), 1)
+
+
+def _valid_tokens(kwargs: dict[str, Any], samples: int) -> Tensor | None:
+    """The padding mask (b, n) that Hugging Face's models take, True for a token that counts."""
+    mask = kwargs.get("attention_mask")
+    return mask[:samples].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None

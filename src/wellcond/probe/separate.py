@@ -1,0 +1,147 @@
+"""A second forward pass, for measuring alone: it leaves no trace in the model, and can be more exact than the first.
+
+    run_apart(model, args, kwargs, samples=64, exact=True)
+
+It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
+state. `exact` turns autocast and TF32 off and takes weights below float32 up to float32, for low precision can both
+hide and invent large condition numbers. What compiled code hides from hooks can be seen here.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from wellcond.models.families import unwrap
+
+__all__ = ["is_compiled", "needs_separate_pass", "run_apart"]
+
+
+def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool) -> None:
+    """Call the model inside `model` once more, on the first `samples` of the batch; the result is thrown away."""
+    inner = _callable_inside(model)
+    args, kwargs = _cut((args, kwargs), samples)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_own_random_state(inner))
+        stack.enter_context(_evaluation_mode(inner))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if not exact:
+            inner(*args, **kwargs)
+            return
+        stack.enter_context(_no_autocast(inner))
+        stack.enter_context(_no_tf32())
+        raised = _raised_weights(inner)
+        if raised:
+            args, kwargs = pytree.tree_map_only(Tensor, _raise, (args, kwargs))
+            torch.func.functional_call(inner, raised, args, kwargs)
+        else:
+            inner(*args, **kwargs)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `model` or a part of it was compiled, by torch.compile(module) or by module.compile()."""
+    return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in model.modules())
+
+
+def needs_separate_pass(model: nn.Module) -> str | None:
+    """Why hooks would miss the model's own forward pass, or None where they would not."""
+    if is_compiled(model):
+        return "compiled code skips hooks, so the model underneath was measured in a pass of its own"
+    if isinstance(model, nn.DataParallel):
+        return "DataParallel runs copies of the model, so the model underneath was measured in a pass of its own"
+    return None
+
+
+def _callable_inside(model: nn.Module) -> nn.Module:
+    """The module to call: the innermost one that does not depend on a wrapper for its weights."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    while True:
+        if isinstance(model, FullyShardedDataParallel):
+            return model  # only its own forward gathers the weights
+        inner = model._modules.get("_orig_mod")
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            inner = unwrap(model)
+        if inner is model:
+            return model
+        model = inner
+
+
+def _cut(tree: Any, samples: int) -> Any:
+    """The first `samples` of every tensor whose first dimension is the batch's."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    if not tensors:
+        return tree
+    size = len(tensors[0])
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.detach()[:samples] if t.ndim > 0 and len(t) == size else t.detach(), tree
+    )
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    # The flags alone: `model.eval()` may be overridden to do more.
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextlib.contextmanager
+def _own_random_state(model: nn.Module) -> Iterator[None]:
+    devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
+        yield
+
+
+@contextlib.contextmanager
+def _no_autocast(model: nn.Module) -> Iterator[None]:
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    with contextlib.ExitStack() as stack:
+        for kind in {"cpu", device}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        # accelerate writes autocast into the model's forward, and keeps the original beside it.
+        for module in model.modules():
+            original = vars(module).get("_original_forward")
+            if original is not None and "forward" in vars(module):
+                stack.callback(setattr, module, "forward", vars(module)["forward"])
+                module.forward = original
+        yield
+
+
+@contextlib.contextmanager
+def _no_tf32() -> Iterator[None]:
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def _raised_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Float32 copies of weights and buffers below that, to run the model with; none for sharded weights."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    low = {name: tensor for name, tensor in named.items() if _raise(tensor) is not tensor}
+    if any(type(tensor).__name__ == "DTensor" for tensor in low.values()):
+        return {}
+    return {name: tensor.detach().float() for name, tensor in low.items()}
+
+
+def _raise(tensor: Tensor) -> Tensor:
+    low = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return tensor.float() if low else tensor

@@ -1,0 +1,248 @@
+"""From captured tensors to rows: what is measured at each place, as sums that can be merged over ranks.
+
+    sums = Sums.measure(places, capture.tensors, heard, valid=None, rank_samples=8)
+    sums = sums.over_ranks()                  # torch.distributed, where it runs
+    rows = sums.rows(run="a", step=100)
+
+κ is taken per sample on its (n, d) matrix of tokens and averaged in log scale; what has no κ (NaN, all zero) is left
+out of every mean, and counted. Matrices of one shape are measured in one batch, whatever their place: dozens of small
+batches would cost a GPU several times as much.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from wellcond import records
+from wellcond.numerics import singular
+from wellcond.probe.attention import Heard
+from wellcond.probe.places import Place
+
+__all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
+
+MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
+SPECTRUM_POINTS = 32
+BATCH_BYTES = 2**29  # of matrices put together for one measurement
+COUNTS = len(singular.STATUSES)
+ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
+SPECTRUM = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
+TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
+LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, MAXIMA = range(4)  # columns of `maxima`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Totals and maxima of one pass, one line per place, in float64 on the CPU: ranks merge by adding them."""
+
+    places: Sequence[Place]
+    totals: Tensor
+    maxima: Tensor
+    dtypes: Sequence[str]
+    heard_dtypes: Sequence[str]
+
+    @classmethod
+    def measure(
+        cls,
+        places: Sequence[Place],
+        tensors: Mapping[Place, Tensor],
+        heard: Mapping[str, Heard],
+        *,
+        valid: Tensor | None = None,
+        rank_samples: int = 8,
+        spectrum: bool = False,
+    ) -> "Sums":
+        """The sums of these tensors, (b, n, d) each; a place without one counts nothing.
+
+        `heard` is by block. `valid` (b, n) says which tokens are none of the padding: only they are measured.
+        """
+        totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
+        maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
+        lines = {place: line for line, place in enumerate(places)}
+        for line_of, matrices in _batches(lines, tensors, valid):
+            _add_conditioning(totals, maxima, line_of, matrices)
+            some = _first_of_each(line_of, rank_samples)
+            _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
+        for place, line in lines.items():
+            if place.site == "sa" and (found := heard.get(place.block)) is not None:
+                totals[line, ENTROPY : ENTROPY + 2] = torch.stack([found.entropy, found.rows]).cpu()
+                totals[line, ENTROPY + 2] = found.samples
+                maxima[line, LARGEST_LOGIT] = found.largest_logit.cpu()
+        return cls(
+            places=places,
+            totals=totals,
+            maxima=maxima,
+            dtypes=[_dtype_name(tensors[place].dtype) if place in tensors else "" for place in places],
+            heard_dtypes=[_dtype_name(heard[p.block].dtype) if p.block in heard else "" for p in places],
+        )
+
+    def over_ranks(self) -> "Sums":
+        """The sums over all processes, alike on each; every process has to call it."""
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+        totals, maxima = self.totals.to(device), self.maxima.to(device)
+        dist.all_reduce(totals, op=dist.ReduceOp.SUM)
+        # A NaN would be lost in a maximum: it travels as the largest number there is.
+        maxima = maxima.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+        return Sums(
+            places=self.places,
+            totals=totals.cpu(),
+            maxima=maxima.cpu(),
+            dtypes=self.dtypes,
+            heard_dtypes=self.heard_dtypes,
+        )
+
+    def seen(self) -> list[bool]:
+        """For each place, whether anything was measured there."""
+        return (self.totals[:, :COUNTS].sum(1) > 0).tolist()
+
+    def rows(self, *, run: str, step: int) -> list[records.Row]:
+        """One row per place and name; places where nothing was measured have none."""
+        found = []
+        for line, place in enumerate(self.places):
+            statuses = self.totals[line, :COUNTS].tolist()
+            samples = int(sum(statuses))
+            if samples == 0:
+                continue
+            status = _worst(statuses)
+            for name, value, count in self._values(line, samples, statuses):
+                here = status if math.isfinite(value) or status in ("non_finite", "zero") else "non_finite"
+                found.append(_row(run, step, place, name, value, count, self.dtypes[line], here))
+            for name, value, count in self._heard(line):
+                low = self.heard_dtypes[line] in ("bfloat16", "float16")
+                here = ("low_precision" if low else "ok") if math.isfinite(value) else "non_finite"
+                found.append(_row(run, step, place, name, value, count, self.heard_dtypes[line], here))
+        return found
+
+    def _values(self, line: int, samples: int, statuses: list[float]) -> Iterator[tuple[str, float, int]]:
+        totals, maxima = self.totals[line].tolist(), self.maxima[line].tolist()
+        for column, name in enumerate(MEANS):
+            total, count = totals[COUNTS + 2 * column :][:2]
+            yield name, total / count if count else math.nan, int(count)
+        kappas = int(totals[COUNTS + 1])
+        yield "log_kappa_max", maxima[LOG_KAPPA_MAX] if kappas else math.nan, kappas
+        yield "capped", statuses[singular.CEILING], samples
+        yield "excluded", statuses[singular.NON_FINITE] + statuses[singular.ZERO], samples
+        if totals[SPECTRUM + 1]:
+            for slot, index in enumerate(spectrum_indices(int(maxima[SHORT_SIDE]))):
+                total, count = totals[SPECTRUM + 2 * slot :][:2]
+                if count:
+                    yield f"sigma.{index}", math.exp(total / count), int(count)
+
+    def _heard(self, line: int) -> Iterator[tuple[str, float, int]]:
+        total, rows, samples = self.totals[line, ENTROPY : ENTROPY + 3].tolist()
+        if rows:
+            yield "attention_entropy", total / rows, int(samples)
+            largest = float(self.maxima[line, LARGEST_LOGIT])
+            yield "largest_logit", largest if math.isfinite(total) else math.nan, int(samples)
+
+
+def _row(
+    run: str, step: int, place: Place, name: str, value: float, count: int, dtype: str, status: str
+) -> records.Row:
+    return records.row(
+        run=run,
+        step=step,
+        block=place.block,
+        index=place.index,
+        site=cast(records.Site, place.site),
+        name=name,
+        value=value,
+        count=count,
+        dtype=dtype,
+        status=cast(records.Status, status),
+    )
+
+
+def spectrum_indices(size: int) -> list[int]:
+    """Which of `size` singular values stand for the decay: all, or SPECTRUM_POINTS of them from first to last."""
+    if size <= SPECTRUM_POINTS:
+        return list(range(size))
+    return [round(slot * (size - 1) / (SPECTRUM_POINTS - 1)) for slot in range(SPECTRUM_POINTS)]
+
+
+def _batches(
+    lines: Mapping[Place, int], tensors: Mapping[Place, Tensor], valid: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """All matrices, those of one shape and dtype together: (the line of each, (b, n, d))."""
+    groups: dict[tuple[object, ...], list[tuple[int, Tensor]]] = defaultdict(list)
+    for place, tensor in tensors.items():
+        for part in _without_padding(tensor, valid):
+            groups[*part.shape[1:], part.dtype, part.device].append((lines[place], part))
+    for group in groups.values():
+        batch, size = [], 0
+        for line, part in group:
+            if batch and size + part.nbytes > BATCH_BYTES:
+                yield _joined(batch)
+                batch, size = [], 0
+            batch.append((line, part))
+            size += part.nbytes
+        yield _joined(batch)
+
+
+def _joined(batch: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
+    lines = torch.cat([torch.full((len(part),), line) for line, part in batch])
+    return lines, torch.cat([part for _, part in batch])
+
+
+def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
+    """The tensor as it is, or a (1, n, d) of its valid tokens alone per sample that has any."""
+    if 0 in tensor.shape:
+        return []
+    if valid is None or tensor.shape[:2] != valid.shape or bool(valid.all()):
+        return [tensor]
+    return [sample[keep][None] for sample, keep in zip(tensor, valid, strict=True) if bool(keep.any())]
+
+
+def _first_of_each(line_of: Tensor, limit: int) -> Tensor:
+    """Indices of the first `limit` matrices of each line."""
+    kept = [(line_of == line).nonzero().flatten()[:limit] for line in line_of.unique().tolist()]
+    return torch.cat(kept)
+
+
+def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor) -> None:
+    found = singular.measure_conditioning(matrices)
+    frobenius = torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64)
+    stable_rank = (frobenius / found.sigma_max.double()).square()
+    values = torch.stack([found.log_kappa, found.sigma_max, found.sigma_min, stable_rank.to(found.kappa.dtype)], 1)
+    values, status = values.double().cpu(), found.status.cpu().long()
+    totals.index_put_((line_of, status), torch.ones(len(line_of), dtype=torch.float64), accumulate=True)
+    usable = (status != singular.NON_FINITE) & (status != singular.ZERO)
+    line_of, values = line_of[usable], values[usable]
+    for column in range(values.shape[1]):
+        _add(totals, line_of, COUNTS + 2 * column, values[:, column])
+    maxima[:, LOG_KAPPA_MAX].scatter_reduce_(0, line_of, values[:, 0], "amax")
+    maxima[:, SHORT_SIDE].scatter_reduce_(0, line_of, torch.full_like(values[:, 0], min(matrices.shape[1:])), "amax")
+
+
+def _add_ranks(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor, spectrum: bool) -> None:
+    rank = singular.effective_rank(matrices).double().cpu()
+    usable = rank > 0  # neither NaN nor a zero matrix
+    _add(totals, line_of[usable], COUNTS + 2 * MEANS.index("effective_rank"), rank[usable])
+    if spectrum and bool(usable.any()):
+        s = singular.singular_values(matrices).double().cpu()[usable]
+        decay = (s / s[:, :1]).clamp_min(torch.finfo(torch.float64).tiny).log()
+        for slot, index in enumerate(spectrum_indices(s.shape[1])):
+            _add(totals, line_of[usable], SPECTRUM + 2 * slot, decay[:, index])
+
+
+def _add(totals: Tensor, line_of: Tensor, column: int, values: Tensor) -> None:
+    totals[:, column].index_add_(0, line_of, values)
+    totals[:, column + 1].index_add_(0, line_of, torch.ones_like(values))
+
+
+def _worst(statuses: list[float]) -> str:
+    """The status of a row that stands for samples of several: the one that a reader has to know first."""
+    for code in (singular.NON_FINITE, singular.CEILING, singular.ZERO, singular.LOW_PRECISION):
+        if statuses[code]:
+            return singular.STATUSES[code]
+    return "ok"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,255 @@
+"""A model by its timm name, with weights from a checkpoint, and what its images have to look like.
+
+    built = build_model("vit_tiny_patch16_224", checkpoint="last.pth.tar")
+    built.model(read_images("photos", built.transform()).images)
+    built.notes      # ["weights of last.pth.tar", "10 classes, as its head has them"]
+
+No pickle is ever run, and weights that remember a surgery (graying, removed skips) get it, wherever they come from.
+"""
+
+import argparse
+import contextlib
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from wellcond.models.weights import METADATA_KEY, load, match_names, read_weights
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["BuiltModel", "build_model"]
+
+HUB, FOLDER = "hf-hub:", "local-dir:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    """A model in evaluation mode, and how it came about."""
+
+    model: nn.Module
+    data_config: dict[str, Any]
+    """timm's: input_size, interpolation, mean, std, crop_pct, crop_mode, for the size the model was built with."""
+    notes: list[str]
+    """What a reader of its measurements must know, one phrase each."""
+    trained: bool
+    """Whether its weights come from somewhere; else they are random."""
+
+    def transform(self) -> Callable[["Image"], Tensor]:
+        """What makes a tensor of an RGB picture: resize, crop and normalise, as the model expects it."""
+        from timm.data.transforms_factory import create_transform
+        from torchvision.transforms import Compose, Grayscale
+
+        channels = self.data_config["input_size"][0]
+        if channels not in (1, 3):
+            raise ValueError(f"the model reads {channels} channels, and pictures have three: call it with tensors")
+        transform: Any = create_transform(**self.data_config, is_training=False)
+        return transform if channels == 3 else Compose([Grayscale(), transform])
+
+
+def build_model(
+    name: str,
+    *,
+    model_kwargs: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    ema: bool = False,
+    strict: bool = True,
+) -> BuiltModel:
+    """Build a timm model and load its weights.
+
+    Args:
+        name: a name that timm knows, `hf-hub:` and `local-dir:` included.
+        model_kwargs: for timm's `create_model`: img_size, depth, num_classes …
+        pretrained: take the weights that belong to the name (from the cache, or from the network where there is one).
+        checkpoint: take the weights of this file, safetensors or torch's. The number of classes follows the file's
+            head, unless model_kwargs say it.
+        ema: take the averaged weights in the checkpoint instead of the last ones.
+        strict: False leaves out names that only the model or only the file has; the notes count them.
+
+    Raises ValueError for an unknown name (with the nearest known ones), for settings that the model does not take, and
+    for weights that do not fit, are damaged, or could not be read without running a pickle.
+    """
+    settings = dict(model_kwargs or {})
+    if pretrained and checkpoint is not None:
+        raise ValueError("pretrained and checkpoint are two sources of weights; choose one")
+    if ema and checkpoint is None:
+        raise ValueError("ema chooses among the weights of a checkpoint; name one")
+    model = _create(name, settings, pretrained=pretrained)
+    notes: list[str] = []
+    if checkpoint is not None:
+        model, notes = _load_checkpoint(model, name, settings, Path(checkpoint), ema=ema, strict=strict)
+    elif pretrained:
+        notes = ["pretrained weights", *_restore_surgery(model, name)]
+    else:
+        notes = ["random weights: never trained"]
+    return BuiltModel(
+        model=model.eval(),
+        data_config=_data_config(model, settings),
+        notes=notes,
+        trained=pretrained or checkpoint is not None,
+    )
+
+
+def _create(name: str, settings: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    import timm
+
+    if ":" not in name and not timm.is_model(name.partition(".")[0]):
+        raise ValueError(_unknown(name))
+    try:
+        with _tensors_only():
+            return timm.create_model(name, pretrained=pretrained, **settings)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(_failure(name, settings, pretrained, error)) from error
+
+
+def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Exception) -> str:
+    import timm
+
+    why = " ".join(str(error).split())[:500] or type(error).__name__
+    given = "".join(f", {key}={value!r}" for key, value in settings.items())
+    message = f"timm cannot build {name}{given}{' with its pretrained weights' if pretrained else ''}: {why}"
+    if "pretrained tag" in why:
+        tags = [known.rpartition(".")[2] for known in timm.list_pretrained(f"{name.partition('.')[0]}.*")]
+        message += f" It has {', '.join(tags) or 'none'}."
+    if pretrained:
+        message += " (Where there is no network, or no such weights, name a file of weights as the checkpoint.)"
+    return message
+
+
+def _unknown(name: str) -> str:
+    import timm
+
+    known = timm.list_models()
+    wanted = name.partition(".")[0].lower()
+    near = [model for model in known if model.startswith(wanted)][:5]
+    near = near or difflib.get_close_matches(wanted, known, n=5, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has them all."
+    if "/" in name or "\\" in name:
+        hint = f"write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder."
+    return f"timm knows no model {name!r}; {hint}"
+
+
+@contextlib.contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Let torch.load read tensors alone, whatever its caller asks for: older versions of timm ask for free pickles."""
+    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ[names[0]] = "1"
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _load_checkpoint(
+    model: nn.Module, name: str, settings: Mapping[str, Any], path: Path, *, ema: bool, strict: bool
+) -> tuple[nn.Module, list[str]]:
+    notes = [f"{'averaged ' if ema else ''}weights of {path.name}"]
+    if "num_classes" not in settings:
+        classes = _head_of(read_weights(path, ema=ema)[0], model)
+        if classes is not None:
+            model = _create(name, {**settings, "num_classes": classes}, pretrained=False)
+            notes.append(f"{classes} classes, as its head has them" if classes else "no head, as it has none")
+    loaded = load(model, path, strict=strict, ema=ema)
+    if loaded.graying is not None:
+        graying = loaded.graying
+        notes.append(f"grayed as it says: {graying.method}, epsilon {graying.epsilon:g}")
+    if loaded.missing:
+        notes.append(f"{_some(loaded.missing)} not in it, and left random")
+    if loaded.unexpected:
+        notes.append(f"{_some(loaded.unexpected)} in it, but not in the model, and left out")
+    return model, notes
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
+    """The number of classes in the file (0: no head), if the head is all that keeps its weights from fitting."""
+    state = model.state_dict()
+    weights = match_names(weights, state)
+    misfits = {
+        name
+        for name in state.keys() | weights.keys()
+        if name not in state or name not in weights or state[name].shape != weights[name].shape
+    }
+    heads: Any = _config_of(model).get("classifier") or ()
+    heads = (heads,) if isinstance(heads, str) else heads
+    if not misfits or not misfits <= {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}:
+        return None
+    head = weights.get(f"{heads[0]}.weight")
+    return 0 if head is None else head.shape[0]
+
+
+def _restore_surgery(model: nn.Module, name: str) -> list[str]:
+    """Weights that timm has loaded may be ours: without the surgery in their metadata they would be wrong unnoticed."""
+    path = _weights_behind(name)
+    try:
+        if path is None or path.suffix != ".safetensors":
+            return []
+        with safe_open(path, framework="pt") as file:
+            ours = METADATA_KEY in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return []
+    if not ours:
+        return []
+    loaded = load(model, path)
+    return [f"grayed as they say: {loaded.graying}"] if loaded.graying is not None else []
+
+
+def _weights_behind(name: str) -> Path | None:
+    if name.startswith(FOLDER):
+        folder = Path(name.removeprefix(FOLDER))
+        preferred = folder / "model.safetensors"
+        return preferred if preferred.exists() else next(iter(sorted(folder.glob("*.safetensors"))), None)
+    if name.startswith(HUB):
+        from huggingface_hub import try_to_load_from_cache
+
+        repository, _, revision = name.removeprefix(HUB).partition("@")
+        found = try_to_load_from_cache(repository, "model.safetensors", revision=revision or None)
+        return Path(found) if isinstance(found, str) else None
+    return None
+
+
+def _data_config(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's data config, which knows the weights' image size and channels, with those of the model as it was built."""
+    from timm.data.config import resolve_model_data_config
+
+    config = resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    embedding: Any = getattr(model, "patch_embed", None)
+    size = getattr(embedding, "img_size", None) or settings.get("img_size") or (height, width)
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = _channels_of(model) or settings.get("in_chans", channels)
+    for key in ("mean", "std"):
+        values = tuple(config[key])
+        config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
+    return {**config, "input_size": (channels, height, width)}
+
+
+def _channels_of(model: nn.Module) -> int | None:
+    first = _config_of(model).get("first_conv")
+    try:
+        return getattr(model.get_submodule(first), "in_channels", None) if isinstance(first, str) else None
+    except AttributeError:
+        return None
+
+
+def _config_of(model: nn.Module) -> dict[str, Any]:
+    config: Any = getattr(model, "pretrained_cfg", None)
+    return config if isinstance(config, dict) else {}

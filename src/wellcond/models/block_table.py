@@ -114,7 +114,7 @@ CAIT = ("norm1:output", "drop_path:input:0", "norm2:input", "drop_path:input:1",
 
 PARALLEL_SCALING = BlockRow(taps={}, variant=_parallel_scaling)
 PARALLEL_THINGS = BlockRow(
-    taps={"+sa": _tap("ffns.0:input"), "+mlp": _tap(":output")},
+    taps={"+sa": _tap("ffns.0.norm:input"), "+mlp": _tap(":output")},
     lacks={
         "in": "each of the parallel attentions has a norm of its own",
         "sa": "the parallel attentions are summed outside any module",

@@ -1,0 +1,233 @@
+"""Removing the skips of a model's blocks, in place, and putting them back.
+
+    wellcond.remove_skip(model, "sa")                       # every block: its attention branch is all that goes on
+    wellcond.skips_of(model)                                # {'blocks.0': ('sa',), 'blocks.1': ('sa',), …}
+    wellcond.restore_skip(model)                            # the very model of before
+    with wellcond.remove_skip(model, "mlp", blocks="blocks.1*"):      # only inside
+        model(images)
+
+The class of the module that adds the skip is swapped for a subclass with a forward that does not. Everything else
+stays: the names of the weights, hooks, optimisers that hold the parameters, deepcopy and pickle.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wellcond.models.block_table import SKIPS
+from wellcond.models.sites import Block, Which, find_blocks, select_blocks
+from wellcond.models.skipless import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
+from wellcond.models.surgery import _forget_compiled_code
+
+__all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
+
+# A branch scaled by less than this, block after block, leaves nothing of the signal (CaiT starts at 1e-5).
+TINY = 1e-2
+SHARDED = {"FSDPModule", "ReplicateModule"}  # what torch's fully_shard and replicate put before a module's class
+
+Plan = dict[nn.Module, frozenset[str]]  # the module that adds → the skips it is to leave out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipChange:
+    """What `remove_skip` or `restore_skip` changed; `with` it, or `undo`, takes that change back."""
+
+    blocks: Mapping[str, tuple[str, ...]]
+    """Block → the skips that were changed."""
+    _flipped: tuple[tuple[nn.Module, str, bool], ...] = ()
+    _filled: tuple[tuple[nn.Parameter, Tensor, Tensor], ...] = field(default=(), repr=False)
+
+    def undo(self) -> None:
+        """Put the changed skips back as they were, and filled LayerScale values unless they were trained since."""
+        plan: Plan = {}
+        for adder, skip, removed in self._flipped:
+            _flip(plan, adder, skip, remove=not removed)
+        put_skips(_checked(plan))
+        with torch.no_grad():
+            for parameter, before, filled in self._filled:
+                if torch.equal(parameter, filled):
+                    parameter.copy_(before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scale: float | None = None) -> SkipChange:
+    """Remove the skip around the attention ("sa") or the MLP ("mlp") of the blocks, in place.
+
+    What goes on from there is the branch alone, to the bit: with LayerScale, and never dropped by drop path. `blocks`
+    is a name ("blocks.3"), an fnmatch pattern, an index, several of these, or None for all. Wrapped models (DDP,
+    torch.compile) are changed inside; a compiled one compiles anew. `layer_scale=1.0` sets what scales the branches
+    (LayerScale, or a norm at their end) to that value: where it starts near zero, as in CaiT, no signal gets through.
+
+    Returns what was changed, for use in `with remove_skip(…):`, which puts it back at the end.
+
+    Raises ValueError, before anything is changed, for a block without such a skip.
+    """
+    _check_name(skip)
+    chosen = select_blocks(find_blocks(model), blocks)
+    plan, flipped = _plan(chosen, [skip], remove=True)
+    scales = {block.name: scale for block in chosen if (scale := _scale(block, skip)) is not None}
+    if layer_scale is None:
+        _warn_of_tiny(scales, skip, [name for name in flipped if name in scales])
+    elif not scales:
+        raise ValueError(f"layer_scale={layer_scale}: nothing scales the {skip} branches here; leave it out")
+    put_skips(plan)
+    filled = [] if layer_scale is None else [_fill(scale, layer_scale) for scale in scales.values()]
+    return _change(flipped, filled)
+
+
+def restore_skip(model: nn.Module, skip: str | None = None, *, blocks: Which = None) -> SkipChange:
+    """Put removed skips back, in place: all of them, or those around the attention ("sa") or the MLP ("mlp") only.
+
+    `blocks` as for `remove_skip`. Filled LayerScale values stay. Returns what was changed; `with restore_skip(…):`
+    removes the skips again at the end.
+    """
+    if skip is not None:
+        _check_name(skip)
+    if blocks is None and not _any_removed(model):
+        return SkipChange(blocks={})
+    chosen = select_blocks(find_blocks(model), blocks)
+    plan, flipped = _plan(chosen, SKIPS if skip is None else [skip], remove=False)
+    put_skips(plan)
+    return _change(flipped)
+
+
+def skips_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The removed skips: {"blocks.3": ("sa",)}. Empty for a model that has them all."""
+    if not _any_removed(model):
+        return {}
+    removed = {block.name: tuple(s for s in SKIPS if s in _removed(block)) for block in find_blocks(model)}
+    return {name: skips for name, skips in removed.items() if skips}
+
+
+def plan_skips(model: nn.Module, wanted: Mapping[str, Iterable[str]]) -> Plan:
+    """What `put_skips` must do so that exactly these skips are removed; raises ValueError where it could not."""
+    if not wanted and not _any_removed(model):
+        return {}
+    blocks = {block.name: block for block in find_blocks(model)}
+    if unknown := sorted(wanted.keys() - blocks.keys()):
+        raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
+    plan: Plan = {}
+    for name, block in blocks.items():
+        skips = set(wanted.get(name, ()))
+        for skip in skips:
+            _check_name(skip)
+        for remove, names in ((True, skips), (False, set(SKIPS) - skips)):
+            plan |= _plan([block], names, remove=remove, plan=plan)[0]
+    return plan
+
+
+def put_skips(plan: Plan) -> None:
+    """Swap the classes as planned."""
+    for adder, removed in plan.items():
+        adder.__class__ = skipless_class(plain_class(adder), removed)
+    if plan:
+        _forget_compiled_code()
+
+
+def _plan(
+    blocks: Iterable[Block], skips: Iterable[str], *, remove: bool, plan: Plan | None = None
+) -> tuple[Plan, dict[str, list[tuple[nn.Module, str, bool]]]]:
+    """The changes, checked but not made, and for each block what they flip."""
+    plan = dict(plan or {})
+    flipped: dict[str, list[tuple[nn.Module, str, bool]]] = {}
+    for block in blocks:
+        for skip in skips:
+            if skip not in block.row.skips:
+                if remove:
+                    raise ValueError(f"cannot remove the {skip} skip of {block.name}: {block.row.why_no_skip}")
+                continue
+            adder = block.module.get_submodule(block.row.skips[skip])
+            if _flip(plan, adder, skip, remove=remove):
+                flipped.setdefault(block.name, []).append((adder, skip, remove))
+    return _checked(plan), flipped
+
+
+def _flip(plan: Plan, adder: nn.Module, skip: str, *, remove: bool) -> bool:
+    before = plan.get(adder, removed_skips(adder))
+    if (skip in before) == remove:
+        return False
+    plan[adder] = before ^ {skip}
+    return True
+
+
+def _checked(plan: Plan) -> Plan:
+    """Refuse what a change of class would break, or what would never run the new forward."""
+    for adder in plan:
+        kind = type(adder).__name__
+        if SHARDED & {cls.__name__ for cls in type(adder).__mro__} or parametrize.is_parametrized(adder):
+            raise ValueError(
+                f"a block's {kind} was given that class by fully_shard, parametrize or the like: "
+                "remove and restore skips before that, or on a model without it"
+            )
+        if type(adder) is not skipless_class(plain_class(adder), removed_skips(adder)):
+            raise ValueError(f"the class {kind} was made from a block without skips; restore its skips on that block")
+        if not forward_is_known(adder):
+            raise ValueError(
+                f"{kind} has a forward of its own, or one replaced by a hook, which remove_skip would pass by. "
+                "Write a subclass without the skip and set block.__class__ to it"
+            )
+    return plan
+
+
+def _removed(block: Block) -> set[str]:
+    return {s for s, path in block.row.skips.items() if s in removed_skips(block.module.get_submodule(path))}
+
+
+def _any_removed(model: nn.Module) -> bool:
+    return any(isinstance(module, Skipless) for module in model.modules())
+
+
+def _check_name(skip: str) -> None:
+    if skip not in SKIPS:
+        raise ValueError(f'a skip is "sa" (around the attention) or "mlp" (around the MLP), not {skip!r}')
+
+
+def _change(
+    flipped: Mapping[str, list[tuple[nn.Module, str, bool]]],
+    filled: Iterable[tuple[nn.Parameter, Tensor, Tensor]] = (),
+) -> SkipChange:
+    return SkipChange(
+        blocks={name: tuple(skip for _, skip, _ in flips) for name, flips in flipped.items()},
+        _flipped=tuple(flip for flips in flipped.values() for flip in flips),
+        _filled=tuple(filled),
+    )
+
+
+def _scale(block: Block, skip: str) -> nn.Parameter | None:
+    """The parameter that scales this branch, if the block was built with one."""
+    if skip not in block.row.scales:
+        return None
+    path, _, name = block.row.scales[skip].rpartition(".")
+    scale = getattr(block.module.get_submodule(path), name, None)
+    return scale if isinstance(scale, nn.Parameter) else None
+
+
+def _fill(scale: nn.Parameter, value: float) -> tuple[nn.Parameter, Tensor, Tensor]:
+    before = scale.detach().clone()
+    with torch.no_grad():
+        scale.fill_(value)
+    return scale, before, scale.detach().clone()
+
+
+def _warn_of_tiny(scales: Mapping[str, nn.Parameter], skip: str, names: list[str]) -> None:
+    largest = {name: float(scales[name].detach().abs().max()) for name in names if not scales[name].is_meta}
+    if tiny := {name: value for name, value in largest.items() if value < TINY}:
+        name, value = next(iter(tiny.items()))
+        warnings.warn(
+            f"{len(tiny)} blocks scale their {skip} branch by {value:.0e} or so ({name} first), and without the skip "
+            f'next to no signal is left; remove_skip(model, "{skip}", layer_scale=1.0) sets these scales to 1',
+            stacklevel=3,
+        )

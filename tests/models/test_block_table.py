@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from wellcond.models.block_table import BLOCK_SITES
-from wellcond.models.sites import Tap, find_blocks
 from wellcond.models.sites import Block as FoundBlock
+from wellcond.models.sites import Tap, find_blocks
 from wellcond.models.skips import remove_skip, restore_skip, skips_of
 
 DROP = 0.5
@@ -286,7 +286,7 @@ def test_branches_are_taken_before_drop_path(name: str) -> None:
     blocks = find_blocks(model)
     taps = look(blocks, lambda: model.train()(inputs))
     dropped = kept = 0
-    for block, seen, arguments in zip(blocks, taps.seen, taps.arguments, strict=True):
+    for seen, arguments in zip(taps.seen, taps.arguments, strict=True):
         sums = [("sa", "+sa", skipped(arguments)), ("mlp", "+mlp", seen["+sa"])]
         for branch, total, before in sums:
             assert seen[branch].flatten(1).abs().amax(dim=1).min() > 0  # whole, for every sample

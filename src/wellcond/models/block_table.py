@@ -95,6 +95,10 @@ def _parallel_scaling(block: nn.Module) -> BlockRow:
     return BlockRow(taps=taps, lacks=lacks, why_no_skip=one_skip)
 
 
+def _hf_vit(block: nn.Module) -> BlockRow:
+    return HF_VIT_4 if hasattr(block, "intermediate") else HF_VIT  # transformers 4 names the parts as in BERT
+
+
 def _bert(block: nn.Module) -> BlockRow:
     if not getattr(block, "chunk_size_feed_forward", 0):
         return BERT
@@ -132,7 +136,11 @@ CONVMIXER = BlockRow(
 )
 HF_VIT = _row(
     "layernorm_before:output", "dropout:output:0", "layernorm_after:input", "dropout:output:1", ":output",
-    attention="attention",
+    attention="attention", variant=_hf_vit,
+)  # fmt: skip
+HF_VIT_4 = _row(
+    "layernorm_before:output", "attention:output", "layernorm_after:input", "output.dropout:output", ":output",
+    attention="attention.attention",
 )  # fmt: skip
 HF_DINO = _row(*CAIT, attention="attention", scales=HF_LS)
 HF_CLIP = _row(

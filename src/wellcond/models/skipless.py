@@ -9,6 +9,7 @@ removed. Drop path goes with the skip: a branch that is all there is must not be
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ class Skipless:
 
     _plain_class: type
     _removed_skips: frozenset[str] = frozenset()
+    _takes: tuple[str, ...] | None = None
+    """The arguments of the forward it was written after, where other versions of the library return something else."""
 
     if TYPE_CHECKING:  # the modules and parameters of the class it is mixed into
 
@@ -65,7 +68,10 @@ def forward_is_known(module: nn.Module) -> bool:
     """Whether a forward without skips was written for this module, and after the forward that it has now."""
     plain = plain_class(module)
     known = next((cls for cls in plain.__mro__ if full_name(cls) in _skipless), None)
-    return known is not None and plain.forward is known.forward and "forward" not in vars(module)
+    if known is None or plain.forward is not known.forward or "forward" in vars(module):
+        return False
+    takes = _skipless[full_name(known)]._takes
+    return takes is None or takes == tuple(inspect.signature(known.forward).parameters)[1:]
 
 
 @functools.cache
@@ -205,6 +211,8 @@ class _TorchvisionSwinV2(Skipless):
     HF + "vit.modeling_vit.ViTLayer", HF + "deit.modeling_deit.DeiTLayer", HF + "vit_mae.modeling_vit_mae.ViTMAELayer"
 )
 class _HfViT(Skipless):
+    _takes = ("hidden_states", "attention_mask", "kwargs")
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y, _ = self.attention(self.layernorm_before(hidden_states), *args, **kwargs)
         x = self._add("sa", hidden_states, self.dropout(y))
@@ -214,17 +222,25 @@ class _HfViT(Skipless):
 @_for(
     HF + "dinov2.modeling_dinov2.Dinov2Layer",
     HF + "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersLayer",
-    HF + "dinov3_vit.modeling_dinov3_vit.DINOv3ViTLayer",
 )
 class _HfDino(Skipless):
+    _takes = ("hidden_states", "attention_mask", "kwargs")
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y, _ = self.attention(self.norm1(hidden_states), *args, **kwargs)
         x = self._add("sa", hidden_states, self.layer_scale1(y), self.drop_path)
         return self._add("mlp", x, self.layer_scale2(self.mlp(self.norm2(x))), self.drop_path)
 
 
+@_for(HF + "dinov3_vit.modeling_dinov3_vit.DINOv3ViTLayer")
+class _HfDinoV3(_HfDino):
+    _takes = ("hidden_states", "attention_mask", "position_embeddings", "kwargs")
+
+
 @_for(HF + "clip.modeling_clip.CLIPEncoderLayer", HF + "siglip.modeling_siglip.SiglipEncoderLayer")
 class _HfClip(Skipless):
+    _takes = ("hidden_states", "attention_mask", "kwargs")
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y, _ = self.self_attn(self.layer_norm1(hidden_states), *args, **kwargs)
         x = self._add("sa", hidden_states, y)
@@ -233,6 +249,8 @@ class _HfClip(Skipless):
 
 @_for(HF + "distilbert.modeling_distilbert.TransformerBlock")
 class _HfDistilBert(Skipless):
+    _takes = ("hidden_states", "attention_mask", "kwargs")
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y, _ = self.attention(hidden_states, *args, **kwargs)
         x = self.sa_layer_norm(self._add("sa", hidden_states, y))

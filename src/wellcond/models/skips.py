@@ -176,8 +176,9 @@ def _checked(plan: Plan) -> Plan:
             raise ValueError(f"the class {kind} was made from a block without skips; restore its skips on that block")
         if not forward_is_known(adder):
             raise ValueError(
-                f"{kind} has a forward of its own, or one replaced by a hook, which remove_skip would pass by. "
-                "Write a subclass without the skip and set block.__class__ to it"
+                f"{kind} has a forward that remove_skip does not know: its own, one replaced by a hook, or that of "
+                "another version of its library (transformers before 5). Upgrade that, or write a subclass whose "
+                "forward lacks the skip, and set block.__class__ to it"
             )
     return plan
 

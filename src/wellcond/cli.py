@@ -2,6 +2,7 @@
 
     wellcond info              # versions, device, which fast paths are taken and why
     wellcond demo              # a report page in demo/
+    wellcond report runs/a runs/b
     wellcond bench graying     # ratios, and a JSON file with its environment
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A failure is one line; with WELLCOND_DEBUG=1, a traceback.
@@ -114,6 +115,19 @@ def demo(
     from wellcond.experiments import demo as demonstration
 
     demonstration.run(output)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders with a probe.jsonl, or .jsonl files of a probe.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page, or a folder for it; by default beside a single run's rows.")
+    ] = None,
+) -> None:
+    """Write a page on what the probes of runs measured; several runs are compared."""
+    from wellcond.report import report_runs
+
+    typer.echo(f"wrote {report_runs(runs, output)}")
 
 
 @bench.command("graying")

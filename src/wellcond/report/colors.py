@@ -6,7 +6,7 @@ ones written in.
 
 import re
 
-__all__ = ["CATEGORIES", "RAMP", "resolve", "stylesheet"]
+__all__ = ["CATEGORIES", "HEAT", "HEAT_LEVELS", "RAMP", "SITES", "heat_style", "resolve", "stylesheet"]
 
 # name: (light, dark). Every line colour keeps a contrast of 3:1 or more with its background, every text colour 4.5:1.
 COLORS = {
@@ -30,16 +30,42 @@ COLORS = {
     "r4": ("#d4552a", "#ff9a66"),
     "r5": ("#a97a00", "#f2cf5b"),
 }
+# Levels of a heat map, from low to high. The lightness falls steadily (in the dark: rises), so that the order also
+# shows in gray and to colour-blind readers. "h" fills a cell, "k" writes on it, with a contrast of 4.5:1 or more.
+HEAT_LEVELS = 9
+HEAT = {
+    "h0": ("#f8f4e1", "#2a1c28"),
+    "h1": ("#f0d6ad", "#4d253c"),
+    "h2": ("#edb380", "#732e44"),
+    "h3": ("#e68e64", "#993a41"),
+    "h4": ("#d86b5b", "#b94f34"),
+    "h5": ("#c04c5e", "#d16c24"),
+    "h6": ("#a03563", "#de8f29"),
+    "h7": ("#7a2662", "#e2b451"),
+    "h8": ("#541d57", "#e3d687"),
+    **{f"k{level}": ("#171b24", "#ffffff") for level in range(5)},
+    **{f"k{level}": ("#ffffff", "#10141b") for level in range(5, HEAT_LEVELS)},
+}
 CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6")
+# Sites keep their colour from chart to chart; a branch is dashed, the stream after its add is not.
+SITES = {"in": "c5", "sa": "c2", "+sa": "c1", "mlp": "c6", "+mlp": "c3"}
 RAMP = ("r1", "r2", "r3", "r4", "r5")
 
 
 def stylesheet() -> str:
     """The custom properties for a page: light, and dark where the reader asks for it."""
-    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLORS.items()) for i in (0, 1))
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in (COLORS | HEAT).items()) for i in (0, 1))
     return f":root{{color-scheme:light dark;{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def heat_style() -> str:
+    """The rules that colour a heat map's cells by their class, so that a script can move one to another level."""
+    return "".join(
+        f"svg .h{level} rect{{fill:var(--h{level})}}svg .h{level} text{{fill:var(--k{level})}}"
+        for level in range(HEAT_LEVELS)
+    )
 
 
 def resolve(markup: str) -> str:
     """`markup` with the light colours written in, for programs that know no custom properties."""
-    return re.sub(r"var\(--([a-z0-9]+)\)", lambda match: COLORS[match[1]][0], markup)
+    return re.sub(r"var\(--([a-z0-9]+)\)", lambda match: (COLORS | HEAT)[match[1]][0], markup)

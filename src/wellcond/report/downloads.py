@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from .markup import Html, tag
 
-__all__ = ["data_link", "file_stem", "to_csv"]
+__all__ = ["csv_number", "data_link", "file_stem", "to_csv"]
 
 
 def data_link(label: str, name: str, kind: str, content: str | bytes) -> Html:
@@ -47,7 +47,7 @@ def to_csv(x_label: str, series: Sequence[tuple[str, Sequence[float], Sequence[f
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([x_label, *(name for name, _, _ in series)])
     for key in keys:
-        writer.writerow([_number(key[0]), *(_number(column.get(key)) for column in columns)])
+        writer.writerow([csv_number(key[0]), *(csv_number(column.get(key)) for column in columns)])
     return file.getvalue()
 
 
@@ -61,7 +61,8 @@ def _column(xs: Sequence[float], ys: Sequence[float]) -> dict[tuple[float, int],
     return column
 
 
-def _number(value: float | None) -> str:
+def csv_number(value: float | None) -> str:
+    """A number as all our CSV files write it; nothing for None."""
     if value is None:
         return ""
     if math.isfinite(value):

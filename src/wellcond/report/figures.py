@@ -13,17 +13,17 @@ stays in the CSV. A series without any values, or of unequal lengths, is a mista
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .axes import LARGEST, Scale, drawable
-from .colors import CATEGORIES, RAMP, resolve
+from .colors import CATEGORIES, RAMP, heat_style, resolve
 from .downloads import data_link, file_stem, to_csv
-from .labels import CHARACTER, FONT, LINE, Label, legend, legend_rows, names_at_ends
+from .labels import CHARACTER, DASHES, FONT, LINE, Label, legend, legend_rows, names_at_ends
 from .markup import Html, attribute_number, join, tag
 
-__all__ = ["Axis", "Chart", "Series", "line_chart", "ordered_colors"]
+__all__ = ["Axis", "Chart", "Series", "line_chart", "ordered_colors", "standalone"]
 
 WIDTH, HEIGHT = 420, 310
 TOP, BOTTOM = 30, 46
@@ -33,16 +33,21 @@ SVG_STYLE = (
     f"svg text{{font:{FONT}px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:var(--ink)}}"
     "svg .tick{fill:var(--muted)}svg .title{font-weight:600}svg .rule{stroke:var(--rule)}"
     "svg .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
+    "svg .none rect{fill:none}svg .none text{fill:var(--muted)}"
+    "svg .bad rect{fill:none;stroke:var(--c6);stroke-width:2;stroke-dasharray:4 3}svg .bad text{font-weight:700}"
+    + heat_style()
 )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The name of an axis, with its unit; whether it is logarithmic, and whether it runs from large to small."""
+    """The name of an axis, with its unit; whether it is logarithmic, runs from large to small, or counts things."""
 
     label: str
     log: bool = False
     reverse: bool = False
+    whole: bool = False
+    """Ticks at whole numbers alone: there is no block 2.5."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Series:
     """A name of `colors.COLORS`; empty takes the next category."""
     marks: bool = field(default=False, kw_only=True)
     """Draw the points too, where they are few."""
+    dashed: bool = field(default=False, kw_only=True)
+    """A second mark beside the colour, where colours repeat or lines come in pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +97,23 @@ def ordered_colors(count: int) -> list[str]:
     return list(RAMP[:count])
 
 
-def line_chart(series: Iterable[Series], *, title: str, x: Axis | str, y: Axis | str, caption: Any = "") -> Chart:
+def line_chart(
+    series: Iterable[Series],
+    *,
+    title: str,
+    x: Axis | str,
+    y: Axis | str,
+    caption: Any = "",
+    room: Iterable[tuple[float, float]] = (),
+    names_below: bool = False,
+    attributes: Mapping[str, str] | None = None,
+) -> Chart:
     """Lines over common axes, each named where it ends.
+
+    Args:
+        room: further points that the axes have to have room for, since a script will draw them later.
+        names_below: name the lines below the chart, also where there is room at their ends.
+        attributes: attributes of the drawing, for a script.
 
     Raises ValueError for no series, a series without points, x and y of unequal length, and two series of one name.
     """
@@ -104,18 +126,17 @@ def line_chart(series: Iterable[Series], *, title: str, x: Axis | str, y: Axis |
             f"two series of the chart {title!r} have the same name, and a reader could not tell them apart"
         )
     x, y = (axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y))
-    layout = _Layout.of(lines, x, y)
+    layout = _Layout.of(lines, x, y, room, names_below)
     drawn, notes = _draw(lines, x, y, layout)
     size = {"viewBox": f"0 0 {WIDTH} {layout.height}", "width": str(WIDTH), "height": str(layout.height)}
     label = f"{title}: {y.label} against {x.label}; lines: {', '.join(names)}"
-    drawing = tag(
-        "svg", drawn, **size, role="img", aria_label=label, tabindex="0", data_scales=json.dumps(layout.describe())
-    )
+    extra = {"data_scales": json.dumps(layout.describe()), **(attributes or {})}
+    drawing = tag("svg", drawn, **size, role="img", aria_label=label, tabindex="0", **extra)
     return Chart(
         title=title,
         caption=caption,
         drawing=drawing,
-        svg=_standalone(title, drawn, layout.height),
+        svg=standalone(title, drawn, layout.height),
         csv=to_csv(x.label, [(line.name, line.x, line.y) for line in lines]),
         notes=tuple(notes),
     )
@@ -130,7 +151,7 @@ def _checked(line: Series, index: int, title: str) -> Series:
             f"the series {line.name!r} of {title!r} is empty; leave it out, or say that nothing was measured"
         )
     color = line.color or CATEGORIES[index % len(CATEGORIES)]
-    return Series(line.name, xs, ys, color, marks=line.marks)
+    return Series(line.name, xs, ys, color, marks=line.marks, dashed=line.dashed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +164,14 @@ class _Layout:
     height: int
 
     @classmethod
-    def of(cls, lines: list[Series], x: Axis, y: Axis) -> "_Layout":
+    def of(
+        cls, lines: list[Series], x: Axis, y: Axis, room: Iterable[tuple[float, float]], names_below: bool
+    ) -> "_Layout":
         longest = max(len(line.name) for line in lines)
         alone = len(lines) == 1
-        below = not alone and (len(lines) > LABELS_MOST or longest > LABEL_LONGEST)
+        below = not alone and (names_below or len(lines) > LABELS_MOST or longest > LABEL_LONGEST)
         right = 14 if alone or below else min(WIDTH * 0.4, 26 + CHARACTER * longest)
-        places = [(a, b) for line in lines for a, b in zip(line.x, line.y, strict=True)]
+        places = [*room, *((a, b) for line in lines for a, b in zip(line.x, line.y, strict=True))]
         visible = [(a, b) for a, b in places if drawable(a, x.log) and drawable(b, y.log)]
         bottom = HEIGHT - BOTTOM
         start, end = (TOP, bottom) if y.reverse else (bottom, TOP)
@@ -178,9 +201,12 @@ def _draw(lines: list[Series], x: Axis, y: Axis, layout: _Layout) -> tuple[Html,
         parts.append(tag("line", x1=left, x2=right, y1=at, y2=at, class_="rule"))
         parts.append(tag("text", label, x=left - 8, y=at + 4.5, text_anchor="end", class_="tick"))
     for value, label in across.ticks():
-        at = across(value)
+        if x.whole and not math.isclose(value, round(value), abs_tol=1e-9):
+            continue
+        at, label = across(value), f"{value:.0f}" if x.whole and abs(value) < 1e5 else label
         parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="rule"))
-        parts.append(tag("text", label, x=at, y=bottom + 19, text_anchor="middle", class_="tick"))
+        inside = min(at, WIDTH - 1 - CHARACTER * len(label) / 2)
+        parts.append(tag("text", label, x=inside, y=bottom + 19, text_anchor="middle", class_="tick"))
     parts.append(tag("text", x.label, x=middle, y=HEIGHT - 6.0, text_anchor="middle", class_="title"))
     parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="rule"))
     notes, ends = [], []
@@ -202,7 +228,7 @@ def _draw(lines: list[Series], x: Axis, y: Axis, layout: _Layout) -> tuple[Html,
 
 
 def _label(line: Series, x: float = 0.0, y: float = 0.0) -> Label:
-    return Label(line.name, line.color, x, y)
+    return Label(line.name, line.color, x, y, line.dashed)
 
 
 def _pieces(
@@ -233,16 +259,17 @@ def _kind(value: float) -> str:
 
 
 def _path(line: Series, pieces: list[list[tuple[float, float]]]) -> Html:
-    stroke = f"stroke:var(--{line.color})"
+    stroke = f"stroke:var(--{line.color}){DASHES if line.dashed else ''}"
     written = "".join(
         "M" + "L".join(f"{attribute_number(a)},{attribute_number(b)}" for a, b in piece) for piece in pieces
     )
     dots = [point for piece in pieces for point in piece if line.marks or len(piece) == 1]
     marks = [tag("circle", cx=a, cy=b, r=3.0, style=f"fill:var(--{line.color})") for a, b in dots]
-    return join(tag("path", d=written, class_="line", style=stroke), marks)  # even if empty: the script counts them
+    # Even if empty: the script counts them. The group is what it draws anew.
+    return tag("g", tag("path", d=written, class_="line", style=stroke), marks)
 
 
-def _standalone(title: str, drawn: Html, height: int) -> str:
+def standalone(title: str, drawn: Html, height: int) -> str:
     """The chart as a file of its own: with a title, a background and the light colours."""
     head = 26
     content = join(

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 from .markup import Html, join, tag
 
-__all__ = ["CHARACTER", "FONT", "LINE", "Label", "legend", "legend_rows", "names_at_ends"]
+__all__ = ["CHARACTER", "DASHES", "FONT", "LINE", "Label", "legend", "legend_rows", "names_at_ends"]
 
 FONT, CHARACTER = 13, 7.2  # pixels: the size of the letters, and about how wide one is
+DASHES = ";stroke-dasharray:5 4"
 LINE = 16  # from one label to the next
 
 
@@ -17,6 +18,7 @@ class Label(NamedTuple):
     color: str
     x: float
     y: float
+    dashed: bool = False
 
 
 def names_at_ends(labels: list[Label], *, right: float, top: float, bottom: float) -> Html:
@@ -44,7 +46,7 @@ def legend_rows(labels: list[Label], width: float) -> list[list[tuple[Label, flo
     rows: list[list[tuple[Label, float]]] = [[]]
     at = 4.0
     for label in labels:
-        size = 34 + CHARACTER * len(label.name)
+        size = 40 + CHARACTER * len(label.name)
         if rows[-1] and at + size > width:
             rows.append([])
             at = 4.0
@@ -60,6 +62,12 @@ def legend(labels: list[Label], *, top: float, width: float) -> Html:
         y = top + 14.0 + index * LINE
         for label, at in row:
             stroke = {"x1": at, "x2": at + 18, "y1": y - 4.5, "y2": y - 4.5}
-            parts.append(tag("line", **stroke, style=f"stroke:var(--{label.color});stroke-width:2"))
+            parts.append(
+                tag(
+                    "line",
+                    **stroke,
+                    style=f"stroke:var(--{label.color});stroke-width:2{DASHES if label.dashed else ''}",
+                )
+            )
             parts.append(tag("text", label.name, x=at + 24, y=y))
     return join(parts)

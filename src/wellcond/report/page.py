@@ -23,6 +23,7 @@ from .markup import Html, join, tag
 
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "side_by_side", "table", "tiles"]
 
+TILES_MANY = 4  # more than these stand in two columns on a phone, and their numbers wrap
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -94,7 +95,7 @@ def tiles(*items: tuple[str, str, str]) -> Html:
     return tag(
         "dl",
         [tag("div", tag("dt", what), tag("dd", value), tag("dd", text, class_="small")) for what, value, text in items],
-        class_="tiles",
+        class_="tiles many" if len(items) > TILES_MANY else "tiles",
     )
 
 
@@ -105,18 +106,20 @@ def table(
     caption: Any = "",
     numeric: Collection[int] = (),
     groups: bool = False,
+    prose: Collection[int] = (),
 ) -> Html:
     """A table that scrolls by itself where it is wider than the screen.
 
     Args:
         numeric: the columns that are numbers, to be set flush right. Floats are formatted with four digits.
+        prose: the columns that are sentences: they wrap, and on a phone stand below the rest of their row.
         groups: draw a line wherever the first column changes, and leave its repetitions out.
     """
     header, body = list(header), [list(row) for row in rows]
     for row in body:
         if len(row) != len(header):
             raise ValueError(f"a row of {len(row)} cells does not fit the {len(header)} columns {', '.join(header)}")
-    kinds = ["number" if index in numeric else None for index in range(len(header))]
+    kinds = ["number" if i in numeric else "prose" if i in prose else None for i in range(len(header))]
     lines, before = [], object()
     for row in body:
         starts = groups and row[0] != before
@@ -133,7 +136,7 @@ def table(
     head = tag(
         "thead", tag("tr", [tag("th", name, scope="col", class_=k) for name, k in zip(header, kinds, strict=True)])
     )
-    written = tag("table", head, tag("tbody", lines))
+    written = tag("table", head, tag("tbody", lines), class_="with-prose" if prose else None)
     # The caption stands outside, so that it keeps to the screen where the table does not.
     below = tag("p", caption, class_="caption") if caption else None
     return join(tag("div", written, class_="scroll", tabindex="0", role="region", aria_label=", ".join(header)), below)

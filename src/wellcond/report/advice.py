@@ -1,0 +1,254 @@
+"""What to do about a block: small rules, each one a function from what was measured to one sentence, or to nothing.
+
+    state = BlockState.of(readings, step, position=3)
+    advise(state)                  # sentences, the most urgent first; empty where nothing is wrong
+    advise_run(readings, step)     # what concerns the whole run and is said once
+
+The thresholds are rules of thumb, named and explained below. What a paper claims is said to be its claim; nothing here
+has been tried on the reader's model, and the sentences say "may".
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .axes import format_number
+from .readings import Cell, Readings
+
+__all__ = [
+    "BlockState",
+    "HIGH",
+    "LARGE_LOGIT",
+    "LOW_ENTROPY",
+    "SAME",
+    "SKIP_GAIN",
+    "advise",
+    "advise_run",
+    "first_failure",
+]
+
+HIGH = 10.0
+"""A log κ worth acting on: κ = 22,000, which leaves the weakest direction less than three of float32's seven digits.
+Trained vision transformers were seen near 6 after the adds, and near 12 at `sa`, where the skip makes up for it."""
+
+SKIP_GAIN = 1.0
+"""A skip at work lowers log κ by several; one that lowers it by less than this does nothing, or is not there."""
+
+SAME = 0.01
+"""Without its skip the stream is the branch, so that both give the same number whatever comes in."""
+
+LARGE_LOGIT = 50.0
+"""exp(−50) = 2e-22 is nothing beside 1 even in float64: whatever lies so far below the largest gets no gradient."""
+
+LOW_ENTROPY = 0.3
+"""In nats: exp(0.3) = 1.35, so that the average query looks at little more than one token."""
+
+ADDS = {"sa": "+sa", "mlp": "+mlp"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockState:
+    """What a block measured at one step, as far as the rules ask for it."""
+
+    block: str
+    cells: Mapping[str, Cell]
+    """log κ by site, for the sites that were measured."""
+    capped: Mapping[str, float]
+    entering: float
+    """log κ of what the block reads: its `in`, or else the `+mlp` of the block before, or NaN."""
+    entropy: float
+    logit: float
+    began: tuple[int, str, str] | None = None
+    """Where the run's first non-finite number was seen: step, block, site."""
+
+    @classmethod
+    def of(
+        cls, readings: Readings, step: int, position: int, began: tuple[int, str, str] | None = None
+    ) -> "BlockState":
+        """The state of the block at `position` in the model's order; `began` is what `first_failure` says."""
+        block = readings.blocks[position].name
+        cells = {site: cell for site in readings.sites if (cell := readings.log_kappa(step, block, site))}
+        capped = {site: number for site in cells if (number := readings.value("capped", step, block, site)) > 0}
+        entering = cells["in"].value if "in" in cells else math.nan
+        if math.isnan(entering) and position:
+            entering = readings.value("log_kappa", step, readings.blocks[position - 1].name, "+mlp")
+        elif math.isnan(entering):
+            entering = readings.value("log_kappa", step, "", "embed")
+        return cls(
+            block=block,
+            cells=cells,
+            capped=capped,
+            entering=entering,
+            entropy=readings.value("attention_entropy", step, block, "sa"),
+            logit=readings.value("largest_logit", step, block, "sa"),
+            began=began,
+        )
+
+    def value(self, site: str) -> float:
+        """log κ at a site; NaN, which no rule takes for large, where there is none."""
+        return self.cells[site].value if site in self.cells else math.nan
+
+    @property
+    def after_attention(self) -> float:
+        """A parallel block has one add for both branches."""
+        return self.value("+sa") if "+sa" in self.cells else self.value("+mlp")
+
+    @property
+    def worst_site(self) -> str:
+        """Where it is worst; a number that is missing is worse than any."""
+        return max(self.cells, key=lambda site: _rank(self.value(site)), default="")
+
+    @property
+    def worst(self) -> float:
+        return self.value(self.worst_site)
+
+
+def _rank(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def advise(state: BlockState) -> list[str]:
+    """One sentence for each rule that applies, the most urgent first. Beside NaN nothing else can be believed."""
+    broken = non_finite(state)
+    return [broken] if broken else [sentence for rule in RULES if (sentence := rule(state))]
+
+
+def non_finite(state: BlockState) -> str | None:
+    if not any(cell.status == "non_finite" or math.isinf(cell.value) for cell in state.cells.values()):
+        return None
+    if not state.began:
+        return "Some values are NaN or infinite: find where they come from before reading anything else here."
+    step, block, site = state.began
+    if block == state.block:
+        return f"NaN or infinity was first seen here, at {site} in step {step:,}: look at the steps just before it."
+    return f"Some values are NaN or infinite, which began at {f'{block}, ' if block else ''}{site}: look there first."
+
+
+def all_zero(state: BlockState) -> str | None:
+    sites = [site for site, cell in state.cells.items() if cell.status == "zero"]
+    if not sites:
+        return None
+    return (
+        f"The tokens at {' and '.join(sites)} are all zero: the branch is dead. Look at its LayerScale and its last "
+        "weights, above all where a skip was removed."
+    )
+
+
+def skip_does_not_help(state: BlockState) -> str | None:
+    for site, add in ADDS.items():
+        before, after = state.value(site), state.value(add)
+        alike = abs(after - before) <= SAME
+        if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):
+            return (
+                f"κ is as large after the {'attention' if site == 'sa' else 'MLP'}'s add as before it: if the skip was "
+                "removed, restore it (wellcond.restore_skip); if not, the branch outweighs it."
+            )
+    return None
+
+
+def tokens_come_in_badly(state: BlockState) -> str | None:
+    if not (state.entering >= HIGH and (state.after_attention >= HIGH or math.isnan(state.after_attention))):
+        return None
+    return (
+        "What enters the block is ill-conditioned already: look at the blocks before it; graying the tokens "
+        "(wellcond.gray) may help too, as Always Skip Attention reports for trained ViTs."
+    )
+
+
+def attention_makes_it_worse(state: BlockState) -> str | None:
+    after = state.after_attention
+    if state.value("sa") >= HIGH and HIGH <= after <= state.value("sa") - SKIP_GAIN and not state.entering >= HIGH:
+        return (
+            f"Attention puts out log κ {state.value('sa'):.1f}, and {after:.1f} is left after the add: another "
+            "attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel."
+        )
+    return None
+
+
+def logits_are_large(state: BlockState) -> str | None:
+    if not state.logit >= LARGE_LOGIT:
+        return None
+    return (
+        f"The largest attention logit is {format_number(state.logit)}, where softmax tends to give all to one token: "
+        "QK-norm bounds the logits (timm: qk_norm=True, for a new training)."
+    )
+
+
+def attention_has_collapsed(state: BlockState) -> str | None:
+    if not state.entropy <= LOW_ENTROPY or state.logit >= LARGE_LOGIT:  # with large logits, that rule has said it
+        return None
+    return (
+        f"Attention entropy is {state.entropy:.2f} nats, so that queries look at little more than one token: QK-norm "
+        "or a lower learning rate may help, if it was not meant so."
+    )
+
+
+def beyond_the_ceiling(state: BlockState) -> str | None:
+    """Only where it matters: after an add. A branch's output at the ceiling is common, and the skip makes up for it."""
+    sites = [site for site in ADDS.values() if state.capped.get(site) or _at_ceiling(state, site)]
+    if not sites:
+        return None
+    site = max(sites, key=lambda name: state.capped.get(name, 0))
+    cell = state.cells[site]
+    share = f"{state.capped[site]:,.0f} of {cell.samples:,} samples" if state.capped.get(site) else "samples"
+    return (
+        f"At {site} κ of {share} is beyond what {cell.dtype} can see: the number is a lower bound, and a "
+        "measurement in float64 would tell more."
+    )
+
+
+def _at_ceiling(state: BlockState, site: str) -> bool:
+    return site in state.cells and state.cells[site].status == "ceiling"
+
+
+RULES: tuple[Callable[[BlockState], str | None], ...] = (
+    all_zero,
+    skip_does_not_help,
+    tokens_come_in_badly,
+    attention_makes_it_worse,
+    logits_are_large,
+    attention_has_collapsed,
+    beyond_the_ceiling,
+)
+
+
+def advise_run(readings: Readings, step: int) -> list[str]:
+    """What concerns the whole run: where NaN began, low precision, ill-conditioned raw tokens."""
+    said = []
+    failure = first_failure(readings)
+    if failure:
+        when, block, site = failure
+        where = f"{site} of {block}" if block else site
+        said.append(
+            f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes after that, in the "
+            "model and in time, may only follow from it."
+        )
+    places = [(block.name, site) for block in readings.blocks for site in readings.sites]
+    cells = [c for place in [*places, *(("", s) for s in readings.outside)] if (c := readings.log_kappa(step, *place))]
+    low = sorted({cell.dtype for cell in cells if cell.status == "low_precision"})
+    if low:
+        many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
+        said.append(
+            f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can both hide "
+            "and invent large κ. Probe(model, exact=True) measures a pass of its own without autocast."
+        )
+    tokens = readings.value("log_kappa", step, "", "tokens")
+    if tokens >= HIGH:
+        said.append(
+            f"The raw tokens have log κ {tokens:.1f}. Graying (wellcond.gray) lowers it, SVD graying with ε = 0.95 to "
+            f"{0.95 * tokens:.1f}; whether that helps training is for a trial to say."
+        )
+    return said
+
+
+def first_failure(readings: Readings) -> tuple[int, str, str] | None:
+    """(step, block, site) of the first non-finite measurement: first in time, then in the order of a forward pass."""
+    for step in readings.steps:
+        for block, site in [
+            *(("", site) for site in readings.outside),
+            *((block.name, site) for block in readings.blocks for site in readings.sites),
+        ]:
+            cell = readings.log_kappa(step, block, site)
+            if cell and cell.status == "non_finite":
+                return step, block, site
+    return None

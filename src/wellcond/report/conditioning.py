@@ -1,0 +1,201 @@
+"""The conditioning page: rows of one probe or of several runs become one page.
+
+    page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")
+    page.write("report.html")
+
+One run: what to look at first, log κ by block and site with a slider over steps, over training, spectra, attention.
+Several runs: the same charts with one line per run, and where they differ, the worst change first.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from .advice import BlockState, advise, advise_run, first_failure
+from .axes import format_number
+from .by_block import block_section
+from .comparing import compare, differences, share_at_ceiling, signed, summary
+from .markup import Html, tag
+from .page import Page, bullets, note, paragraph, section, side_by_side, table, tiles
+from .readings import SITE_WORDS, Readings
+from .spectra import attention, spectra
+from .training import RUNS_MOST, Points, over_training
+
+__all__ = ["conditioning_page"]
+
+ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the table of what to do
+SENTENCES_MOST = 2  # in one row
+LEAD = (
+    "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
+    "that some directions among the tokens have almost vanished, and training has a hard time with them."
+)
+
+
+def conditioning_page(
+    runs: Mapping[str, Iterable[Mapping[str, Any]]],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+    losses: Mapping[str, Points] | None = None,
+    models: Mapping[str, str] | None = None,
+) -> Page:
+    """The page of one or several runs.
+
+    Args:
+        runs: the rows of each run's probe, by the run's name. The first is what others are compared with.
+        title: by default the model, or the number of runs.
+        notes: sentences to show above everything else, such as what could not be read.
+        losses: (step, loss) of runs, by name.
+        models: model names of runs, by name.
+
+    Raises ValueError for no runs, and for a run without rows or without condition numbers.
+    """
+    if not runs:
+        raise ValueError("there are no runs to draw; give at least one, with the rows of its probe")
+    found = [Readings.of(name, rows) for name, rows in runs.items()]
+    models, losses = models or {}, losses or {}
+    page = Page(title or _title(found, models), LEAD, footer=[_written()])
+    notes = [*notes, *(text for run in found for text in run.notes)]
+    drawn = found[:RUNS_MOST]
+    if len(found) > len(drawn):
+        notes.append(f"The charts show the first {RUNS_MOST} of {len(found)} runs; the tables have all.")
+    page.add(_tiles(found))
+    if notes:
+        page.add(note("Please note", bullets(*notes)))
+    if len(found) > 1:
+        page.add(section("The runs", summary(found, models)), section("Differences", *differences(found)))
+    page.add(_first_section(found), block_section(drawn))
+    for heading, charts in (
+        ("Over training", over_training(drawn, losses=losses)),
+        ("Singular values", spectra(drawn)),
+        ("Attention", attention(drawn)),
+    ):
+        if charts:
+            page.add(section(heading, side_by_side(*charts)))
+    page.add(_words_section(found))
+    return page
+
+
+def _title(runs: Sequence[Readings], models: Mapping[str, str]) -> str:
+    if len(runs) > 1:
+        return f"Conditioning of {len(runs)} runs"
+    run = runs[0].run
+    model = models.get(run)
+    return f"Conditioning of {model}" if model else f"Conditioning of {run}"
+
+
+def _written() -> str:
+    return f"Written by wellcond {version('wellcond')} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+
+
+def _states(run: Readings) -> list[BlockState]:
+    """The blocks at the last step, worst first; one without a number is worse than any."""
+    began = first_failure(run)
+    states = [BlockState.of(run, run.steps[-1], position, began) for position in range(len(run.blocks))]
+    return sorted((s for s in states if s.cells), key=_rank, reverse=True)
+
+
+def _rank(state: BlockState) -> float:
+    return state.worst if math.isfinite(state.worst) else math.inf
+
+
+def _number(state: BlockState) -> str:
+    """log κ of a block where it is worst, with the mark of a lower bound."""
+    if not math.isfinite(state.worst):
+        return "all zero" if state.cells[state.worst_site].status == "zero" else "NaN"
+    bound = state.capped.get(state.worst_site) or state.cells[state.worst_site].status == "ceiling"
+    return f"{'≥ ' if bound else ''}{state.worst:.1f}"
+
+
+def _tiles(runs: Sequence[Readings]) -> Html:
+    worst = [(states[0], run) for run in runs if (states := _states(run))]
+    items, last = [], runs[0].steps[-1]
+    if worst:
+        state, run = max(worst, key=lambda pair: _rank(pair[0]))
+        of = f", {run.run}" if len(runs) > 1 else ""
+        items.append(("worst block", state.block, f"at {state.worst_site}, step {run.steps[-1]:,}{of}"))
+        kappa = format_number(float(f"{math.exp(state.worst):.2g}"), 2) if 0 <= state.worst < 500 else ""
+        items.append(("its log κ", _number(state), f"κ about {kappa}" if kappa else "see below"))
+    if len(runs) == 1:
+        run = runs[0]
+        share, counted = share_at_ceiling(run, last)
+        items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can see"))
+        items += [_site_tile(run, site) for site in run.sites]
+    else:
+        changes = compare(runs)
+        if changes and changes[0].change > 0:
+            where = f"{changes[0].run}: {changes[0].block} {changes[0].site}"
+            items.append((f"largest rise from {runs[0].run}", signed(changes[0].change), where))
+    if not items:
+        items = [(f"log κ at {s}", _one_digit(runs[0].value("log_kappa", last, "", s)), "") for s in runs[0].outside]
+    return tiles(*items)
+
+
+def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
+    values = run.over_blocks(run.steps[-1], site)
+    finite = [value for value in values if math.isfinite(value)]
+    count = f"{len(values)}" if len(finite) == len(values) else f"{len(finite)} of {len(values)}"
+    text = f"{count} blocks, {min(finite):.1f} to {max(finite):.1f}" if len(values) > 1 and finite else SITE_WORDS[site]
+    return f"mean log κ at {site}", _one_digit(sum(finite) / len(finite) if finite else math.nan), text
+
+
+def _one_digit(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "NaN"
+
+
+def _first_section(runs: Sequence[Readings]) -> Html:
+    """What concerns whole runs, then the worst blocks with one or two sentences each."""
+    general = [
+        f"{run.run}: {text}" if len(runs) > 1 else text for run in runs for text in advise_run(run, run.steps[-1])
+    ]
+    groups: dict[tuple[str, str], list[BlockState]] = {}
+    for run in runs:
+        for position, state in enumerate(_states(run)):
+            said = " ".join(advise(state)[:SENTENCES_MOST])
+            if said:
+                groups.setdefault((run.run, said), []).append(state)
+            elif position < SHOWN_LEAST and len(runs) == 1:
+                groups[run.run, f"–{position}"] = [state]
+    ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", _rank(item[1][0])), reverse=True)
+    parts: list[Any] = [note("For the whole run", bullets(*general))] if general else []
+    if all(said.startswith("–") for _, said in groups):
+        parts.append("None of the rules found anything to do in a block.")
+    if ordered:
+        parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=len(ordered) - ADVISED_MOST))
+    return section("Worst blocks first", *parts)
+
+
+def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int) -> Html:
+    """Blocks of which the same is to be said share a row, with the numbers of the worst of them."""
+    rows = []
+    for (run, said), states in groups:
+        first = states[0]
+        more = tag("span", f" and {len(states) - 1} more", title=", ".join(state.block for state in states))
+        name = [first.block, more if len(states) > 1 else None]
+        cells = [name, first.worst_site, _number(first), "–" if said.startswith("–") else said]
+        rows.append([run, *cells] if several else cells)
+    more = f" {left_out} more rows are left out." if left_out > 0 else ""
+    caption = (
+        f"At the last step, each block where it is worst.{more} The sentences are rules of thumb: a log κ of 10 or "
+        "more after an add, a logit of 50 or more, and the like. They name what may help, not what will."
+    )
+    start = 1 if several else 0
+    header = [*(["run"] if several else []), "block", "worst at", "log κ", "what to do"]
+    return table(header, rows, numeric={start + 2}, prose={start + 3}, caption=caption)
+
+
+def _words_section(runs: Sequence[Readings]) -> Html:
+    sites = {site for run in runs for site in (*run.sites, *run.outside)}
+    dtypes = sorted({cell.dtype for run in runs for cell in run.cells.values()})
+    items = [[tag("code", site), f": {text}"] for site, text in SITE_WORDS.items() if site in sites]
+    return section(
+        "Words",
+        bullets(*items),
+        paragraph(
+            f"Measured on {', '.join(dtypes)} tensors. A κ above 1/eps of the tensor's dtype cannot be seen, and "
+            "counts as that ceiling (15.9 in log scale for float32). The attention's output is ill-conditioned in healthy "
+            "models too, untrained ones included; what counts is what the skip leaves of it."
+        ),
+    )

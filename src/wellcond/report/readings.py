@@ -1,0 +1,185 @@
+"""Rows of a probe, sorted: what was measured at which step, in which block, at which site.
+
+    readings = Readings.of("my run", read_rows("runs/a/probe.jsonl"))
+    readings.log_kappa(readings.steps[-1], "blocks.3", "sa")     # Cell(value=12.1, samples=64, …), or None
+    readings.notes                                               # what was left out, in words
+
+A run may lack any of them: a parallel block has no `+sa`, a probe may watch one site only, and any value may be NaN.
+Of two rows for the same place the later one counts, since a run that goes on after a crash measures some steps again.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Readings", "SITE_WORDS"]
+
+BLOCK_SITES = ("in", "sa", "+sa", "mlp", "+mlp")
+OUTSIDE_SITES = ("tokens", "embed")  # before the first block
+SITE_WORDS = {
+    "in": "the normed input of attention",
+    "sa": "the attention's output, before the add",
+    "+sa": "the stream after that add",
+    "mlp": "the MLP's output, before the add",
+    "+mlp": "the stream after that add: the block's output",
+    "tokens": "the raw patches",
+    "embed": "the embedded tokens, before the first block",
+}
+NAMES = {
+    "log_kappa",
+    "log_kappa_max",
+    "sigma_max",
+    "sigma_min",
+    "stable_rank",
+    "effective_rank",
+    "capped",
+    "excluded",
+    "attention_entropy",
+    "largest_logit",
+}
+SINGULAR_VALUE = re.compile(r"sigma\.(0|[1-9]\d*)", re.ASCII)
+NAMED_MOST = 4  # so many names of what was left out are spelled out
+
+
+class Block(NamedTuple):
+    """A block: its module path, and its place on an axis (its index, unless two blocks share one)."""
+
+    name: str
+    place: int
+
+
+class Cell(NamedTuple):
+    """One measured number with what vouches for it."""
+
+    value: float
+    samples: int
+    dtype: str
+    status: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """All that one run measured."""
+
+    run: str
+    steps: list[int]
+    """The steps with condition numbers, in order; at least one."""
+    blocks: list[Block]
+    """In the model's order, without what lies outside of blocks."""
+    sites: list[str]
+    """The sites inside blocks, in the order of a forward pass."""
+    outside: list[str]
+    """`tokens` and `embed`, where they were measured."""
+    singular: list[int]
+    """Which singular values were kept, from 0."""
+    cells: dict[tuple[str, int, str, str], Cell]
+    """(name, step, block, site) → cell; the block is empty outside of blocks."""
+    notes: list[str]
+
+    @classmethod
+    def of(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "Readings":
+        """Sort `rows`; unknown names and sites are left out, with a note.
+
+        Raises ValueError where there are no rows, no condition numbers among them, or a row is not a row.
+        """
+        cells: dict[tuple[str, int, str, str], Cell] = {}
+        indexes: dict[str, int] = {}
+        unknown: Counter[str] = Counter()
+        number = 0
+        for number, row in enumerate(rows, start=1):
+            name, step, block, site, index, cell = _parsed(run, number, row)
+            if site not in BLOCK_SITES and site not in OUTSIDE_SITES:
+                unknown[f"the site {site!r}"] += 1
+            elif name not in NAMES and not SINGULAR_VALUE.fullmatch(name):
+                unknown[f"the name {name!r}"] += 1
+            else:
+                inside = site in BLOCK_SITES
+                cells[name, step, block if inside else "", site] = cell
+                if inside:
+                    indexes.setdefault(block, index)
+        if not number:
+            raise ValueError(f"the run {run!r} has no rows; was the probe ever switched on, or the file cut off?")
+        steps = sorted({step for name, step, _, _ in cells if name == "log_kappa"})
+        if not steps:
+            raise ValueError(
+                f"none of the {number} rows of the run {run!r} is a log_kappa at a known site, so there is nothing to "
+                "draw; give a probe.jsonl, as wellcond.Probe writes it"
+            )
+        found, names = {site for _, _, _, site in cells}, {name for name, _, _, _ in cells}
+        return cls(
+            run=run,
+            steps=steps,
+            blocks=_ordered(indexes),
+            sites=[site for site in BLOCK_SITES if site in found],
+            outside=[site for site in OUTSIDE_SITES if site in found],
+            singular=sorted({int(match[1]) for name in names if (match := SINGULAR_VALUE.fullmatch(name))}),
+            cells=cells,
+            notes=_notes(run, unknown),
+        )
+
+    def get(self, name: str, step: int, block: str, site: str) -> Cell | None:
+        return self.cells.get((name, step, block, site))
+
+    def log_kappa(self, step: int, block: str, site: str) -> Cell | None:
+        return self.cells.get(("log_kappa", step, block, site))
+
+    def value(self, name: str, step: int, block: str, site: str) -> float:
+        """The number, NaN where there is none."""
+        cell = self.cells.get((name, step, block, site))
+        return cell.value if cell else math.nan
+
+    def over_blocks(self, step: int, site: str) -> list[float]:
+        """log κ at a site, of every block that was measured there."""
+        cells = [self.log_kappa(step, block.name, site) for block in self.blocks]
+        return [cell.value for cell in cells if cell]
+
+    def mean(self, step: int, site: str) -> float:
+        """Mean log κ at a site over blocks; NaN where one of them has no number, for the rest would look too good."""
+        values = self.over_blocks(step, site)
+        return sum(values) / len(values) if values and all(map(math.isfinite, values)) else math.nan
+
+    def worst(self, step: int) -> float:
+        """The largest log κ of a step at any place; infinite where one is not finite. Tells which steps to draw."""
+        places = [(block.name, site) for block in self.blocks for site in self.sites] + [("", s) for s in self.outside]
+        cells = [self.log_kappa(step, *place) for place in places]
+        return max((c.value if math.isfinite(c.value) else math.inf for c in cells if c), default=-math.inf)
+
+    def last_step_with(self, name: str) -> int | None:
+        """Some things are measured more rarely than condition numbers."""
+        return max((step for found, step, _, _ in self.cells if found == name), default=None)
+
+    def spectrum(self, step: int, block: str, site: str) -> list[tuple[int, float]]:
+        """(i, σ_i/σ_0) of the singular values that were kept, i from 0."""
+        found = ((i, self.get(f"sigma.{i}", step, block, site)) for i in self.singular)
+        return [(i, cell.value) for i, cell in found if cell]
+
+
+def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, Cell]:
+    try:
+        name, step, block, site = str(row["name"]), int(row["step"]), str(row["block"]), str(row["site"])
+        cell = Cell(float(row["value"]), int(row["count"]), str(row["dtype"]), str(row["status"]))
+        return name, step, block, site, int(row["index"]), cell
+    except KeyError as error:
+        raise ValueError(f"row {number} of the run {run!r} has no field {error}; is it a file of a probe?") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"row {number} of the run {run!r} is not a measurement ({error}); it is {row!r}"[:300]
+        ) from None
+
+
+def _ordered(indexes: Mapping[str, int]) -> list[Block]:
+    """Blocks by index. Where two share one (stages that count anew) they keep the order in which they were measured."""
+    if len(set(indexes.values())) == len(indexes):
+        return [Block(name, index) for name, index in sorted(indexes.items(), key=lambda item: item[1])]
+    return [Block(name, place) for place, name in enumerate(indexes)]
+
+
+def _notes(run: str, unknown: Counter[str]) -> list[str]:
+    if not unknown:
+        return []
+    named = ", ".join(f"{what} ({count} rows)" for what, count in unknown.most_common(NAMED_MOST))
+    more = f" and {len(unknown) - NAMED_MOST} more" if len(unknown) > NAMED_MOST else ""
+    return [f"{run}: this version does not know {named}{more}, and leaves them out."]

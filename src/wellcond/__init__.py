@@ -14,10 +14,13 @@ __version__ = "0.1.0"
 _HOME = {
     "wellcond.numerics": (
         "Conditioning", "condition_number", "dct", "dct2", "effective_rank", "idct", "idct2",
-        "measure_conditioning", "singular_values", "spectral_power", "stable_rank",
+        "jacobian_spectrum", "measure_conditioning", "singular_values", "spectral_power", "stable_rank",
     ),
     "wellcond.graying": ("TokenGraying", "gray_tokens"),
-    "wellcond.models": ("gray", "graying_of", "is_grayed", "load", "register_family", "save", "ungray"),
+    "wellcond.models": (
+        "gray", "graying_of", "is_grayed", "load", "register_blocks", "register_family", "remove_skip", "restore_skip",
+        "save", "sites", "skips_of", "ungray",
+    ),
     "wellcond.probe": ("Probe",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -27,7 +30,20 @@ __all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from wellcond.graying import TokenGraying as TokenGraying
     from wellcond.graying import gray_tokens as gray_tokens
-    from wellcond.models import gray, graying_of, is_grayed, load, register_family, save, ungray
+    from wellcond.models import (
+        gray,
+        graying_of,
+        is_grayed,
+        load,
+        register_blocks,
+        register_family,
+        remove_skip,
+        restore_skip,
+        save,
+        sites,
+        skips_of,
+        ungray,
+    )
     from wellcond.numerics import (
         Conditioning,
         condition_number,
@@ -36,6 +52,7 @@ if TYPE_CHECKING:
         effective_rank,
         idct,
         idct2,
+        jacobian_spectrum,
         measure_conditioning,
         singular_values,
         spectral_power,

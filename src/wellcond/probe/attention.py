@@ -1,13 +1,13 @@
 """Attention as the model computes it, overheard: the entropy of its weights and the largest logit.
 
-    listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256)
+    listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256, samples=64)
     with listener.hooks(), listener:     # a torch function mode: every call of torch's functions passes by
         model(images)
     listener.found                       # {"blocks.3": Heard(entropy=…, largest_logit=…, count=…)}
 
 Inside the modules named it hears `scaled_dot_product_attention`, whose weights no hook ever sees, and `softmax` over
 the last dimension, wherever the attention is written out. The logits are computed again from query and key, in float32
-or better, a few rows at a time. What is heard is passed on unchanged.
+or better, a few rows at a time. What is heard is passed on unchanged, also where hearing it fails: see `failed`.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from wellcond.probe.separate import whose_pass
 
 __all__ = ["AttentionListener", "Heard"]
 
@@ -38,12 +40,21 @@ class Heard(NamedTuple):
 
 
 class AttentionListener(TorchFunctionMode):
-    def __init__(self, modules: Mapping[Any, nn.Module], *, share: float = 1.0):
+    """Listens to `modules`, in the first `share` of each batch, which are `samples` samples (one has several windows).
+
+    `valid` (b, n) says which tokens are none of the padding: a query of the padding is left out.
+    """
+
+    def __init__(
+        self, modules: Mapping[Any, nn.Module], *, samples: int, share: float = 1.0, valid: Tensor | None = None
+    ):
         super().__init__()
         self.modules = modules
-        self.share = share
+        self.share, self.samples, self.valid = share, samples, valid
         self.found: dict[Any, Heard] = {}
+        self.failed: dict[Any, Exception] = {}
         self._inside: list[Any] = []
+        self._owner = whose_pass()
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
@@ -60,29 +71,46 @@ class AttentionListener(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside and self._inside[-1] not in self.found:
-            if func is F.scaled_dot_product_attention:
-                query = args[0] if args else kwargs["query"]
-                self._hear(_sdpa_logits(self.share, *args, **kwargs), query, len(_first(query, self.share)))
-            elif func in SOFTMAX and (logits := _last_dimension(args, kwargs)) is not None:
-                logits = _first(logits, self.share)
-                self._hear(_chunks_of(logits), logits, len(logits))
+        if func is F.multi_head_attention_forward:
+            with self:  # a function of torch made of others, which would pass unheard
+                return func(*args, **kwargs)
+        if self._inside and self._inside[-1] not in self.found and whose_pass() is self._owner:
+            try:
+                self._listen(func, args, kwargs)
+            except Exception as error:
+                self.failed.setdefault(self._inside[-1], error)
         return func(*args, **kwargs)
 
-    def _hear(self, chunks: Iterator[Tensor], like: Tensor, samples: int) -> None:
+    def _listen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func is F.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            self._hear(_sdpa_logits(self.share, self._counts(query), *args, **kwargs), query)
+        elif func in SOFTMAX and (logits := _last_dimension(args, kwargs)) is not None:
+            self._hear(_chunks_of(_first(logits, self.share), self._counts(logits)), logits)
+
+    def _counts(self, x: Tensor) -> Tensor | None:
+        """Which queries of (b, heads, queries, …) are none of the padding, (b, heads, queries); None where all are."""
+        first = _first(x, self.share)
+        if self.valid is None or x.ndim != 4 or self.valid.shape != (len(first), x.shape[2]):
+            return None
+        return self.valid[:, None].expand(first.shape[:3])
+
+    def _hear(self, chunks: Iterator[Tensor], like: Tensor) -> None:
         total = torch.zeros(2, dtype=torch.float64, device=like.device)
         largest = torch.full((), -math.inf, dtype=torch.float64, device=like.device)
         with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
             for logits in chunks:  # (…, queries, keys)
                 top = logits.amax(-1)
-                attends = ~top.isneginf()  # a query all of whose keys are masked attends to nothing
+                attends = (
+                    ~top.isneginf()
+                )  # a query all of whose keys are masked attends to nothing, one of the padding too
                 weights = torch.softmax(logits, -1)
                 # A weight of zero has no share in the entropy: that of a masked key, say.
                 each = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
                 total[0] += torch.where(attends, each, 0).sum(dtype=torch.float64)
                 total[1] += attends.sum()
                 largest = torch.maximum(largest, top.amax().double())
-        self.found[self._inside[-1]] = Heard(total[0], total[1], largest, samples, like.dtype)
+        self.found[self._inside[-1]] = Heard(total[0], total[1], largest, self.samples, like.dtype)
 
 
 def _first(x: Tensor, share: float) -> Tensor:
@@ -99,14 +127,17 @@ def _last_dimension(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | N
     return logits
 
 
-def _chunks_of(logits: Tensor) -> Iterator[Tensor]:
-    each = logits[0].numel() * 4 if len(logits) else 1
-    for part in logits.split(max(1, BUDGET_BYTES // max(1, each))):
-        yield part.double() if part.dtype == torch.float64 else part.float()
+def _chunks_of(logits: Tensor, counts: Tensor | None) -> Iterator[Tensor]:
+    size = max(1, BUDGET_BYTES // max(1, logits[:1].numel() * 4))
+    for start in range(0, len(logits), size):
+        part = logits[start : start + size]
+        part = part if part.dtype == torch.float64 else part.float()
+        yield part if counts is None else part.masked_fill(~counts[start : start + size, :, :, None], -math.inf)
 
 
 def _sdpa_logits(
     share: float,
+    counts: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -133,6 +164,7 @@ def _sdpa_logits(
     lead = query.shape[:-2].numel()
     query, key = query.reshape(lead, n, -1), key.expand(*query.shape[:-2], m, -1).reshape(lead, m, -1)
     mask = None if attn_mask is None else attn_mask.reshape(lead, n, m)
+    counts = None if counts is None else counts.reshape(lead, n, 1)
     rows = max(1, min(n, BUDGET_BYTES // (4 * m)))
     heads = max(1, BUDGET_BYTES // (4 * m * rows))
     for start in range(0, lead, heads):
@@ -142,4 +174,6 @@ def _sdpa_logits(
             if mask is not None:
                 here = mask[part, some]
                 logits = logits.masked_fill(~here, -math.inf) if here.dtype == torch.bool else logits + here.to(dtype)
+            if counts is not None:
+                logits = logits.masked_fill(~counts[part, some], -math.inf)
             yield logits

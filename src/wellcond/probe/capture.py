@@ -2,15 +2,16 @@
 
     capture = Capture(wanted, max_samples=64)
     with capture.hooks():               # always removed, also after an exception
-        with capture.listening():       # outside of it the hooks do nothing: recomputation in the backward pass, say
+        with capture.listening():
             model(images)
     capture.tensors                     # {Place("blocks.3", 3, "sa"): (b, n, d) tensor, …}
 
 A hook detaches, cuts to the first `max_samples` samples and copies: nothing of the pass changes, no later in-place
-operation reaches the copy, and no graph is kept alive.
+operation reaches the copy, and no graph is kept alive. Nor does an error in it end the pass: it is kept in `error`.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
 from wellcond.probe.places import Place, Wanted
+from wellcond.probe.separate import whose_pass
 
 __all__ = ["Capture"]
 
@@ -31,19 +33,26 @@ class Capture:
         self.wanted = wanted
         self.max_samples = max_samples
         self.tensors: dict[Place, Tensor] = {}
+        self.error: Exception | None = None
+        """The first thing that went wrong in a hook."""
         self._listening = False
+        self._owner: object | None = None
+        self._block: nn.Module | None = None  # the one that runs: two blocks may share a module
         self._calls: dict[int, int] = {}
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Starts anew, and catches what passes until the end of the block."""
-        self.tensors = {}
-        self._calls = {}
-        self._listening = True
+        self.tensors, self.error = {}, None
+        self._calls, self._block = {}, None
+        self._listening, self._owner = True, whose_pass()
         try:
             yield
         finally:
-            self._listening = False
+            self._listening, self._block = False, None
+
+    def _hears(self) -> bool:
+        return self._listening and whose_pass() is self._owner
 
     def take(self) -> dict[Place, Tensor]:
         """What was caught, handed over: the capture keeps no memory."""
@@ -77,7 +86,8 @@ class Capture:
         inner = {id(module) for module in block.modules()} - {id(block)}
 
         def hook(_module: nn.Module, _args: Any) -> None:
-            if self._listening:
+            if self._hears():
+                self._block = block
                 for key in inner:
                     self._calls.pop(key, None)
 
@@ -85,28 +95,40 @@ class Capture:
 
     def _enter(self, module: nn.Module, wants: list[Wanted]) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._listening:
+            if self._hears():
                 call = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
-                value = args[0] if args else next(iter(kwargs.values()), None)
-                self._take(wants, call, value)
+                if wants:
+                    self._take(wants, call, _first_argument(module, args, kwargs))
 
         return hook
 
     def _leave(self, module: nn.Module, wants: list[Wanted]) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._listening:
+            if self._hears():
                 self._take(wants, self._calls.get(id(module), 0), output)
 
         return hook
 
     def _take(self, wants: list[Wanted], call: int, value: Any) -> None:
         for want in wants:
-            if want.tap.call != call or want.place in self.tensors:
+            if want.block is not self._block or want.tap.call != call or want.place in self.tensors:
                 continue
             tensor = _first_tensor(value)
-            if tensor is not None:
+            if tensor is None:
+                continue
+            try:
                 with torch.no_grad():
                     self.tensors[want.place] = _as_tokens(tensor.detach()[: self.max_samples], want).clone()
+            except Exception as error:
+                self.error = self.error or error
+
+
+def _first_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the module works on: the first argument of its forward, also where everything is passed by name."""
+    if args:
+        return args[0]
+    first = next(iter(inspect.signature(module.forward).parameters), "")
+    return kwargs[first] if first in kwargs else next(iter(kwargs.values()), None)
 
 
 def _first_tensor(value: Any) -> Tensor | None:

@@ -7,12 +7,12 @@ wanted[0].place                     # Place(block='blocks.3', index=3, site='sa'
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from torch import nn
 
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.sites import BLOCK_SITES, Block, Tap, find_blocks
+from wellcond.models.sites import BLOCK_SITES, Block, Tap, Which, find_blocks, select_blocks
 from wellcond.records import Site
 
 __all__ = ["Place", "Wanted", "choose"]
@@ -38,22 +38,17 @@ class Wanted:
     attention: nn.Module | None = None
 
 
-def choose(model: nn.Module, sites: str | Iterable[str], blocks: str | int | Iterable[str | int]) -> list[Wanted]:
+def choose(model: nn.Module, sites: str | Iterable[str], blocks: Which = None) -> list[Wanted]:
     """The places meant, in order of execution; ValueError where a pattern means nothing, with what there is."""
-    patterns, names = _listed(sites), _listed(blocks)
+    patterns = [sites] if isinstance(sites, str) else list(sites)
     found = find_blocks(model)
     known = get_args(Site)
+    if not patterns:
+        raise ValueError(f"an empty list names no sites; the sites are {', '.join(known)}")
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             raise ValueError(f"there is no site {pattern!r}; the sites are {', '.join(known)}")
-    for name in names:
-        if not any(_is_named(block, name) for block in found):
-            last = found[-1]
-            raise ValueError(
-                f"no block of {type(unwrap(model)).__name__} is called {name!r}; its blocks are "
-                f"{', '.join(block.name for block in found)} (indices 0 to {last.index})"
-            )
-    chosen = [block for block in found if any(_is_named(block, name) for name in names)]
+    chosen = select_blocks(found, blocks)
     wanted = [want for want in _of_the_input(model, found[0]) if _any(want.place.site, patterns)]
     here = [site for site in BLOCK_SITES if _any(site, patterns)]
     wanted += [_at(block, site) for block in chosen for site in here if site in block.taps]
@@ -97,11 +92,3 @@ def _of_the_input(model: nn.Module, first: Block) -> list[Wanted]:
 
 def _any(site: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(site, pattern) for pattern in patterns)
-
-
-def _is_named(block: Block, name: str | int) -> bool:
-    return block.index == name if isinstance(name, int) else fnmatch.fnmatchcase(block.name, name)
-
-
-def _listed(names: Any) -> list[Any]:
-    return [names] if isinstance(names, str | int) else list(names)

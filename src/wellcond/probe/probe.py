@@ -14,6 +14,7 @@ number, and takes its hooks away again, whatever happens.
 """
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,10 +27,11 @@ from torch.utils import _pytree as pytree
 
 from wellcond import records
 from wellcond.models.families import unwrap
+from wellcond.models.sites import Which
 from wellcond.probe.attention import AttentionListener, Heard
 from wellcond.probe.capture import Capture
 from wellcond.probe.places import Place, choose
-from wellcond.probe.separate import needs_separate_pass, run_apart
+from wellcond.probe.separate import needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
 from wellcond.probe.trigger import watching
@@ -46,7 +48,7 @@ class Probe:
         model: what you call: the model itself, or torch.compile's, DistributedDataParallel's, accelerate's wrapper.
         sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed where the
             model is) and `embed` (the first block's input).
-        blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices; by default all.
+        blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
         every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to.
         max_samples: how many samples of the batch are measured; it bounds the memory.
         exact: measure a pass of its own with autocast and TF32 off (True), or the numbers that training sees (False).
@@ -65,7 +67,7 @@ class Probe:
         self,
         model: nn.Module,
         sites: str | Iterable[str] = DEFAULT_SITES,
-        blocks: str | int | Iterable[str | int] = "*",
+        blocks: Which = None,
         *,
         every: int = 1,
         max_samples: int = 64,
@@ -99,10 +101,9 @@ class Probe:
         self._step = 0
         self._counts_passes = True
         self._measured_step: int | None = None
-        self._passes = 0
+        self._passes = self._passes_before = 0
         self._during = contextlib.ExitStack()  # what is open while the model's own pass runs
         self._pass: _Pass | None = None
-        self._busy = False
 
     # Attaching
 
@@ -112,8 +113,9 @@ class Probe:
             raise ValueError("this probe is attached already; detach it first, or make another")
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(self.model, self._before, self._after))
-            stack.enter_context(self._capture.hooks())
+            stack.callback(lambda: self._during.close())  # a pass that was interrupted from the keyboard left it open
             self._attached = stack.pop_all()
+        self._passes_before = self._passes
         return self
 
     def detach(self) -> None:
@@ -127,7 +129,7 @@ class Probe:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.detach()
-        if kind is None and self._passes == 0:
+        if kind is None and self._passes == self._passes_before:
             raise RuntimeError(
                 f"the probe saw no forward pass of {type(self.model).__name__}: either it was not called at all, or "
                 "not by calling this very object (model(x)). Give Probe the outermost object that you call: the "
@@ -156,8 +158,7 @@ class Probe:
     def to(self, path: str | Path) -> Self:
         """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured."""
         self._file = Path(path)
-        if self._rows:
-            self._write(self._rows)
+        self._write(self._rows)
         return self
 
     def clear(self) -> None:
@@ -170,32 +171,39 @@ class Probe:
 
     # One pass
 
+    @property
+    def _busy(self) -> bool:
+        """Whether the pass is a probe's own, this one's or another one's: not one of the model's to be counted."""
+        return whose_pass() is not None
+
+    @property
+    def _in_training(self) -> bool:
+        return unwrap(self.model).training
+
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._busy:  # the pass is our own
+        if self._busy:
             return
+        self._during.close()  # of a pass that was interrupted from the keyboard, of which hooks are not told
         self._passes += 1
         self._pass = None
         if self._step % self.every or self._measured_step == self._step:
             return
-        self._measured_step = self._step
-        exact = not self.model.training if self.exact is None else self.exact
+        exact = not self._in_training if self.exact is None else self.exact
         why = needs_separate_pass(self.model)
-        self._pass = _Pass(valid=_valid_tokens(kwargs, self.max_samples))
+        batch = _batch_size(args, kwargs)
+        self._pass = _Pass(exact=exact, samples=min(batch, self.max_samples))
+        self._pass.valid = self._valid_tokens(args, kwargs)
         if not exact and why is None:
-            share = self.max_samples / max(_batch_size(args, kwargs), self.max_samples)
-            self._during.enter_context(self._listening(self._pass, share))
+            self._during.enter_context(self._listening(self._pass, self._pass.samples / max(1, batch)))
             return
         if why is not None:
             self._note(why)
         # It comes first, since the model's own pass might change its inputs in place.
-        self._busy = True
         try:
-            with self._listening(self._pass, 1.0):
+            with own_pass(self), self._listening(self._pass, 1.0):
                 run_apart(self.model, args, kwargs, samples=self.max_samples, exact=exact)
         except Exception as error:
             self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
-        finally:
-            self._busy = False
 
     def _after(self, finished: bool) -> None:
         if self._busy:
@@ -206,52 +214,65 @@ class Probe:
         self._during.close()
         done, self._pass = self._pass, None
         if done is not None and finished:
+            self._measured_step = step
             self._finish(done, step)
 
     @contextlib.contextmanager
     def _listening(self, into: "_Pass", share: float) -> Iterator[None]:
-        listener = AttentionListener(self._attending, share=share)
+        listener = AttentionListener(self._attending, share=share, samples=into.samples, valid=into.valid)
+        # The hooks stand for this one pass: at other times the model runs as if there were no probe.
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._capture.hooks())
             stack.enter_context(self._capture.listening())
-            if self._attending and (self._busy or not _has_fast_path(self.model)):
+            if self._attending:
                 stack.enter_context(listener.hooks())
                 stack.enter_context(listener)
             yield
         into.tensors, into.heard = self._capture.take(), listener.found
+        into.error, into.unheard = into.error or self._capture.error, listener.failed
 
     def _finish(self, done: "_Pass", step: int) -> None:
-        sums = error = None
-        try:
-            if done.error is not None:
-                raise done.error
-            sums = self._measure(done)
-        except Exception as raised:
-            if not self.model.training:
-                raise
-            error = raised
+        sums, error = None, done.error
+        if error is None:
+            try:
+                sums = self._measure(done)
+            except Exception as raised:
+                error = raised
         if self._reduces():
             # A process that failed takes part, with nothing: else the others would wait for it.
             sums = (sums or Sums.measure(self._places, {}, {})).over_ranks()
         if error is not None:
+            if not self._in_training:
+                raise error
             warnings.warn(f"the probe could not measure step {step}, training goes on: {error!r}", stacklevel=2)
         if sums is None:
             return
+        self._tell(done, sums, failed=error is not None)
+        rows = sums.rows(run=self.run, step=step)
+        self._rows += rows
+        self._write(rows)
+
+    def _tell(self, done: "_Pass", sums: Sums, *, failed: bool) -> None:
+        """What the reader has to know about this pass; RuntimeError where a probe sees nothing at all."""
         missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
-        if len(missed) == len(self._wanted) and error is None:
+        if len(missed) == len(self._wanted) and not failed and not self._rows:
             raise RuntimeError(
                 f"none of the {len(missed)} places of the probe was reached in a forward pass of "
                 f"{type(self.model).__name__}, e.g. {missed[0].site} of {missed[0].block}: the blocks were not called "
                 "as modules, or they belong to another model than the one that runs"
             )
-        if missed:
+        if missed and not failed:
             names = ", ".join(f"{place.site} of {place.block}" for place in missed[:4])
             self._note(f"{len(missed)} places were not reached: {names}{' …' if len(missed) > 4 else ''}", warn=True)
-        rows = sums.rows(run=self.run, step=step)
-        self._rows += rows
-        if self._file is not None and not (self._reduces() and dist.get_rank() > 0):
-            self._write(rows)
+        for block, error in done.unheard.items():
+            self._note(f"the attention of {block} could not be overheard: {error!r}", warn=True)
+        low = sorted({str(tensor.dtype) for tensor in done.tensors.values() if tensor.dtype.itemsize < 4})
+        if done.exact and low:
+            self._note(f"the model computes in {', '.join(low)} by itself, in the exact pass too", warn=True)
 
     def _measure(self, done: "_Pass") -> Sums:
+        if any(tensor.is_meta for tensor in done.tensors.values()):
+            raise ValueError("the model is on the meta device, where tensors hold no numbers; load its weights first")
         return Sums.measure(
             self._places,
             done.tensors,
@@ -270,8 +291,19 @@ class Probe:
         return together if self.reduce is None else self.reduce and together
 
     def _write(self, rows: list[records.Row]) -> None:
-        assert self._file is not None
-        records.append_rows(self._file, rows)
+        if self._file is not None and rows and not (self._reduces() and dist.get_rank() > 0):
+            records.append_rows(self._file, rows)
+
+    def _valid_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The padding mask (b, n) that Hugging Face's models take, True for a token that counts."""
+        mask = _argument(unwrap(self.model), "attention_mask", args, kwargs)
+        if not isinstance(mask, Tensor):
+            return None
+        if mask.ndim != 2:
+            shape = tuple(mask.shape)
+            self._note(f"an attention mask of shape {shape} does not tell padding apart: every token was measured")
+            return None
+        return mask[: self.max_samples].bool()
 
     def _note(self, text: str, *, warn: bool = False) -> None:
         if text not in self.notes:
@@ -284,15 +316,13 @@ class Probe:
 class _Pass:
     """What one measured pass has given so far."""
 
-    valid: Tensor | None
+    exact: bool
+    samples: int
+    valid: Tensor | None = None
     tensors: dict[Place, Tensor] = field(default_factory=dict)
     heard: dict[str, Heard] = field(default_factory=dict)
+    unheard: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
-
-
-def _has_fast_path(model: nn.Module) -> bool:
-    """Whether overhearing could change how attention is computed: nn.MultiheadAttention's evaluation mode looks."""
-    return not model.training and any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -300,7 +330,10 @@ def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return next((len(tensor) for tensor in tensors), 1)
 
 
-def _valid_tokens(kwargs: dict[str, Any], samples: int) -> Tensor | None:
-    """The padding mask (b, n) that Hugging Face's models take, True for a token that counts."""
-    mask = kwargs.get("attention_mask")
-    return mask[:samples].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+def _argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the model was given as `name`, by position or by name; None if nothing."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    parameters = list(inspect.signature(model.forward).parameters)
+    place = parameters.index(name) if name in parameters else len(args)
+    return args[place] if place < len(args) else None

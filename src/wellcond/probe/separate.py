@@ -1,6 +1,7 @@
 """A second forward pass, for measuring alone: it leaves no trace in the model, and can be more exact than the first.
 
-    run_apart(model, args, kwargs, samples=64, exact=True)
+    with own_pass(probe):
+        run_apart(model, args, kwargs, samples=64, exact=True)
 
 It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
 state. `exact` turns autocast and TF32 off and takes weights below float32 up to float32, for low precision can both
@@ -8,6 +9,9 @@ hide and invent large condition numbers. What compiled code hides from hooks can
 """
 
 import contextlib
+import random
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +21,27 @@ from torch.utils import _pytree as pytree
 
 from wellcond.models.families import unwrap
 
-__all__ = ["is_compiled", "needs_separate_pass", "run_apart"]
+__all__ = ["is_compiled", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
+
+FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode
+
+_running = threading.local()
+
+
+@contextlib.contextmanager
+def own_pass(owner: object) -> Iterator[None]:
+    """Within it the model runs for `owner` alone: other probes neither count the pass nor measure it."""
+    before = whose_pass()
+    _running.owner = owner
+    try:
+        yield
+    finally:
+        _running.owner = before
+
+
+def whose_pass() -> object | None:
+    """The owner of the pass that runs in this thread; None for the model's own."""
+    return getattr(_running, "owner", None)
 
 
 def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool) -> None:
@@ -30,6 +54,8 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
         stack.enter_context(_evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if not exact:
+            # Weights cast without gradients must not stay in autocast's cache: the model's own pass would take them.
+            stack.enter_context(_no_autocast_cache())
             inner(*args, **kwargs)
             return
         stack.enter_context(_no_autocast(inner))
@@ -43,16 +69,25 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `model` or a part of it was compiled, by torch.compile(module) or by module.compile()."""
-    return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in model.modules())
+    """Whether `model` or a part of it was compiled: by torch.compile, of its forward too, or by module.compile()."""
+    return any(
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
 
 
 def needs_separate_pass(model: nn.Module) -> str | None:
     """Why hooks would miss the model's own forward pass, or None where they would not."""
     if is_compiled(model):
-        return "compiled code skips hooks, so the model underneath was measured in a pass of its own"
+        return (
+            "compiled code skips hooks, so the model underneath was measured in a pass of its own (evaluation mode)"
+        )
     if isinstance(model, nn.DataParallel):
-        return "DataParallel runs copies of the model, so the model underneath was measured in a pass of its own"
+        return "DataParallel runs copies of the model, so the one underneath was measured in a pass of its own"
+    if any(isinstance(module, FAST_WHEN_UNSEEN) and not module.training for module in model.modules()):
+        return "torch's own attention computes otherwise while someone listens, so it was measured in a pass of its own"
     return None
 
 
@@ -74,14 +109,17 @@ def _callable_inside(model: nn.Module) -> nn.Module:
 
 
 def _cut(tree: Any, samples: int) -> Any:
-    """The first `samples` of every tensor whose first dimension is the batch's."""
+    """Copies of the tensors, of the first `samples` where a tensor's first dimension is the batch's.
+
+    Copies, for some models work on their input in place, and the model's own pass is still to come.
+    """
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    if not tensors:
-        return tree
-    size = len(tensors[0])
-    return pytree.tree_map_only(
-        Tensor, lambda t: t.detach()[:samples] if t.ndim > 0 and len(t) == size else t.detach(), tree
-    )
+    size = len(tensors[0]) if tensors else 0
+
+    def cut(tensor: Tensor) -> Tensor:
+        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
+
+    return pytree.tree_map_only(Tensor, cut, tree)
 
 
 @contextlib.contextmanager
@@ -100,8 +138,25 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _own_random_state(model: nn.Module) -> Iterator[None]:
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
+    numpy = sys.modules.get("numpy")  # not loaded, it is not used
+    ours, theirs = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
+            yield
+    finally:
+        random.setstate(ours)
+        if numpy:
+            numpy.random.set_state(theirs)
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
         yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager

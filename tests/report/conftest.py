@@ -59,7 +59,7 @@ def probe_rows():
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
         pytest.skip("needs chromium (Debian: apt-get install chromium)")

@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from wellcond.experiments import demo
 from wellcond.report import Axis, Page, Series, line_chart, section
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 PHONE, DESKTOP = {"width": 360, "height": 640}, {"width": 1200, "height": 900}
 
 COMPUTED_COLORS = """() => {
@@ -20,17 +17,6 @@ COMPUTED_COLORS = """() => {
   const drawn = [...document.querySelectorAll("figure.chart text, figure.chart path.line")].map(getComputedStyle);
   return [body.backgroundColor, body.color, ...drawn.map((style) => style.fill + style.stroke)];
 }"""
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +40,6 @@ def hostile_page(tmp_path_factory):
     page = Page("A <hostile> page & more")
     page.add(section("Charts", line_chart(lines, title="</title>", x='x "y"', y=Axis("<y>", log=True))))
     return page.write(tmp_path_factory.mktemp("hostile") / "page.html")
-
-
-@pytest.fixture
-def visit(browser):
-    """Open a page and hold it to its promises: no error, no message, no request beyond its own file."""
-    opened = []
-
-    def open_page(path, *, viewport=DESKTOP, scheme="light"):
-        context = browser.new_context(viewport=viewport, color_scheme=scheme, accept_downloads=True)
-        page = context.new_page()
-        complaints, requests = [], []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_load_state("networkidle")
-        opened.append((context, path, complaints, requests))
-        return page
-
-    yield open_page
-    for context, path, complaints, requests in opened:
-        context.close()
-        assert complaints == []
-        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])

@@ -195,7 +195,7 @@ def _words_section(runs: Sequence[Readings]) -> Html:
         bullets(*items),
         paragraph(
             f"Measured on {', '.join(dtypes)} tensors. A κ above 1/eps of the tensor's dtype cannot be seen, and "
-            "counts as that ceiling (15.9 in log scale for float32). The attention's output is ill-conditioned in healthy "
-            "models too, untrained ones included; what counts is what the skip leaves of it."
+            "counts as that ceiling (15.9 in log scale for float32). The attention's output is ill-conditioned in "
+            "healthy models too, untrained ones included; what counts is what the skip leaves of it."
         ),
     )

@@ -1,6 +1,8 @@
 """Tensors in, tensors out: condition numbers, spectral powers and cosine transforms. Imports torch alone."""
 
 from .dct import dct, dct2, idct, idct2
+from .density import SpectralDensity
+from .jacobian import JacobianSpectrum, jacobian_spectrum
 from .singular import (
     Conditioning,
     condition_number,
@@ -13,12 +15,15 @@ from .spectral import spectral_power
 
 __all__ = [
     "Conditioning",
+    "JacobianSpectrum",
+    "SpectralDensity",
     "condition_number",
     "dct",
     "dct2",
     "effective_rank",
     "idct",
     "idct2",
+    "jacobian_spectrum",
     "measure_conditioning",
     "singular_values",
     "spectral_power",

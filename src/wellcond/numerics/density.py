@@ -1,0 +1,104 @@
+"""The distribution of a linear map's singular values from products alone: stochastic Lanczos quadrature.
+
+    density = spectral_density(operator, probes=8, steps=64)
+    density.cumulative(torch.tensor([0.1, 1.0]))           # the share up to 0.1 and up to 1, and standard errors
+    density.frobenius_squared(), density.quantile(torch.tensor([0.5]))
+
+For a random unit vector z the mean of zᵀf(AAᵀ)z is the mean of f(σ²) over the singular values. The bidiagonal matrix
+that grows from z (lanczos.py) holds the Gauss rule for it: its singular values are the nodes, and the squared first
+entries of its left vectors the weights. What one z misses shows in the spread over several.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .lanczos import Bidiagonalization, Operator
+
+__all__ = ["SpectralDensity", "spectral_density"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectralDensity:
+    """The distribution of the min(m, n) singular values, from random probes: (…, probes, steps) nodes with weights.
+
+    Each probe's weights sum to 1. Every function takes the mean over the probes, with its standard error beside it.
+    Steps see squares of σ on a linear scale. So below about σmax/steps the share of the values is right, but how they
+    spread there is coarse: take more steps to look at smaller ones.
+    """
+
+    nodes: Tensor
+    """(…, probes, steps): singular values of the probe's small matrix."""
+    weights: Tensor
+    """(…, probes, steps): the share of the spectrum that each stands for."""
+    count: int
+    """min(m, n), the number of singular values."""
+
+    def expectation(self, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean of function(σ) over the singular values, (…), and its standard error over the probes."""
+        return _mean_and_error((self.weights * function(self.nodes)).sum(-1), -1)
+
+    def frobenius_squared(self) -> tuple[Tensor, Tensor]:
+        """‖J‖_F² = tr(JᵀJ), and its standard error. Each probe is exact in it, but for its own direction."""
+        mean, error = self.expectation(torch.square)
+        return self.count * mean, self.count * error
+
+    def cumulative(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """The share of singular values up to each of `sigma` (g,): (…, g), and its standard error.
+
+        A node stands for values on both sides of it, so half of its weight counts where sigma equals it.
+        """
+        sigma = sigma.to(self.nodes)
+        side = (torch.sign(sigma - self.nodes[..., None]) + 1) / 2
+        return _mean_and_error((self.weights[..., None] * side).sum(-2), -2)
+
+    def quantile(self, share: Tensor) -> Tensor:
+        """The singular value below which this share of them lies, for each of `share` (g,) in [0, 1]: (…, g)."""
+        nodes, order = self.nodes.flatten(-2).sort(dim=-1)
+        weights = self.weights.flatten(-2).gather(-1, order) / self.nodes.shape[-2]
+        # The middle of each node's weight is where the node stands; between them it goes on linearly.
+        middle = (weights.cumsum(-1) - weights / 2).contiguous()
+        share = share.to(nodes).expand(*nodes.shape[:-1], -1).contiguous()
+        above = torch.searchsorted(middle, share).clamp(1, nodes.shape[-1] - 1)
+        x0, x1 = middle.gather(-1, above - 1), middle.gather(-1, above)
+        y0, y1 = nodes.gather(-1, above - 1), nodes.gather(-1, above)
+        along = ((share - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0, 1)
+        return y0 + along * (y1 - y0)
+
+    def smoothed(self, log_sigma: Tensor, width: float = 0.1) -> tuple[Tensor, Tensor]:
+        """The density over log σ on the grid `log_sigma` (g,), smoothed by a Gaussian: (…, g), and its standard error.
+
+        Zero singular values have no logarithm and are missing from it: it integrates to the share of the others.
+        """
+        log_nodes = self.nodes.log()[..., None]
+        bumps = torch.exp(-(((log_sigma.to(self.nodes) - log_nodes) / width) ** 2) / 2) / (
+            width * math.sqrt(2 * math.pi)
+        )
+        return _mean_and_error((self.weights[..., None] * bumps).sum(-2), -2)
+
+
+def _mean_and_error(per_probe: Tensor, probes: int) -> tuple[Tensor, Tensor]:
+    """Over the dimension `probes`; one probe has no standard error (NaN)."""
+    count = per_probe.shape[probes]
+    error = per_probe.std(probes) if count > 1 else torch.full_like(per_probe.mean(probes), math.nan)
+    return per_probe.mean(probes), error / math.sqrt(count)
+
+
+def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 64, seed: int = 0) -> SpectralDensity:
+    """Stochastic Lanczos quadrature: for each of `probes` random directions, a Gauss rule of `steps` nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes, weights = [], []
+    for _ in range(probes):
+        process = Bidiagonalization(operator, generator, steps)
+        for _ in range(process.limit):
+            process.step()
+        theta, _, p, _ = process.decompose()
+        nodes.append(theta if process.finite else torch.full_like(theta, math.nan))
+        weights.append(p[0].square())
+    short = min(operator.outputs, operator.inputs)
+    return SpectralDensity(
+        nodes=torch.stack(nodes).to(operator.device), weights=torch.stack(weights).to(operator.device), count=short
+    )

@@ -1,0 +1,268 @@
+"""Singular values of the Jacobian of a block, with respect to its input or to its parameters.
+
+    found = jacobian_spectrum(block, tokens)                  # one spectrum per sample: output tokens by input tokens
+    found.largest, found.kappa, found.status_names(), found.why
+    jacobian_spectrum(block, tokens, wrt="params")            # one for the batch: the root of the empirical NTK
+    jacobian_spectrum(block, tokens, method="density").density.quantile(torch.tensor([0.5]))
+
+`exact`    the matrix, row by row, and its SVD: everything, where it fits.
+`gram`     JJᵀ or JᵀJ on the short side, where that alone fits: everything, but small values only down to some
+           1e-6·σmax, for it squares the condition number.
+`lanczos`  products with J and Jᵀ alone: the k largest with error bounds. Of the k smallest only upper bounds, so that κ
+           is a lower bound, unless the process ran to its end.
+`density`  products alone: the distribution of all singular values, by random probes.
+`auto`     the first of `exact`, `gram` and `lanczos` that fits into `max_entries`.
+
+The block runs in float64 and in eval mode unless told otherwise, and is left as it was found (linearize.py).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .density import SpectralDensity
+from .jacobian_methods import Found, measure, rounding_of
+from .linearize import EvaluatedFunction, Linearization, evaluation
+from .singular import CEILING, NON_FINITE, OK, STATUSES, ZERO, MethodChoice
+
+__all__ = ["JacobianSpectrum", "jacobian_spectrum"]
+
+METHODS = ("auto", "exact", "gram", "lanczos", "density")
+MAX_ENTRIES = {"cpu": 2**24, "cuda": 2**28}  # of J, or of JJᵀ: 4096 and 16384 squared, 128 MiB and 2 GiB in float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class JacobianSpectrum:
+    """What `jacobian_spectrum` found. The tensors have the shape (b, …) for `wrt="input"`, else no batch dimension."""
+
+    largest: Tensor
+    """(…, k): the k largest singular values, descending."""
+    largest_error: Tensor
+    """(…, k): bounds on their errors."""
+    smallest: Tensor
+    """(…, k): the k smallest, descending; upper bounds where `kappa_is_lower_bound`."""
+    smallest_error: Tensor
+    """(…, k): bounds on their errors; infinite where only an upper bound is known."""
+    values: Tensor | None
+    """(…, min(m, n)): all of them, where the method gives all."""
+    density: SpectralDensity | None
+    """Their distribution, for the method `density`."""
+    kappa: Tensor
+    """(…): σmax/σmin over the min(m, n) singular values, at most the ceiling; NaN where `non_finite` or `zero`."""
+    log_kappa: Tensor
+    """(…): its natural logarithm."""
+    kappa_is_lower_bound: Tensor
+    """(…), bool: σmin was not reached, and κ is at least this."""
+    converged: Tensor
+    """(…), bool: the k largest are within the tolerance."""
+    status: Tensor
+    """(…), uint8: indices into STATUSES of numerics/singular.py."""
+    ceiling: float
+    """1/eps of the coarsest dtype that the block computes in."""
+    outputs: int
+    """m, the rows of J."""
+    inputs: int
+    """n, its columns."""
+    wrt: str
+    method: str
+    """The one taken."""
+    why: str
+    """Why that one, and what it means for the numbers."""
+
+    def status_names(self) -> list[str]:
+        """The status of each Jacobian in words."""
+        return [STATUSES[code] for code in self.status.flatten().tolist()]
+
+    def rank(self) -> Tensor:
+        """(…): how many singular values stand above rounding. ValueError where not all of them are known."""
+        if self.values is None:
+            raise ValueError(f"method {self.method!r} does not give all singular values; take 'exact' or 'gram'")
+        edge = self.ceiling / math.sqrt(max(self.outputs, self.inputs))
+        return (self.values * edge >= self.values[..., :1]).logical_and(self.values > 0).sum(-1)
+
+
+def jacobian_spectrum(
+    block: Callable[..., Any],
+    x: Tensor,
+    wrt: str = "input",
+    k: int | None = None,
+    *,
+    method: str = "auto",
+    dtype: torch.dtype = torch.float64,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    eval_mode: bool = True,
+    max_entries: int | None = None,
+    steps: int | None = None,
+    tolerance: float = 1e-8,
+    probes: int = 8,
+    seed: int = 0,
+) -> JacobianSpectrum:
+    """Singular values of the Jacobian of `block` at x, whose first dimension is the batch.
+
+    `block`: a module, a method of one (`model.forward_features`) or a function of a tensor; of a tuple or dict that it
+    returns, the first tensor counts. `args` and `kwargs` are passed on after x.
+    `wrt="input"`: for each sample by itself, all of its outputs by all of its inputs. The block is called with batches
+    of one, so no sample sees its mates.
+    `wrt="params"`: the outputs of the whole batch by all parameters that require a gradient, each shared one once.
+    `k`: how many of the largest and of the smallest, 6 unless there are fewer.
+    `dtype`: float64, or float32 where float64 is slow or missing (set TF32 off there, it is coarser than it seems).
+    `eval_mode=False` leaves the training flags as they are; dropout then draws the same mask in every evaluation.
+    `max_entries`: how large a matrix `exact` and `gram` may hold; 2²⁴ on a CPU and 2²⁸ elsewhere.
+    `steps`: at most so many for `lanczos` (300) and just so many for each probe of `density` (64).
+    `tolerance`: for the k largest, relative to σmax. `probes`: random directions for `density`. `seed`: of both.
+
+    Statuses are those of `measure_conditioning`. Raises ValueError for input that has no Jacobian, and says why.
+    """
+    _check(x, wrt, method, dtype, steps, probes)
+    limit = max_entries or MAX_ENTRIES["cpu" if x.device.type == "cpu" else "cuda"]
+    parts: list[Found] = []
+    last: tuple[Linearization, MethodChoice] | None = None
+    with evaluation(block, device=x.device, dtype=dtype, eval_mode=eval_mode) as function:
+        for jacobian in _linearizations(function, x.detach().to(dtype), wrt, args, kwargs):
+            count = _check_k(k, steps, jacobian)
+            chosen = _choose(method, jacobian, limit)
+            part = measure(jacobian, chosen.method, count, steps=steps, tolerance=tolerance, probes=probes, seed=seed)
+            parts.append(part)
+            last = jacobian, chosen
+    assert last is not None  # x is not empty
+    return _assemble(parts, wrt, *last)
+
+
+def _check(x: Tensor, wrt: str, method: str, dtype: torch.dtype, steps: int | None, probes: int) -> None:
+    if wrt not in ("input", "params"):
+        raise ValueError(f"wrt must be 'input' or 'params', got {wrt!r}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; the methods are {', '.join(map(repr, METHODS))}")
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(
+            f"dtype must be torch.float64 or torch.float32, got {dtype}; the rest is too coarse for spectra"
+        )
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"a Jacobian needs a real floating-point x, got {kind}; for token ids, take the block after the embedding "
+            "and pass it what the embedding gives"
+        )
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(
+            f"x must be a batch of samples, (b, …) with nothing empty, got shape {tuple(x.shape)}; one sample is "
+            "x[None]"
+        )
+    if (steps is not None and steps < 1) or probes < 1:
+        raise ValueError(f"steps and probes must be at least 1, got steps={steps}, probes={probes}")
+
+
+def _check_k(k: int | None, steps: int | None, jacobian: Linearization) -> int:
+    m, n = jacobian.outputs, jacobian.inputs
+    if k is None:
+        return min(6, m, n)
+    if not 1 <= k <= min(m, n):
+        raise ValueError(f"k must be from 1 to {min(m, n)}, for this Jacobian is {m} × {n} (outputs × inputs), got {k}")
+    if steps is not None and steps < k:
+        raise ValueError(f"{steps} steps cannot give k = {k} singular values; steps must be at least k")
+    return k
+
+
+def _linearizations(
+    function: EvaluatedFunction, x: Tensor, wrt: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Iterator[Linearization]:
+    """The Jacobians, one at a time: each holds its graph."""
+    if wrt == "input":
+        for sample in x.split(1):
+            # A copy, for a block may work in place, and autograd forbids that on what it differentiates by.
+            yield _linearize(lambda point: function(point.clone(), None, args, kwargs), sample)
+        return
+    if function.module is None:
+        raise ValueError("a function has no parameters of its own; for wrt='params' pass the module, or a method of it")
+    if not function.parameters:
+        raise ValueError("no parameter of this block requires a gradient; unfreeze some, or take wrt='input'")
+    names = list(function.parameters)
+
+    def at(*tensors: Tensor) -> Tensor:
+        return function(x.clone(), dict(zip(names, tensors, strict=True)), args, kwargs)
+
+    yield _linearize(at, *function.parameters.values())
+
+
+def _linearize(function: Callable[..., Tensor], *points: Tensor) -> Linearization:
+    try:
+        return Linearization(function, *points)
+    except RuntimeError as error:
+        if "dtype" not in str(error) and "scalar type" not in str(error):
+            raise
+        raise ValueError(
+            f"the block does not run in {points[0].dtype}: {error}. Parameters and buffers of a module are cast, "
+            "but not tensors that a function or a module holds otherwise; cast those, or try dtype=torch.float32"
+        ) from error
+
+
+def _choose(method: str, jacobian: Linearization, limit: int) -> MethodChoice:
+    m, n = jacobian.outputs, jacobian.inputs
+    short = min(m, n)
+    if method in ("exact", "gram") and (m * n if method == "exact" else short * short) > limit:
+        raise ValueError(
+            f"the Jacobian is {m} × {n}, and method {method!r} would hold more than max_entries = {limit} numbers; "
+            "raise that, or take method='lanczos' or 'density'"
+        )
+    if method != "auto":
+        return MethodChoice(method, "as asked")
+    if m * n <= limit:
+        return MethodChoice("exact", f"{m} × {n} fits into {limit} entries")
+    if short * short <= limit:
+        return MethodChoice("gram", f"{m} × {n} does not fit into {limit} entries, but its short side squared does")
+    return MethodChoice("lanczos", f"neither {m} × {n} nor its short side squared fits into {limit} entries")
+
+
+def _assemble(parts: list[Found], wrt: str, jacobian: Linearization, chosen: MethodChoice) -> JacobianSpectrum:
+    eps, why = jacobian.coarsest_eps(), chosen.why
+    if eps > torch.finfo(jacobian.dtype).eps:
+        why += f"; the block computes in a coarser dtype inside, with eps {eps:.1e}"
+    if jacobian.jvp_mode is not None:
+        why += f"; Jacobian-vector products by {jacobian.jvp_mode} mode"
+    ceiling, edge = 1 / eps, 1 / rounding_of(jacobian)
+
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.stack([tensor.double() for tensor in tensors]) if wrt == "input" else tensors[0].double()
+
+    largest, smallest = joined([p.largest for p in parts]), joined([p.smallest for p in parts])
+    high, low = largest[..., 0], smallest[..., -1]
+    finite, zero = high.isfinite() & low.isfinite(), high == 0
+    shape = high.shape
+    bound = torch.tensor([p.smallest_is_bound for p in parts], device=high.device).reshape(shape)
+    beyond = ~(low * edge >= high) & finite & ~zero
+    kappa = torch.where(beyond, ceiling, (high / torch.where(beyond, high, low)).clamp_max(ceiling))
+    kappa = kappa.masked_fill(~finite | zero, math.nan)
+    status = torch.full(shape, OK, dtype=torch.uint8, device=high.device)
+    status = status.masked_fill(beyond, CEILING).masked_fill(zero, ZERO).masked_fill(~finite, NON_FINITE)
+    densities = [p.density for p in parts if p.density is not None]
+    values = [p.values for p in parts if p.values is not None]
+    return JacobianSpectrum(
+        largest=largest,
+        largest_error=joined([p.largest_error for p in parts]),
+        smallest=smallest,
+        smallest_error=joined([p.smallest_error for p in parts]),
+        values=joined(values) if values else None,
+        density=SpectralDensity(
+            nodes=joined([d.nodes for d in densities]),
+            weights=joined([d.weights for d in densities]),
+            count=densities[0].count,
+        )
+        if densities
+        else None,
+        kappa=kappa,
+        log_kappa=kappa.log(),
+        kappa_is_lower_bound=bound & finite & ~zero & ~beyond,
+        converged=torch.tensor([p.converged for p in parts], device=high.device).reshape(shape) & finite,
+        status=status,
+        ceiling=ceiling,
+        outputs=jacobian.outputs,
+        inputs=jacobian.inputs,
+        wrt=wrt,
+        method=chosen.method,
+        why=why,
+    )

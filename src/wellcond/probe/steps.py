@@ -1,0 +1,90 @@
+"""A probe for other people's training loops: attached for one forward pass of each step that is measured, then gone.
+
+    probe = StepProbe(model, every=100)
+    for step, batch in enumerate(batches):
+        probe.begin(step)               # attaches, at steps 0, 100, 200, …
+        …                               # the first forward pass is measured, and takes the hooks away again
+        if probe.end():                 # True where something was measured
+            log(summary(probe.rows()))  # {"probe/sa/mean_log_kappa": 8.4, "probe/sa/worst_log_kappa": …}
+
+So validation passes are not measured, of the micro-batches of one optimiser step only the first is, and an exception
+leaves no hooks behind even in a loop that tells nobody of it. The rows are those of the last measurement: a long
+training would fill the memory with all of them, and they are in the file.
+"""
+
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from wellcond.probe.probe import Probe
+
+__all__ = ["StepProbe", "check_settings", "summary"]
+
+
+class StepProbe(Probe):
+    """`Probe`, whose steps are begun and ended by somebody else."""
+
+    _awaited = False  # whether the pass of this step was to be measured
+
+    def begin(self, step: int) -> None:
+        """The optimiser step `step` starts, or goes on with its next micro-batch."""
+        if step % self.every == 0 and step != self._measured_step and self._attached is None:
+            self.clear()
+            self.step = step
+            self.attach()
+            self._awaited = True
+
+    def end(self) -> bool:
+        """The step, or the micro-batch, is over. True if its forward pass was measured.
+
+        Raises RuntimeError if the model was not called at all in the first step that was to be measured.
+        """
+        awaited, self._awaited = self._awaited, False
+        unseen = self._attached is not None
+        self.detach()
+        if unseen and self._passes == 0:
+            raise RuntimeError(
+                f"step {self.step} was to be measured, but {type(self.model).__name__} was not called in it: training "
+                "calls another module, a wrapper around this one or a part of it"
+            )
+        if unseen:
+            self._note(f"{type(self.model).__name__} was not called in step {self.step}", warn=True)
+        return awaited and bool(self._rows)
+
+    def _after(self, finished: bool) -> None:
+        try:
+            super()._after(finished)
+        finally:
+            if not self._busy:  # else it was the probe's own pass, and the model's is still to come
+                self.detach()
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """For a logger: the mean log κ over the blocks, that of the worst block, and its index, for each site.
+
+    The sites `+sa` and `+mlp` are written `plus_sa` and `plus_mlp`: some trackers refuse a plus sign in a name.
+    """
+    by_site: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["name"] == "log_kappa":
+            by_site[row["site"]].append(row)
+    found: dict[str, float] = {}
+    for site, here in by_site.items():
+        # A block without one finite sample has no κ to average, but it is the worst there is.
+        finite = [row["value"] for row in here if math.isfinite(row["value"])]
+        worst = max(here, key=lambda row: row["value"] if math.isfinite(row["value"]) else math.inf)
+        name = f"probe/{site.replace('+', 'plus_')}"
+        found[f"{name}/mean_log_kappa"] = sum(finite) / len(finite) if finite else math.nan
+        found[f"{name}/worst_log_kappa"] = worst["value"]
+        found[f"{name}/worst_block"] = worst["index"]
+    return found
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse what `Probe` does not take when the callback is made, not when the training starts."""
+    known = [name for name in inspect.signature(Probe).parameters if name not in ("model", "every")]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ValueError(f"a probe has no setting {', '.join(unknown)}; its settings are {', '.join(known)}")

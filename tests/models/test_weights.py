@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from wellcond.models import weights
+from wellcond.models.skips import remove_skip, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
 from wellcond.models.weights import load, save
 
@@ -46,6 +47,58 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
 def assert_untouched(model: nn.Module, before: dict[str, Any], graying: GrayingSettings | None) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert graying_of(model) == graying
+
+
+# ---- removed skips
+
+
+def test_removed_skips_come_back_with_the_weights(make_vit: Make, images: Tensor, file: Path) -> None:
+    model = make_vit()
+    remove_skip(model, "sa", blocks=1)
+    remove_skip(model, "mlp")
+    save(model, file)
+    assert json.loads(metadata_of(file)["wellcond"])["skips"] == {"blocks.0": ["mlp"], "blocks.1": ["sa", "mlp"]}
+    timm_keys = make_vit().state_dict().keys()
+    assert load_file(file).keys() == timm_keys
+    other = make_vit()
+    assert load(other, file).skips == {"blocks.0": ("mlp",), "blocks.1": ("sa", "mlp")}
+    assert torch.equal(other(images), model(images))
+    third = make_vit()
+    remove_skip(third, "sa", blocks=0)
+    with pytest.warns(UserWarning, match=r"saved with removed skips .*blocks\.0: mlp; .* until now .*blocks\.0: sa\)"):
+        load(third, file)
+    assert torch.equal(third(images), model(images))
+
+
+def test_a_file_with_all_skips_restores_them(make_vit: Make, images: Tensor, file: Path) -> None:
+    model = make_vit()
+    save(model, file)
+    assert "skips" not in metadata_of(file)["wellcond"]  # readable by versions that do not know of skips
+    other = make_vit()
+    remove_skip(other, "sa")
+    with pytest.warns(UserWarning, match="saved with all skips"):
+        loaded = load(other, file)
+    assert loaded.skips == skips_of(other) == {}
+    assert torch.equal(other(images), model(images))
+
+
+def test_a_foreign_file_into_a_model_without_skips_warns(make_vit: Make, file: Path) -> None:
+    save_file(make_vit().state_dict(), file)
+    model = make_vit()
+    remove_skip(model, "sa", blocks=0)
+    with pytest.warns(UserWarning, match=r"does not say .* skips.*restore_skip"):
+        assert load(model, file).skips == {"blocks.0": ("sa",)}
+
+
+def test_a_file_without_skips_into_an_unknown_family_changes_nothing(file: Path) -> None:
+    weights = nn.Linear(2, 2).state_dict()
+    surgery = {"format": 1, "graying": None, "skips": {"blocks.0": ["sa"]}}
+    save_file(weights, file, metadata={"wellcond": json.dumps(surgery)})
+    model = nn.Linear(2, 2)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="this model cannot have: Linear has no blocks"):
+        load(model, file)
+    assert_untouched(model, before, None)
 
 
 # ---- what is written
@@ -401,7 +454,10 @@ def test_a_grayed_file_into_an_unknown_family_changes_nothing(file: Path) -> Non
         ('{"format": 1, "graying": {"method": "fft"}}', "damaged, or newer"),
         ('{"format": 1, "graying": {"method": "dct", "window": 3}}', "damaged, or newer"),
         ('{"format": 2, "graying": null}', "newer wellcond.*format 2"),
-        ('{"format": 1, "graying": null, "skips": ["sa"]}', r"newer wellcond.*skips"),
+        ('{"format": 1, "graying": null, "skips": ["sa"]}', "damaged, or newer"),
+        ('{"format": 1, "graying": null, "skips": {"blocks.0": ["ffn"]}}', "cannot have.*not 'ffn'"),
+        ('{"format": 1, "graying": null, "skips": {"blocks.9": ["sa"]}}', r"cannot have.*no block blocks\.9"),
+        ('{"format": 1, "graying": null, "window": 3}', r"newer wellcond.*window"),
     ],
 )
 def test_surgery_that_is_not_understood_is_not_ignored(make_vit: Make, file: Path, surgery: str, message: str) -> None:

@@ -147,6 +147,14 @@ def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
 
 
 def _block(name: str, index: int, module: nn.Module, row: BlockRow) -> Block:
+    for site, tap in row.taps.items():
+        try:
+            module.get_submodule(tap.path)
+        except AttributeError:
+            raise ValueError(
+                f"{type(module).__name__} has no module {tap.path}, where the table looks for its {site}; "
+                "say where it is with wellcond.register_blocks"
+            ) from None
     removed = {skip for skip, path in row.skips.items() if skip in removed_skips(module.get_submodule(path))}
     taps = {site: row.taps[site] for site in BLOCK_SITES if site in row.taps}
     for skip in removed:  # a branch without its skip is what comes after the add, and is not dropped any more
@@ -160,7 +168,7 @@ def _block(name: str, index: int, module: nn.Module, row: BlockRow) -> Block:
         index=index,
         module=module,
         taps=taps,
-        lacks={site: why for site, why in row.lacks.items() if site not in taps},
+        lacks={s: row.lacks.get(s, "it was registered without") for s in BLOCK_SITES if s not in taps},
         channels_first=row.channels_first,
         attention=row.attention,
         row=row,

@@ -3,9 +3,10 @@
     wellcond.save(model, "grayed.safetensors")                 # names and tensors as timm's, loadable without wellcond
     loaded = wellcond.load(fresh_model, "grayed.safetensors")  # grays the model as it was when saved
     loaded.graying                                             # GrayingSettings(method='dct', …)
+    loaded.skips                                               # {'blocks.3': ('sa',)}: the removed ones
 
-Weights trained with graying are wrong without it, and no weight's name tells. So the settings stand in the file's
-metadata, and `load` restores them, or warns where a file does not say.
+Weights trained with graying, or without a skip, are wrong in a model that differs there, and no weight's name tells. So
+the surgery stands in the file's metadata, and `load` repeats it, or warns where a file does not say.
 """
 
 import argparse
@@ -28,20 +29,24 @@ from torch import Tensor, nn
 
 from wellcond.graying import TokenGraying
 from wellcond.models.families import find_projection, unwrap
+from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 
 __all__ = ["Loaded", "load", "match_names", "read_weights", "save"]
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
-# What a file may say was done to its model. Removed skips and replaced attention will stand here beside graying; a
-# version that does not know an entry refuses the file, since weights without their surgery are silently wrong.
-ENTRIES = {"format", "graying"}
+# What a file may say was done to its model. Replaced attention will stand here too; a version that does not know an
+# entry refuses the file, since weights without their surgery are silently wrong. So skips are written only if some are
+# removed.
+ENTRIES = {"format", "graying", "skips"}
 
 # Where training loops keep the moving average of the weights.
 EMA_KEYS = ("state_dict_ema", "model_ema")
 
 logger = logging.getLogger(__name__)
+
+Skips = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,8 @@ class Loaded:
 
     graying: GrayingSettings | None
     """How the model is grayed now."""
+    skips: Skips
+    """The skips that are removed from the model now, by block."""
     metadata: dict[str, str]
     """The metadata given to `save`."""
     missing: list[str]
@@ -59,7 +66,7 @@ class Loaded:
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the model's weights to a safetensors file, with its graying in the metadata.
+    """Write the model's weights to a safetensors file, with its graying and removed skips in the metadata.
 
     The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor under two names is
     written twice: the file loads strictly into the plain model, with or without wellcond. It is written aside and
@@ -76,7 +83,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
         raise ValueError(f"safetensors metadata maps text to text; convert {bad[:3]}, e.g. with json.dumps")
     tensors = _own_tensors(unwrap(model).state_dict())
     settings = graying_of(model)
-    surgery = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    if skips := skips_of(model):
+        surgery["skips"] = skips
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -94,13 +103,16 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
 
 
 def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:
-    """Load weights into the model, and gray or ungray it as it was when they were saved.
+    """Load weights into the model, and gray it and remove its skips as it was when they were saved.
 
     | the file | the model | what happens |
     |---|---|---|
     | says grayed | not grayed, or otherwise | is grayed as the file says; a warning if that changes its settings |
     | says not grayed | grayed | is ungrayed, with a warning |
     | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
+
+    Likewise for removed skips: those of the file are removed and all others restored, with a warning if that changes a
+    model that lacked some already.
 
     Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
     training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. `ema=True`
@@ -112,20 +124,35 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     weights, metadata = read_weights(path, ema=ema)
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
-    wanted = _parse(metadata.pop(METADATA_KEY), path) if recorded else None
-    present = graying_of(model)
+    wanted, wanted_skips = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {})
+    present, present_skips = graying_of(model), skips_of(model)
     if wanted is not None and wanted != present:
         find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
+    try:
+        plan = plan_skips(model, wanted_skips) if recorded else {}
+    except ValueError as error:
+        raise ValueError(f"{path} was saved with removed skips that this model cannot have: {error}") from error
     missing, unexpected = _load_state(unwrap(model), weights, path, strict=strict)
     if recorded:
         _restore_graying(model, wanted, present, path)
+        put_skips(plan)
+        _tell_of_skips(wanted_skips, present_skips, path)
     elif present is not None:
         warnings.warn(
             f"{path} does not say whether its weights were trained with graying; the model stays grayed ({present}). "
             "If they were not, call wellcond.ungray(model); wellcond.save records the answer for the next time",
             stacklevel=2,
         )
-    return Loaded(graying=graying_of(model), metadata=metadata, missing=missing, unexpected=unexpected)
+    if not recorded and present_skips:
+        warnings.warn(
+            f"{path} does not say whether its weights were trained without skips; the model stays as it is "
+            f"({_in_words(present_skips)}). If they were not, call wellcond.restore_skip(model); wellcond.save records "
+            "the answer for the next time",
+            stacklevel=2,
+        )
+    return Loaded(
+        graying=graying_of(model), skips=skips_of(model), metadata=metadata, missing=missing, unexpected=unexpected
+    )
 
 
 def _restore_graying(
@@ -144,8 +171,27 @@ def _restore_graying(
         warnings.warn(f"{path} was saved with {wanted}: these replace the model's {present}", stacklevel=3)
 
 
-def _parse(text: str, path: Path) -> GrayingSettings | None:
-    """The graying that the metadata record; ValueError for what this version cannot restore."""
+def _tell_of_skips(wanted: Skips, present: Skips, path: Path) -> None:
+    if wanted == present:
+        return
+    if not present:
+        logger.info("removed skips as %s says: %s", path, _in_words(wanted))
+        return
+    warnings.warn(
+        f"{path} was saved with {_in_words(wanted)}, and so is the model now; until now it had {_in_words(present)}",
+        stacklevel=3,
+    )
+
+
+def _in_words(skips: Skips) -> str:
+    if not skips:
+        return "all skips"
+    blocks = [f"{name}: {', '.join(removed)}" for name, removed in skips.items()]
+    return f"removed skips ({'; '.join(blocks[:3])}{f' and {len(blocks) - 3} blocks more' if len(blocks) > 3 else ''})"
+
+
+def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips]:
+    """The graying and the removed skips in the metadata; ValueError for what this version cannot restore."""
     try:
         surgery = json.loads(text)
         version, graying = surgery["format"], surgery["graying"]
@@ -153,6 +199,7 @@ def _parse(text: str, path: Path) -> GrayingSettings | None:
         settings = None if graying is None else GrayingSettings(**graying)
         if settings is not None:
             TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
+        skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
@@ -163,7 +210,7 @@ def _parse(text: str, path: Path) -> GrayingSettings | None:
         raise ValueError(
             f"{path} was written by a newer wellcond ({what} of its metadata); upgrade wellcond to load it"
         )
-    return settings
+    return settings, skips
 
 
 def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

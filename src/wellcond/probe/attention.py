@@ -11,7 +11,9 @@ or better, a few rows at a time. What is heard is passed on unchanged, also wher
 """
 
 import contextlib
+import functools
 import math
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -72,8 +74,8 @@ class AttentionListener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with self:  # a function of torch made of others, which would pass unheard
-                return func(*args, **kwargs)
+            with self:
+                return _made_of_others(func)(*args, **kwargs)
         if self._inside and self._inside[-1] not in self.found and whose_pass() is self._owner:
             try:
                 self._listen(func, args, kwargs)
@@ -111,6 +113,15 @@ class AttentionListener(TorchFunctionMode):
                 total[1] += attends.sum()
                 largest = torch.maximum(largest, top.amax().double())
         self.found[self._inside[-1]] = Heard(total[0], total[1], largest, self.samples, like.dtype)
+
+
+@functools.cache
+def _made_of_others(func: Any) -> Any:
+    """A function of torch's that asks for listeners itself, without that question: those it calls are what we hear."""
+    scope = {**func.__globals__, "has_torch_function": lambda _tensors: False}
+    twin = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    twin.__kwdefaults__ = func.__kwdefaults__
+    return twin
 
 
 def _first(x: Tensor, share: float) -> Tensor:

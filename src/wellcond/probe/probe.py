@@ -31,7 +31,7 @@ from wellcond.models.sites import Which
 from wellcond.probe.attention import AttentionListener, Heard
 from wellcond.probe.capture import Capture
 from wellcond.probe.places import Place, choose
-from wellcond.probe.separate import needs_separate_pass, own_pass, run_apart, whose_pass
+from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
 from wellcond.probe.trigger import watching
@@ -196,7 +196,7 @@ class Probe:
         if not exact and why is None:
             self._during.enter_context(self._listening(self._pass, self._pass.samples / max(1, batch)))
             return
-        if why is not None:
+        if why is not None and (not exact or is_compiled(self.model)):
             self._note(why)
         # It comes first, since the model's own pass might change its inputs in place.
         try:

@@ -33,7 +33,19 @@ COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
 SPECTRUM = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
 TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
-LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, MAXIMA = range(4)  # columns of `maxima`
+LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, DTYPE, HEARD_DTYPE, MAXIMA = range(6)  # columns of `maxima`
+# As numbers they travel between ranks with the rest, one that measured nothing included; the largest is the coarsest.
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+)
+LOW_PRECISION_FROM = DTYPES.index("float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +55,6 @@ class Sums:
     places: Sequence[Place]
     totals: Tensor
     maxima: Tensor
-    dtypes: Sequence[str]
-    heard_dtypes: Sequence[str]
 
     @classmethod
     def measure(
@@ -73,13 +83,10 @@ class Sums:
                 totals[line, ENTROPY : ENTROPY + 2] = torch.stack([found.entropy, found.rows]).cpu()
                 totals[line, ENTROPY + 2] = found.samples
                 maxima[line, LARGEST_LOGIT] = found.largest_logit.cpu()
-        return cls(
-            places=places,
-            totals=totals,
-            maxima=maxima,
-            dtypes=[_dtype_name(tensors[place].dtype) if place in tensors else "" for place in places],
-            heard_dtypes=[_dtype_name(heard[p.block].dtype) if p.block in heard else "" for p in places],
-        )
+                maxima[line, HEARD_DTYPE] = _number_of(found.dtype)
+            if place in tensors:
+                maxima[line, DTYPE] = _number_of(tensors[place].dtype)
+        return cls(places=places, totals=totals, maxima=maxima)
 
     def over_ranks(self) -> "Sums":
         """The sums over all processes, alike on each; every process has to call it."""
@@ -89,13 +96,7 @@ class Sums:
         # A NaN would be lost in a maximum: it travels as the largest number there is.
         maxima = maxima.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-        return Sums(
-            places=self.places,
-            totals=totals.cpu(),
-            maxima=maxima.cpu(),
-            dtypes=self.dtypes,
-            heard_dtypes=self.heard_dtypes,
-        )
+        return Sums(places=self.places, totals=totals.cpu(), maxima=maxima.cpu())
 
     def seen(self) -> list[bool]:
         """For each place, whether anything was measured there."""
@@ -112,11 +113,13 @@ class Sums:
             status = _worst(statuses)
             for name, value, count in self._values(line, samples, statuses):
                 here = status if math.isfinite(value) or status in ("non_finite", "zero") else "non_finite"
-                found.append(_row(run, step, place, name, value, count, self.dtypes[line], here))
+                dtype = DTYPES[int(self.maxima[line, DTYPE])]
+                found.append(_row(run, step, place, name, value, count, dtype, here))
             for name, value, count in self._heard(line):
-                low = self.heard_dtypes[line] in ("bfloat16", "float16")
-                here = ("low_precision" if low else "ok") if math.isfinite(value) else "non_finite"
-                found.append(_row(run, step, place, name, value, count, self.heard_dtypes[line], here))
+                dtype = int(self.maxima[line, HEARD_DTYPE])
+                here = "low_precision" if dtype >= LOW_PRECISION_FROM else "ok"
+                here = here if math.isfinite(value) else "non_finite"
+                found.append(_row(run, step, place, name, value, count, DTYPES[dtype], here))
         return found
 
     def _values(self, line: int, samples: int, statuses: list[float]) -> Iterator[tuple[str, float, int]]:
@@ -244,5 +247,5 @@ def _worst(statuses: list[float]) -> str:
     return "ok"
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _number_of(dtype: torch.dtype) -> int:
+    return DTYPES.index(str(dtype).removeprefix("torch."))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .fastpaths import FUSED_SIDE, fused_kernels
 
-__all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
+__all__ = ["extreme_singular_values", "largest_eigenvalue", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
 RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 4e-4 at worst
 TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
@@ -32,7 +32,8 @@ MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to 
 EIGVALSH_BELOW = 128  # size from which on a CPU an iteration beats LAPACK's eigvalsh for a batch
 QR_BELOW = 8  # times the short side: a long side from which products beat QR on a CPU too
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
-FUSED_RESOLVABLE = 1e-11  # λmin/λmax down to which their inverse is trusted: there κ errs by 1e-5
+FUSED_RESOLVABLE = 1e-14  # λmin/λmax down to which the fused kernels are trusted: κ = 1e7, beyond float32's ceiling
+FUSED_RESIDUAL = 0.1  # of λmin: the eigenvector that they found may be that far off
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
 
@@ -46,7 +47,7 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
         norm = torch.linalg.vector_norm(w, dim=(-2, -1))
         return norm, norm.clone()
     gram, size = scaled_gram(w)
-    largest, smallest, resolved = _extreme_eigenvalues(gram, prefers_eigvalsh(*w.shape[1:]))
+    largest, smallest, resolved = _extreme_eigenvalues(w, gram, size, ceiling)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
         if len(index) == len(w):  # nothing to pick, and no copies to make
@@ -61,7 +62,7 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
 def largest_singular_value(w: Tensor) -> Tensor:
     """σmax alone, (b,); `w` as for `extreme_singular_values`."""
     gram, size = scaled_gram(w)
-    return (_largest_eigenvalue(gram) * size).sqrt()
+    return (largest_eigenvalue(gram) * size).sqrt()
 
 
 def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,21 +81,22 @@ def prefers_eigvalsh(m: int, d: int) -> bool:
     return m < EIGVALSH_BELOW * (2 if d >= 2 * m else 1)
 
 
-def _extreme_eigenvalues(gram: Tensor, eigvalsh: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Stage 1: (λmax, λmin, resolved) of float64 Gram matrices (b, m, m) of trace 1; each (b,).
+def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Stage 1: (λmax, λmin, resolved) of gram = WWᵀ/size, (b, m, m) of trace 1; each (b,).
 
-    λmax always holds, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax. `eigvalsh` is for a CPU alone.
+    λmax always holds, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax, or fused shows κ beyond the ceiling.
     """
     if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
         from .triton.extremes import extreme_eigenvalues
 
-        largest, smallest, pivot = extreme_eigenvalues(gram)
-        return largest, smallest, (pivot > 0) & (smallest >= FUSED_RESOLVABLE * largest)
-    if eigvalsh and not _by_products(gram):
+        largest, smallest, residual = extreme_eigenvalues(w, gram, size)
+        found = (smallest >= FUSED_RESOLVABLE * largest) & (residual <= FUSED_RESIDUAL * smallest)
+        return largest, smallest, found | (largest > ceiling**2 * smallest)  # never too small: enough for the ceiling
+    if not _by_products(gram) and prefers_eigvalsh(*w.shape[1:]):
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
         return largest, smallest, smallest >= RESOLVABLE * largest
-    largest = _largest_eigenvalue(gram)
+    largest = largest_eigenvalue(gram)
     factor, info = torch.linalg.cholesky_ex(gram)
     # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
@@ -144,7 +146,7 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -
     return factor
 
 
-def _largest_eigenvalue(a: Tensor) -> Tensor:
+def largest_eigenvalue(a: Tensor) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["DirectFit", "FoldedFit", "direct_fit", "folded_fit"]
+__all__ = ["ALPHA", "DirectFit", "FoldedFit", "direct_fit", "folded_fit", "iterates_of", "minimax"]
 
 RESOLVED = 1e-5  # singular values above this share of the largest are held to the fit's bound
 ALPHA = 2.5  # growth per product; near 3 the plateau oscillates, below it more products are needed
@@ -106,20 +106,31 @@ def _problem(epsilon: float, floor: float, points: int) -> tuple[np.ndarray, np.
     return g, target, tolerance
 
 
-def _iterates(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
-    columns = [np.ones_like(start), start]
+def iterates_of(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
+    """(points, len(alphas) + 1): `start`, and every iterate after it."""
+    columns = [start]
     for alpha in alphas:
         a = columns[-1]
         columns.append(a * (alpha - alpha * alpha / 4 * a))
     return np.stack(columns, axis=1)
 
 
-def _minimax(
-    basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray, rounds: int = 40
+def _iterates(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
+    return np.concatenate([np.ones_like(start)[:, None], iterates_of(start, alphas)], axis=1)
+
+
+def _minimax(basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights whose largest |relative error| / tolerance is small, and the relative errors."""
+    weights, error = minimax(basis, target, target * tolerance)
+    return weights, error * tolerance
+
+
+def minimax(
+    basis: np.ndarray, target: np.ndarray, scale: np.ndarray, rounds: int = 40
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights whose largest |relative error| / tolerance is small, by Lawson's reweighted least squares."""
-    matrix = basis / (target * tolerance)[:, None]
-    aim = 1 / tolerance
+    """Weights whose largest |error| / scale is small, by Lawson's reweighted least squares; and those errors."""
+    matrix = basis / scale[:, None]
+    aim = target / scale
     importance = np.full_like(aim, 1 / len(aim))
     best, best_error = None, None
     for _ in range(rounds):
@@ -132,7 +143,7 @@ def _minimax(
         importance /= importance.sum()
     assert best is not None
     assert best_error is not None
-    return best, best_error * tolerance
+    return best, best_error
 
 
 def _bound(g: np.ndarray, error: np.ndarray) -> float:

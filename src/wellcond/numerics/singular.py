@@ -29,6 +29,7 @@ from wellcond.numerics.extremes import (
     prefers_eigvalsh,
     scaled_gram,
 )
+from wellcond.numerics.spectral_sums import effective_rank_by_products
 
 __all__ = [
     "singular_values",
@@ -174,13 +175,16 @@ def stable_rank(x: Tensor) -> Tensor:
 def effective_rank(x: Tensor) -> Tensor:
     """exp(−Σ pᵢ log pᵢ) with pᵢ = σᵢ/Σσ (Roy & Vetterli 2007), of each matrix of (…, n, d): (…), from 1 to the rank.
 
-    0 for a zero matrix, NaN for a non-finite one. Differentiable; at σᵢ = 0, where the slope is infinite, that value's
-    share of the gradient is taken to be 0. Raises ValueError as `singular_values` does.
+    0 for a zero matrix, NaN for a non-finite one. Within 1e-4; on a GPU, where it comes from products alone, within
+    1e-2 and mostly 1e-3. Differentiable; at σᵢ = 0, where the slope is infinite, that value's share of the gradient is
+    taken to be 0. Raises ValueError as `singular_values` does.
     """
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=False)
 
     def rank(part: _Part) -> tuple[Tensor]:
+        if chosen == "gram" and x.is_cuda:
+            return (part.clean(effective_rank_by_products(scaled_gram(part.w)[0]), zero=0.0),)
         s = _all_by_svd(part.w) if chosen == "svd" else _all_by_gram(part.w)
         p = s / s.sum(-1, keepdim=True)
         entropy = -(p * torch.where(p > 0, p, 1.0).log()).sum(-1)

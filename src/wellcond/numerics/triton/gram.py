@@ -1,7 +1,7 @@
 """Gram matrices of token matrices in float64, and the largest eigenvalue of many symmetric matrices at once.
 
     g = gram(images, n, d, geometry)           # (b, m, m) on the shorter side, padded to a leading dimension of 32's
-    largest = largest_eigenvalue(g, m)         # by power iteration, each matrix held on chip by one program
+    largest, _ = largest_eigenvalue(g, m)      # by power iteration, each matrix held on chip by one program
 
 Plain twins: `torch.bmm` on float64 copies, and the eigenvalue solvers of `wellcond.numerics.singular`.
 """
@@ -22,34 +22,54 @@ def padded(side: int) -> int:
 
 
 @triton.jit
-def _gram_kernel(
-    x, out, m, k, stride_b, ld,
+def _gram_tile(
+    x, out, i, j, off_diagonal, m, k, ld,
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    TALL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if tile_j > tile_i:
-        return
-    i = tile_i * BLOCK + tl.arange(0, BLOCK)
-    j = tile_j * BLOCK + tl.arange(0, BLOCK)
     if TALL:  # more tokens than values: XᵀX
         at_i = value_offset(i, HEIGHT, WIDTH, PH, PW)
         at_j = value_offset(j, HEIGHT, WIDTH, PH, PW)
     else:
         at_i = token_offset(i, COLS, WIDTH, PH, PW)
         at_j = token_offset(j, COLS, WIDTH, PH, PW)
-    x += batch * stride_b
-    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float64)
+    acc = tl.zeros((BM, BN), dtype=tl.float64)
     for start in range(0, k, BLOCK_K):
         r = start + tl.arange(0, BLOCK_K)
         at_r = token_offset(r, COLS, WIDTH, PH, PW) if TALL else value_offset(r, HEIGHT, WIDTH, PH, PW)
         a = tl.load(x + at_i[:, None] + at_r[None, :], mask=(i < m)[:, None] & (r < k)[None, :], other=0.0)
         b = tl.load(x + at_r[:, None] + at_j[None, :], mask=(r < k)[:, None] & (j < m)[None, :], other=0.0)
         acc = tl.dot(a.to(tl.float64), b.to(tl.float64), acc, input_precision="ieee", out_dtype=tl.float64)
-    out += batch * ld * ld
-    tl.store(out + i[:, None] * ld + j[None, :], acc)  # tiles cover the padding too, with zeros
-    if tile_i != tile_j:
+    tl.store(out + i[:, None] * ld + j[None, :], acc)
+    if off_diagonal:
         tl.store(out + j[:, None] * ld + i[None, :], tl.trans(acc))
+
+
+@triton.jit
+def _gram_kernel(
+    x, out, m, k, stride_b, ld,
+    COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr, LAST: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tile_j > tile_i:
+        return
+    last = tl.num_programs(0) - 1
+    x += batch * stride_b
+    out += batch * ld * ld
+    full = tl.arange(0, BLOCK)
+    i = tile_i * BLOCK + full
+    j = tile_j * BLOCK + full
+    if (LAST == BLOCK) or (tile_i < last):  # tiles cover the padding too, with zeros
+        _gram_tile(x, out, i, j, tile_i != tile_j, m, k, ld,
+                   COLS, HEIGHT, WIDTH, PH, PW, TALL, BLOCK, BLOCK, BLOCK_K)  # fmt: skip
+    else:
+        _gram_tile(x, out, last * BLOCK + tl.arange(0, LAST), j, tile_i != tile_j, m, k, ld,
+                   COLS, HEIGHT, WIDTH, PH, PW, TALL, LAST, BLOCK, BLOCK_K)  # fmt: skip
+        nothing = tl.zeros((BLOCK, BLOCK), dtype=tl.float64)
+        below = (full >= LAST)[:, None]
+        tl.store(out + i[:, None] * ld + j[None, :], nothing, mask=below)
+        tl.store(out + j[:, None] * ld + i[None, :], nothing, mask=tl.trans(below))
 
 
 def gram(x: Tensor, n: int, d: int, geometry: Geometry) -> Tensor:
@@ -58,8 +78,9 @@ def gram(x: Tensor, n: int, d: int, geometry: Geometry) -> Tensor:
     ld = padded(m)
     out = torch.empty(batch, ld, ld, dtype=torch.float64, device=x.device)
     tiles = triton.cdiv(m, 32)
+    last = 16 if 0 < m % 32 <= 16 else 32  # a short last tile takes half the work
     _gram_kernel[(tiles, tiles, batch)](
-        x, out, m, k, x.stride(0), ld, *geometry, TALL=n > d, BLOCK=32, BLOCK_K=32, num_warps=4, num_stages=3
+        x, out, m, k, x.stride(0), ld, *geometry, TALL=n > d, BLOCK=32, LAST=last, BLOCK_K=32, num_warps=4, num_stages=3
     )
     return out
 
@@ -136,10 +157,11 @@ def _largest_eigenvalue_kernel(
 
 def largest_eigenvalue(
     g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-3, most: int = 1024
-) -> Tensor:
-    """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64; m ≤ FUSED_SIDE.
+) -> tuple[Tensor, Tensor]:
+    """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64, m ≤ FUSED_SIDE; and 16 vectors.
 
-    With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix), and its padding the identity.
+    The vectors, (b, m, 16) float16, are those with which the iteration ended: among them the eigenvector, as well as
+    float16 can tell. With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix) and its padding the identity.
     """
     batch, ld = g.shape[:2]
     width = max(64, triton.next_power_of_2(ld))
@@ -149,4 +171,4 @@ def largest_eigenvalue(
         g, out, scratch, m, ld, shift or 0.0, tolerance, most,
         WIDTH=width, SHIFT=shift is not None, TURN=2, num_warps=4,
     )  # fmt: skip
-    return out
+    return out, scratch[:, :m]

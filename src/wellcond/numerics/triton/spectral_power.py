@@ -48,45 +48,70 @@ def _store_symmetric(at, value, i, j, ld, size, DIAGONAL: tl.constexpr):
 
 
 @triton.jit
-def _fold_kernel(
-    swept, largest, k_out, r_out, m, ld_in, ld, size, shift,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+def _fold_tile(
+    swept, k_out, r_out, i, j, on_diagonal, tau, m, ld_in, ld, size,
+    BM: tl.constexpr, BN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """K = −τ·S and R = 4K − 4K² from S = −(G + τ)⁻¹, τ = shift·λmax; squared in float64, or K ≈ 1 would drown R."""
-    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if tile_j > tile_i:
-        return
-    i = tile_i * BLOCK + tl.arange(0, BLOCK)
-    j = tile_j * BLOCK + tl.arange(0, BLOCK)
-    swept += batch * ld_in * ld_in
-    square = tl.zeros((BLOCK, BLOCK), dtype=tl.float64)
+    square = tl.zeros((BM, BN), dtype=tl.float64)
     for start in range(0, ld_in, BLOCK_K):
         r = start + tl.arange(0, BLOCK_K)
         left = tl.load(swept + i[:, None] * ld_in + r[None, :], mask=(i < m)[:, None] & (r < m)[None, :], other=0.0)
         right = tl.load(swept + j[None, :] * ld_in + r[:, None], mask=(j < m)[None, :] & (r < m)[:, None], other=0.0)
         square = tl.dot(left, right, square, input_precision="ieee", out_dtype=tl.float64)
-    top = tl.load(largest + batch)
-    tau = tl.where(top == 0, 1.0, shift * top)  # a zero matrix was shifted by 1
     inside = (i < m)[:, None] & (j < m)[None, :]
     k = -tau * tl.load(swept + i[:, None] * ld_in + j[None, :], mask=inside, other=0.0)
     r = 4.0 * (k - tau * tau * square)
-    offset = batch * ld * ld
-    if tile_i == tile_j:
-        _store_symmetric(k_out + offset, (0.5 * (k + tl.trans(k))).to(tl.float32), i, j, ld, size, True)
-        _store_symmetric(r_out + offset, (0.5 * (r + tl.trans(r))).to(tl.float32), i, j, ld, size, True)
+    if BM == BN:
+        if on_diagonal:
+            _store_symmetric(k_out, (0.5 * (k + tl.trans(k))).to(tl.float32), i, j, ld, size, True)
+            _store_symmetric(r_out, (0.5 * (r + tl.trans(r))).to(tl.float32), i, j, ld, size, True)
+        else:
+            _store_symmetric(k_out, k.to(tl.float32), i, j, ld, size, False)
+            _store_symmetric(r_out, r.to(tl.float32), i, j, ld, size, False)
     else:
-        _store_symmetric(k_out + offset, k.to(tl.float32), i, j, ld, size, False)
-        _store_symmetric(r_out + offset, r.to(tl.float32), i, j, ld, size, False)
+        _store_symmetric(k_out, k.to(tl.float32), i, j, ld, size, False)
+        _store_symmetric(r_out, r.to(tl.float32), i, j, ld, size, False)
 
 
 @triton.jit
-def _product_tile(a, b, i, j, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr):
+def _fold_kernel(
+    swept, largest, k_out, r_out, m, ld_in, ld, size, shift,
+    BLOCK: tl.constexpr, LAST: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """K = −τ·S and R = 4K − 4K² from S = −(G + τ)⁻¹, τ = shift·λmax; squared in float64, or K ≈ 1 would drown R."""
+    tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tile_j > tile_i:
+        return
+    last = tl.num_programs(0) - 1
+    swept += batch * ld_in * ld_in
+    k_out += batch * ld * ld
+    r_out += batch * ld * ld
+    top = tl.load(largest + batch)
+    tau = tl.where(top == 0, 1.0, shift * top)  # a zero matrix was shifted by 1
+    full = tl.arange(0, BLOCK)
+    short = tl.arange(0, LAST)
+    j = tile_j * BLOCK + full
+    if (LAST == BLOCK) or (tile_i < last):
+        _fold_tile(swept, k_out, r_out, tile_i * BLOCK + full, j, tile_i == tile_j, tau, m, ld_in, ld, size,
+                   BLOCK, BLOCK, BLOCK_K)  # fmt: skip
+    elif tile_j < last:
+        _fold_tile(swept, k_out, r_out, last * BLOCK + short, j, False, tau, m, ld_in, ld, size, LAST, BLOCK, BLOCK_K)
+    else:
+        end = last * BLOCK + short
+        _fold_tile(swept, k_out, r_out, end, end, True, tau, m, ld_in, ld, size, LAST, LAST, BLOCK_K)
+
+
+@triton.jit
+def _product_tile(
+    a, b, i, j, ld, size, unscale,
+    BM: tl.constexpr, BN: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
     """A tile of A·B for symmetric pairs A and B, whose columns are their rows.
 
     Tensor cores cut their running sums off instead of rounding them. CAREFUL adds the blocks up outside, with rounding.
     """
-    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, ld, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         at_a = a + i[:, None] * ld + k[None, :]
@@ -112,25 +137,47 @@ def _product_tile(a, b, i, j, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_K: t
 
 
 @triton.jit
+def _iterate_tile(
+    a, out, i, j, on_diagonal, ld, size, unscale, alpha, beta,
+    BM: tl.constexpr, BN: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    square = _product_tile(a, a, i, j, ld, size, unscale, BM, BN, BLOCK_K, CAREFUL)
+    inside = (i < ld)[:, None] & (j < ld)[None, :]
+    new = alpha * _load_pair(a + i[:, None] * ld + j[None, :], size, inside) + beta * square
+    if BM == BN:
+        if on_diagonal:
+            new = 0.5 * (new + tl.trans(new))  # an antisymmetric rounding error would grow with every step
+            _store_symmetric(out, new, i, j, ld, size, True)
+        else:
+            _store_symmetric(out, new, i, j, ld, size, False)
+    else:
+        _store_symmetric(out, new, i, j, ld, size, False)
+
+
+@triton.jit
 def _iterate_kernel(
     a, out, ld, size, unscale, alpha, beta,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
+    BLOCK: tl.constexpr, LAST: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """α·A + β·A²."""
+    """α·A + β·A², on and below the diagonal, and its mirror image."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
-    i = tile_i * BLOCK + tl.arange(0, BLOCK)
-    j = tile_j * BLOCK + tl.arange(0, BLOCK)
-    offset = batch * ld * ld
-    square = _product_tile(a + offset, a + offset, i, j, ld, size, unscale, BLOCK, BLOCK_K, CAREFUL)
-    inside = (i < ld)[:, None] & (j < ld)[None, :]
-    new = alpha * _load_pair(a + offset + i[:, None] * ld + j[None, :], size, inside) + beta * square
-    if tile_i == tile_j:
-        new = 0.5 * (new + tl.trans(new))  # an antisymmetric rounding error would grow with every step
-        _store_symmetric(out + offset, new, i, j, ld, size, True)
+    last = tl.num_programs(0) - 1
+    a += batch * ld * ld
+    out += batch * ld * ld
+    full = tl.arange(0, BLOCK)
+    short = tl.arange(0, LAST)
+    j = tile_j * BLOCK + full
+    if (LAST == BLOCK) or (tile_i < last):
+        _iterate_tile(a, out, tile_i * BLOCK + full, j, tile_i == tile_j, ld, size, unscale, alpha, beta,
+                      BLOCK, BLOCK, BLOCK_K, CAREFUL)  # fmt: skip
+    elif tile_j < last:
+        _iterate_tile(a, out, last * BLOCK + short, j, False, ld, size, unscale, alpha, beta,
+                      LAST, BLOCK, BLOCK_K, CAREFUL)  # fmt: skip
     else:
-        _store_symmetric(out + offset, new, i, j, ld, size, False)
+        end = last * BLOCK + short
+        _iterate_tile(a, out, end, end, True, ld, size, unscale, alpha, beta, LAST, LAST, BLOCK_K, CAREFUL)
 
 
 @triton.jit
@@ -168,7 +215,7 @@ def _join_kernel(f, k, near, out, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
     j = tile_j * BLOCK + tl.arange(0, BLOCK)
     offset = batch * ld * ld
-    product = _product_tile(f + offset, k + offset, i, j, ld, size, unscale, BLOCK, BLOCK_K, False)
+    product = _product_tile(f + offset, k + offset, i, j, ld, size, unscale, BLOCK, BLOCK, BLOCK_K, False)
     inside = (i < ld)[:, None] & (j < ld)[None, :]
     lower = offset + tl.maximum(i[:, None], j[None, :]) * ld + tl.minimum(i[:, None], j[None, :])
     w = tl.load(near + lower, mask=inside, other=0.0) + product
@@ -249,7 +296,7 @@ def _gray_chunk(
 ) -> None:
     batch, m = x.shape[0], min(n, d)
     g = gram(x, n, d, geometry)
-    largest = largest_eigenvalue(g, m, shift=fit.shift)
+    largest, _ = largest_eigenvalue(g, m, shift=fit.shift)
     g, _ = negative_inverse(g)
     ld = -(-m // 16) * 16
     size = batch * ld * ld
@@ -261,8 +308,24 @@ def _gray_chunk(
     def grid(block: int) -> tuple[int, int, int]:
         return triton.cdiv(ld, block), triton.cdiv(ld, block), batch
 
+    # 196 tokens are three tiles of 64 and four rows more: a whole tile for those would be a third of the work.
+    rest = ld % 64
+    last = rest if rest in (16, 32) else 64
     _fold_kernel[grid(64)](
-        g, largest, k, iterates[0], m, g.shape[-1], ld, size, fit.shift, BLOCK=64, BLOCK_K=16, num_warps=4, num_stages=3
+        g,
+        largest,
+        k,
+        iterates[0],
+        m,
+        g.shape[-1],
+        ld,
+        size,
+        fit.shift,
+        BLOCK=64,
+        LAST=last,
+        BLOCK_K=16,
+        num_warps=4,
+        num_stages=3,
     )
     product = {"BLOCK": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
     unscale = 1.0 / (SCALE.value * SCALE.value)
@@ -275,6 +338,7 @@ def _gray_chunk(
             unscale,
             alpha,
             -alpha * alpha / 4,
+            LAST=last,
             CAREFUL=step < fit.careful,
             **product,
         )

@@ -1,0 +1,52 @@
+"""The effective rank of many matrices by products alone, where computing all singular values is slow.
+
+    effective_rank_by_products(gram)         # (b, m, m) float64, G = WWᵀ of any scale → (b,)
+
+It needs two sums over the singular values σ = √g, Σσ and Σσ·log σ. Each is a weighted sum of the traces of the iterates
+a ← a (α − ¼α² a) from a = G/λmax (power_fit.py has the same idea for powers): one product a step, one fit on the host.
+A GPU decomposes a batch of matrices one by one; products it does all at once.
+"""
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .extremes import largest_eigenvalue
+from .power_fit import ALPHA, iterates_of, minimax
+
+__all__ = ["effective_rank_by_products"]
+
+STEPS = 26  # the iterates reach down to g = α^−26 = 5e-11: singular values of 7e-6·σmax
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # the fit's scale of error: relative to σ, and to σmax for the smallest ones
+
+
+def effective_rank_by_products(gram: Tensor) -> Tensor:
+    """exp(−Σ pᵢ log pᵢ), pᵢ = σᵢ/Σσ, of non-zero W from WWᵀ, (b, m, m) float64.
+
+    Within 1 % for m up to 256: the fits are good to 1.5e-3·σ + 1.5e-5·σmax at each value; mostly within 1e-3.
+    """
+    iterate = gram / largest_eigenvalue(gram)[:, None, None]
+    traces = [_trace(iterate)]
+    for _ in range(STEPS):
+        iterate = torch.baddbmm(iterate, iterate, iterate, beta=ALPHA, alpha=-ALPHA * ALPHA / 4)
+        traces.append(_trace(iterate))
+    sums = torch.stack(traces, 1) @ torch.tensor(_weights(), dtype=torch.float64, device=gram.device)
+    total, weighted = sums.unbind(1)  # Σσ and Σσ·log σ, for σmax = 1
+    # −Σ p log p with p = σ/total
+    return (total.log() - weighted / total).exp().clamp(1, gram.shape[-1])
+
+
+@functools.cache
+def _weights() -> list[list[float]]:
+    """(steps + 1, 2): what each iterate's trace counts in Σσ and in Σσ·log σ."""
+    g = np.logspace(-16, 0, 1500)
+    basis = iterates_of(g, (ALPHA,) * STEPS)
+    scale = RELATIVE * np.sqrt(g) + ABSOLUTE
+    columns = [minimax(basis, target, scale)[0] for target in (np.sqrt(g), 0.5 * np.sqrt(g) * np.log(g))]
+    return np.stack(columns, axis=1).tolist()
+
+
+def _trace(a: Tensor) -> Tensor:
+    return a.diagonal(dim1=-2, dim2=-1).sum(-1)

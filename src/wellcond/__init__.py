@@ -22,6 +22,7 @@ _HOME = {
         "save", "sites", "skips_of", "ungray",
     ),
     "wellcond.probe": ("Probe",),
+    "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         stable_rank,
     )
     from wellcond.probe import Probe
+    from wellcond.stability import instability_ratio, instability_score, instability_scores
 
 
 def __getattr__(name: str):

@@ -1,0 +1,20 @@
+"""The instability score of Skyformer's appendix: how far an update moves the embeddings, for how far the weights go.
+
+score = instability_score(model, batch, step)          # step(model, batch) does one update of the optimiser
+scores = instability_scores(model, batches, step)      # of 20 steps
+found = instability_ratio({"softmax": a, "skyformer": b}, batches, make_step, baseline="softmax")
+found["skyformer"].mean                                # below 1: more stable than the baseline
+"""
+
+from .ratio import InstabilityRatio, InstabilityRatios, instability_ratio
+from .score import InstabilityScore, around, instability_score, instability_scores
+
+__all__ = [
+    "InstabilityRatio",
+    "InstabilityRatios",
+    "InstabilityScore",
+    "around",
+    "instability_ratio",
+    "instability_score",
+    "instability_scores",
+]

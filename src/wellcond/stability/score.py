@@ -1,0 +1,237 @@
+"""How far one update moves the embeddings, for how far it moves the weights.
+
+    score = instability_score(model, batch, step)
+    score.tau, score.status
+    instability_scores(model, batches, step, embed=around("norm"))     # 20 steps, before and after the final norm
+
+    τ = ‖f(x, W') − f(x, W)‖² / ‖W' − W‖²   (Frobenius), with W and W' all parameters before and after the update on x
+
+f gives the token embeddings. It is evaluated in eval mode, without gradients, with the same random draws and the same
+buffers before and after, so that the weights alone make the difference. Training itself is not touched: the random
+state, gradients, buffers and flags are what `step` makes of them.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_score", "instability_scores", "seeded"]
+
+Embed = Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]]
+Step = Callable[[nn.Module, Any], object]
+
+STEPS = 20  # the paper's
+ROUNDING = 16  # times eps·‖f‖: a change below that is rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstabilityScore:
+    """τ of one step and one embedding."""
+
+    tau: float
+    """NaN where the status is `zero` or `non_finite`."""
+    output_change: float
+    """‖f(x, W') − f(x, W)‖²."""
+    parameter_change: float
+    """‖W' − W‖²."""
+    step: int
+    status: str
+    """`ok`; `zero`: no parameter moved (as when a GradScaler skips a step); `non_finite`; `low_precision`: the
+    embedding is coarser than float32 (as under autocast), or moved by no more than its rounding."""
+    embedding: str
+    """Its name: "embedding", unless `embed` gives names."""
+    count: int
+    """Samples in the batch."""
+    dtype: str
+    """Of the embedding."""
+    others: tuple["InstabilityScore", ...] = ()
+    """Those of the other embeddings, where `embed` gives several."""
+
+    def __getitem__(self, embedding: str) -> "InstabilityScore":
+        """The score of the embedding with this name."""
+        for score in (self, *self.others):
+            if score.embedding == embedding:
+                return score
+        raise KeyError(f"no embedding {embedding!r}; there are {', '.join(self.embeddings())}")
+
+    def embeddings(self) -> list[str]:
+        return [score.embedding for score in (self, *self.others)]
+
+    def rows(self, run: str = "") -> list[dict[str, Any]]:
+        """Flat dicts for `records.append_rows`: the fields of a row but block, index and site, which τ has none of."""
+        return [
+            {
+                "run": run,
+                "step": score.step,
+                "embedding": score.embedding,
+                "name": "tau",
+                "value": score.tau,
+                "count": score.count,
+                "dtype": score.dtype,
+                "status": score.status,
+            }
+            for score in (self, *self.others)
+        ]
+
+
+def instability_score(
+    model: nn.Module, batch: Any, step: Step, *, embed: Embed | None = None, index: int = 1, seed: int = 0
+) -> InstabilityScore:
+    """τ of the update that `step(model, batch)` does.
+
+    `embed(model, batch)` gives the token embeddings, or several by name, e.g. before and after the final norm (`around`
+    makes such a function). Without it they are `model.forward_features`, or else the model's output, of the batch or
+    its first element. `index` is the number of the step; `seed` that of the random draws in both evaluations.
+    Takes the memory of one copy of the parameters, the buffers and the embeddings.
+    """
+    embed = embed or _default_embed
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no parameters that an update could move")
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    before = _evaluate(model, batch, embed, seed, buffers)
+    step(model, batch)
+    moved = _squared_distance(model, parameters)
+    after = _evaluate(model, batch, embed, seed, buffers)
+    if [(name, value.shape) for name, value in before.items()] != [(n, v.shape) for n, v in after.items()]:
+        raise ValueError("the embeddings changed in name or shape; `embed` must give the same ones before and after")
+    scores = []
+    for name, value in before.items():
+        change = float((after[name].double() - value.double()).square().sum())
+        status = _status(value, change, moved)
+        scores.append(
+            InstabilityScore(
+                tau=change / moved if status in ("ok", "low_precision") else math.nan,
+                output_change=change,
+                parameter_change=moved,
+                step=index,
+                status=status,
+                embedding=name,
+                count=len(value),
+                dtype=str(value.dtype).removeprefix("torch."),
+            )
+        )
+    return replace(scores[0], others=tuple(scores[1:]))
+
+
+def instability_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    step: Step,
+    *,
+    embed: Embed | None = None,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> list[InstabilityScore]:
+    """τ of each of `steps` updates, one on each batch; they train the model. ValueError for too few batches."""
+    check_count(batches, steps)
+    scores = [
+        instability_score(model, batch, step, embed=embed, index=index, seed=seed)
+        for index, batch in enumerate(itertools.islice(batches, steps), start=1)
+    ]
+    check_count(scores, steps)
+    return scores
+
+
+def around(path: str) -> Embed:
+    """An `embed` with the embeddings `before` and `after` the module at this path: `around("norm")` for timm's ViT.
+
+    The model is called with the batch, or with its first element; the module must run once in that, in a plain call.
+    """
+
+    def embed(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        seen: list[tuple[Any, Any]] = []
+        hook = model.get_submodule(path).register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+        try:
+            model(_inputs(batch))
+        finally:
+            hook.remove()
+        if len(seen) != 1:
+            raise ValueError(f"{path!r} ran {len(seen)} times in one call of the model; name a module that runs once")
+        return {"before": seen[0][0], "after": seen[0][1]}
+
+    return embed
+
+
+def _status(embedding: Tensor, change: float, moved: float) -> str:
+    if not math.isfinite(change) or not math.isfinite(moved):
+        return "non_finite"
+    if moved == 0:
+        return "zero"
+    rounding = ROUNDING * torch.finfo(embedding.dtype).eps
+    coarse = embedding.dtype.itemsize < 4 or change <= rounding**2 * float(embedding.double().square().sum())
+    return "low_precision" if coarse else "ok"
+
+
+def _squared_distance(model: nn.Module, before: Mapping[str, Tensor]) -> float:
+    now = dict(model.named_parameters())
+    if {name: tensor.shape for name, tensor in now.items()} != {name: t.shape for name, t in before.items()}:
+        raise ValueError(
+            "the step added, removed or reshaped parameters; ‖W' − W‖ needs the same ones before and after"
+        )
+    with torch.no_grad():
+        return sum(float((now[name].double() - tensor.double()).square().sum()) for name, tensor in before.items())
+
+
+def _evaluate(
+    model: nn.Module, batch: Any, embed: Embed, seed: int, buffers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The embeddings in eval mode with these buffers; flags, buffers and random state are set back."""
+    flags = [(module, module.training) for module in model.modules()]
+    current = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        for module, _ in flags:  # by hand: some models do more than this in their own train()
+            module.training = False
+        _set_buffers(model, buffers)
+        with seeded(model, seed), torch.no_grad():
+            found = embed(model, batch)
+    finally:
+        _set_buffers(model, current)
+        for module, training in flags:
+            module.training = training
+    named = {"embedding": found} if isinstance(found, Tensor) else found
+    if not isinstance(named, Mapping) or not named or not all(isinstance(v, Tensor) for v in named.values()):
+        raise ValueError(
+            f"the embeddings are a {type(found).__name__}, not a tensor or tensors by name; give embed=… that returns "
+            "one or the other"
+        )
+    return {name: value.detach().clone() for name, value in named.items()}
+
+
+def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in values and not torch.equal(buffer, values[name]):
+                buffer.copy_(values[name])
+
+
+@contextlib.contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """The random state of `seed` inside, on the CPU and on the model's GPUs, and that of before outside."""
+    devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _default_embed(model: nn.Module, batch: Any) -> Tensor:
+    return getattr(model, "forward_features", model)(_inputs(batch))
+
+
+def _inputs(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        raise ValueError("the batch is a dict, and what of it the model takes is not known; give embed=… that calls it")
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def check_count(batches: Iterable[Any], steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if isinstance(batches, Sized) and len(batches) < steps:
+        raise ValueError(f"there are {len(batches)} batches for {steps} steps; give more, or ask for fewer steps")

@@ -222,3 +222,13 @@ def bench_kappa(
     from wellcond.bench import kappa
 
     kappa.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("probe")
+def bench_probe(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """What a probe costs beside the training of a ViT-B/16."""
+    from wellcond.bench import probe
+
+    probe.run(output=output, device=device, batch_size=batch_size, quick=quick)

@@ -1,0 +1,104 @@
+"""`wellcond bench probe`: what a probe costs beside training, at every 100 steps and 64 images.
+
+A ViT-B/16 trains in bfloat16 on photographs, once compiled (the probe runs a pass of its own) and once not (it looks at
+the pass that happens). A run of steps whose first one is measured is timed against a run without a probe, in turns; the
+difference is the cost of one measurement.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.bench.photographs import photographs
+from wellcond.bench.tables import destination, show, write
+from wellcond.bench.timing import interleaved_ms
+from wellcond.probe import Probe
+
+__all__ = ["run"]
+
+SEED = 0
+MODEL = "vit_base_patch16_224"
+EVERY = 100
+STEPS = 8
+
+
+def run(
+    *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
+) -> Path:
+    """Times training with and without a probe on `device`; writes JSON to `output` and returns its path."""
+    import timm
+
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    path = destination(output, f"probe-{where.type}.json")
+    batch = batch_size or (256 if where.type == "cuda" and not quick else 4)
+    images = photographs(batch, seed=SEED).to(where)
+    torch.manual_seed(SEED)
+    name = "vit_tiny_patch16_224" if quick else MODEL
+    rows: list[dict[str, Any]] = []
+    for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
+        model = timm.create_model(name, num_classes=1000).to(where).train()
+        rows += _costs(model, torch.compile(model) if how == "compiled" else model, images, how, quick)
+    show(
+        f"a probe every {EVERY} steps of {name}, batch {batch}",
+        rows,
+        ("training", "pass", "samples", "step ms", "measurement ms", "share of training", "extra memory MiB"),
+    )
+    write(
+        path,
+        {"benchmark": "probe", "model": name, "batch_size": batch, "every": EVERY, "quick": quick, "rows": rows},
+        seed=SEED,
+    )
+    return path
+
+
+def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick: bool) -> list[dict[str, Any]]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    labels = torch.randint(1000, (len(images),), device=images.device)
+    steps = 2 if quick else STEPS
+
+    def train() -> None:
+        for _ in range(steps):
+            with torch.autocast(images.device.type, dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(called(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def probed(exact: bool, attention: bool) -> Callable[[], None]:
+        probe = Probe(called, every=steps, exact=exact, attention=attention)
+
+        def train_probed() -> None:
+            with probe:
+                train()
+            probe.clear()
+
+        return train_probed
+
+    settings = ((False, True), (False, False), (True, True))
+    arms = [train, *(probed(*setting) for setting in settings)]
+    times = interleaved_ms(arms, images.device, repeats=2 if quick else 5, warmup=1)
+    memory = [_peak_mib(arm, images.device) for arm in arms]
+    step = times[0] / steps
+    return [
+        {
+            "training": how,
+            "pass": ("exact" if exact else "as trained") + ("" if attention else ", no attention"),
+            "samples": min(64, len(images)),
+            "step ms": step,
+            "measurement ms": ms - times[0],
+            "share of training": (ms - times[0]) / (EVERY * step),
+            "extra memory MiB": used - memory[0],
+        }
+        for (exact, attention), ms, used in zip(settings, times[1:], memory[1:], strict=True)
+    ]
+
+
+def _peak_mib(function: Callable[[], None], device: torch.device) -> float:
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    return torch.cuda.max_memory_allocated(device) / 2**20

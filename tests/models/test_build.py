@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from wellcond.models.build import build_model
+from wellcond.models.skips import remove_skip
 from wellcond.models.surgery import GrayingSettings, gray, graying_of
 from wellcond.models.weights import save
 
@@ -169,7 +170,16 @@ def test_graying_comes_with_the_weights(make_vit: Make, tmp_path: Path) -> None:
     save(gray(make_vit(), "dct", epsilon=0.7), tmp_path / "a.safetensors")
     built = build_model(NAME, model_kwargs=SMALL, checkpoint=tmp_path / "a.safetensors")
     assert graying_of(built.model) == GrayingSettings(method="dct", epsilon=0.7)
-    assert "grayed as it says: dct, epsilon 0.7" in built.notes
+    assert "grayed as when it was saved: dct, epsilon 0.7" in built.notes
+
+
+def test_removed_skips_come_with_the_weights(make_vit: Make, images: Tensor, tmp_path: Path) -> None:
+    model = make_vit()
+    remove_skip(model, "sa")
+    save(model, tmp_path / "a.safetensors")
+    built = build_model(NAME, model_kwargs=SMALL, checkpoint=tmp_path / "a.safetensors")
+    assert torch.equal(built.model(images), model(images))
+    assert "the skip sa is removed in 2 blocks, as when it was saved" in built.notes
 
 
 def test_a_misfit_names_all_three_kinds_of_keys(make_vit: Make, tmp_path: Path) -> None:

@@ -33,6 +33,15 @@ __all__ = ["Measurement", "measure"]
 
 SITES = ("sa", "+sa", "mlp", "+mlp")
 UNTRAINED = "untrained"
+PLAIN = (
+    bool,
+    int,
+    float,
+    str,
+    list,
+    tuple,
+    type(None),
+)  # what JSON can hold; a class, say, is written by name
 MARK = "wellcond measure"  # what config.json says of a folder that is ours to overwrite
 CONFIG, ROWS, UNTRAINED_ROWS, PAGE = "config.json", "probe.jsonl", "untrained.jsonl", "report.html"
 
@@ -98,12 +107,9 @@ def measure(
     title = name if built.trained else f"{name}, untrained"
     notes = [f"{name}: {', '.join(built.notes)}."]
     notes += _gray(built, gray, epsilon)
-    probed: dict[str, Any] = {
-        "sites": _sites_of(built) if sites is None else sites,
-        "blocks": blocks,
-        "max_samples": samples,
-    }
-    probed |= {"exact": True, "spectrum": spectrum, "attention": attention}
+    sites = _sites_of(built) if sites is None else sites
+    probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples, "exact": True}
+    probed |= {"spectrum": spectrum, "attention": attention}
     probe = Probe(built.model, run=name, **probed)  # whatever it refuses, it refuses before images are read
     sample = _read(built, data_dir, samples, seed)
 
@@ -117,7 +123,8 @@ def measure(
     notes += [*probe.notes, *_about_images(sample, data_dir), _about_values(rows, where)]
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"what": MARK, "model": name, "model_kwargs": settings, "notes": notes, "images": sample.names}
+    written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
+    config = {"what": MARK, "model": name, "model_kwargs": written, "notes": notes, "images": sample.names}
     records.write_record(folder / CONFIG, config, seed=seed)
     _write_rows(folder / ROWS, rows[name])
     _write_rows(folder / UNTRAINED_ROWS, rows.get(UNTRAINED))

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import difflib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from wellcond.models.weights import METADATA_KEY, load, match_names, read_weights
+from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -165,9 +166,7 @@ def _load_checkpoint(
             model = _create(name, {**settings, "num_classes": classes}, pretrained=False)
             notes.append(f"{classes} classes, as its head has them" if classes else "no head, as it has none")
     loaded = load(model, path, strict=strict, ema=ema)
-    if loaded.graying is not None:
-        graying = loaded.graying
-        notes.append(f"grayed as it says: {graying.method}, epsilon {graying.epsilon:g}")
+    notes += _surgery(loaded)
     if loaded.missing:
         notes.append(f"{_some(loaded.missing)} not in it, and left random")
     if loaded.unexpected:
@@ -208,8 +207,16 @@ def _restore_surgery(model: nn.Module, name: str) -> list[str]:
         return []
     if not ours:
         return []
-    loaded = load(model, path)
-    return [f"grayed as they say: {loaded.graying}"] if loaded.graying is not None else []
+    return _surgery(load(model, path))
+
+
+def _surgery(loaded: Loaded) -> list[str]:
+    notes = []
+    if loaded.graying is not None:
+        notes.append(f"grayed as when it was saved: {loaded.graying.method}, epsilon {loaded.graying.epsilon:g}")
+    removed = Counter(skip for skips in loaded.skips.values() for skip in skips)
+    notes += [f"the skip {skip} is removed in {count} blocks, as when it was saved" for skip, count in removed.items()]
+    return notes
 
 
 def _weights_behind(name: str) -> Path | None:

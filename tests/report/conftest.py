@@ -19,7 +19,15 @@ def probe_rows():
     """A maker of rows: a trained ViT's levels, deeper blocks and later steps a little worse, all of it computed."""
 
     def make(
-        *, steps=(0,), blocks=12, sites=("sa", "+sa", "mlp", "+mlp"), shift=0.0, sigma=(), attention=False, outside=()
+        *,
+        steps=(0,),
+        blocks=12,
+        sites=("sa", "+sa", "mlp", "+mlp"),
+        shift=0.0,
+        sigma=(),
+        attention=False,
+        outside=(),
+        brief=False,
     ):
         rows = []
 
@@ -32,12 +40,14 @@ def probe_rows():
             capped = max(0, round(8 * (level - 14)))
             status = "ceiling" if capped else "ok"
             add("log_kappa", min(level, CEILING), step, index, site, status)
+            add("capped", min(64, capped), step, index, site)
+            if brief:
+                return
             add("log_kappa_max", min(level + 1, CEILING), step, index, site, status)
             add("sigma_max", 30.0, step, index, site)
             add("sigma_min", 30.0 * math.exp(-level), step, index, site)
             add("stable_rank", 40.0 - index, step, index, site)
             add("effective_rank", 90.0 - index, step, index, site)
-            add("capped", min(64, capped), step, index, site)
             add("excluded", 0, step, index, site)
 
         for k, step in enumerate(steps):

@@ -28,7 +28,7 @@ def data_link(label: str, name: str, kind: str, content: str | bytes) -> Html:
 
 def file_stem(title: str) -> str:
     """A name for a file (and an id for an element) made from a title: "κ of china, ε" → "kappa-of-china-epsilon"."""
-    for letter, name in {"κ": "kappa", "σ": "sigma", "ε": "epsilon"}.items():
+    for letter, name in {"κ": "kappa", "σ": "sigma", "ε": "epsilon", "+": " after "}.items():
         title = title.replace(letter, name)
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "figure"

@@ -70,7 +70,7 @@ class Readings:
     blocks: list[Block]
     """In the model's order, without what lies outside of blocks."""
     sites: list[str]
-    """The sites inside blocks, in the order of a forward pass."""
+    """The sites inside blocks with condition numbers, in the order of a forward pass."""
     outside: list[str]
     """`tokens` and `embed`, where they were measured."""
     singular: list[int]
@@ -108,7 +108,7 @@ class Readings:
                 f"none of the {number} rows of the run {run!r} is a log_kappa at a known site, so there is nothing to "
                 "draw; give a probe.jsonl, as wellcond.Probe writes it"
             )
-        found, names = {site for _, _, _, site in cells}, {name for name, _, _, _ in cells}
+        found, names = {key[3] for key in cells if key[0] == "log_kappa"}, {key[0] for key in cells}
         return cls(
             run=run,
             steps=steps,

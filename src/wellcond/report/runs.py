@@ -65,15 +65,13 @@ def _names(files: Sequence[Path]) -> list[str]:
     """The folder's name for a probe.jsonl, else the file's; longer where two are alike, else numbered."""
     parts = [[p for p in file.resolve().parts[:-1] if p != file.anchor] for file in files]
     parts = [folder if file.name == PROBE else [*folder, file.stem] for folder, file in zip(parts, files, strict=True)]
-    taken = 1
-    names = [_tail(part, 1) for part in parts]
-    while len(set(names)) < len(names) and taken < max(len(part) for part in parts):
-        taken += 1
-        repeated = {name for name, count in Counter(names).items() if count > 1}
-        names = [_tail(part, taken) if name in repeated else name for part, name in zip(parts, names, strict=True)]
+    names = dict.fromkeys(map(tuple, parts), "")
+    for taken in range(1, 1 + max(map(len, names))):
+        repeated = {name for name, count in Counter(names.values()).items() if count > 1 or not name}
+        names = {part: _tail(part, taken) if name in repeated else name for part, name in names.items()}
     seen: Counter[str] = Counter()
     numbered = []
-    for name in names:
+    for name in (names[tuple(part)] for part in parts):
         seen[name] += 1
         numbered.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return numbered
@@ -104,7 +102,7 @@ def _losses(file: Path, notes: list[str]) -> list[tuple[int, float]]:
     try:
         return sorted(_points(_read(file, notes)).items())
     except ValueError as error:
-        notes.append(f"The loss is not shown: {error}")
+        notes.append(f"The loss is not shown: {str(error).replace(str(file), f'{file.parent.name}/{file.name}')}")
         return []
 
 

@@ -53,7 +53,7 @@ def _of_one_run(run: Readings) -> list[Chart]:
     if means:
         caption = "Natural logarithm, mean over blocks."
         charts.append(_over_steps(means, title="log κ over training, by site", y="log κ", caption=caption))
-    if len(run.blocks) > 1:
+    if len(run.blocks) > 1 and run.sites:
         last = run.steps[-1]
         site = max(run.sites, key=lambda s: max(map(_finite_or_high, run.over_blocks(last, s)), default=-math.inf))
         ranked = sorted(

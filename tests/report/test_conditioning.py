@@ -1,0 +1,179 @@
+import base64
+import csv
+import io
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from html import unescape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellcond.records import Site, Status, row
+from wellcond.report import conditioning_page
+
+FULL = {
+    "sites": ("in", "sa", "+sa", "mlp", "+mlp"),
+    "sigma": (0, 5, 9),
+    "attention": True,
+    "outside": ("tokens", "embed"),
+}
+
+
+def headings(html, level):
+    return [unescape(text) for text in re.findall(rf"<h{level}>(.*?)</h{level}>", html)]
+
+
+def tiles(html):
+    return {unescape(what): unescape(value) for what, value in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)}
+
+
+def test_one_run_has_all_its_parts(probe_rows):
+    rows = probe_rows(steps=(0, 100, 200), blocks=6, **FULL)
+    html = conditioning_page({"a": rows}, losses={"a": [(0, 2.0), (200, 1.0)]}, models={"a": "vit_tiny"}).to_html()
+    assert headings(html, 1) == ["Conditioning of vit_tiny"]
+    assert headings(html, 2) == [
+        "Worst blocks first",
+        "By block and site",
+        "Over training",
+        "Singular values",
+        "Attention",
+        "Words",
+    ]
+    figures = headings(html, 3)
+    assert len(figures) == len(set(figures)) == 2 + 3 + 5 + 2
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    files = {
+        name: base64.b64decode(data).decode() for data, name in re.findall(r'base64,(\S+)" download="([^"]+)"', html)
+    }
+    assert len(files) == 2 * len(figures)
+    for name, text in files.items():
+        if name.endswith(".svg"):
+            ElementTree.fromstring(text)
+            assert "var(" not in text
+        else:
+            header, *lines = csv.reader(io.StringIO(text))
+            assert lines
+            assert {len(line) for line in lines} == {len(header)}
+
+
+def test_tiles_name_the_worst_block_and_the_means(probe_rows):
+    rows = probe_rows(steps=(0, 100), blocks=6)
+    shown = tiles(conditioning_page({"a": rows}).to_html())
+    last = [r for r in rows if r["step"] == 100 and r["name"] == "log_kappa"]
+    worst = max(last, key=lambda r: r["value"])
+    assert shown["worst block"] == worst["block"]
+    assert shown["its log κ"] == f"{'≥ ' if worst['status'] == 'ceiling' else ''}{worst['value']:.1f}"
+    for site in ("sa", "+sa", "mlp", "+mlp"):
+        values = [r["value"] for r in last if r["site"] == site]
+        assert shown[f"mean log κ at {site}"] == f"{sum(values) / 6:.1f}"
+
+
+def test_a_healthy_run_gets_no_advice(probe_rows):
+    html = conditioning_page({"a": probe_rows()}).to_html()
+    assert "None of the rules found anything to do" in html
+    for word in ("wellcond.gray", "restore_skip", "replace_attention", "QK-norm"):
+        assert word not in html
+
+
+def test_blocks_of_which_the_same_is_said_share_a_row(probe_rows):
+    rows = probe_rows(blocks=6)
+    for r in rows:
+        if r["name"] == "log_kappa" and r["index"] >= 2:
+            r |= {"value": math.nan, "status": "non_finite"}
+    html = conditioning_page({"a": rows}).to_html()
+    assert "NaN or infinity was first seen here, at sa in step 0" in html
+    assert "blocks.3<span" in html
+    assert "and 2 more</span>" in html
+    assert tiles(html)["its log κ"] == "NaN"
+
+
+def test_runs_are_compared(probe_rows):
+    runs = {"a": probe_rows(steps=(0, 10), **FULL), "b & c": probe_rows(steps=(0, 5), shift=5.0)}
+    html = conditioning_page(runs).to_html()
+    assert headings(html, 1) == ["Conditioning of 2 runs"]
+    assert headings(html, 2)[:2] == ["The runs", "Differences"]
+    assert "log κ by block and site, b & c" in headings(html, 3)
+    assert "log κ by block, +mlp" in headings(html, 3)
+    assert tiles(html)["largest rise from a"].startswith("+")
+    assert "b & c" not in html.replace("b &amp; c", "")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"blocks": 1, "sites": ("sa",)},
+        {"blocks": 48, "steps": (0, 1)},
+        {"blocks": 0, "outside": ("tokens",)},
+        {"blocks": 3, "sites": ("sa", "mlp", "+mlp")},
+        {"blocks": 2, "sites": ("+mlp",), "steps": (7, 9), "outside": ("embed",)},
+    ],
+)
+def test_any_shape_of_run_gives_a_page(probe_rows, shape):
+    for runs in ({"a": probe_rows(**shape)}, {"a": probe_rows(**shape), "b": probe_rows(blocks=2)}):
+        html = conditioning_page(runs).to_html()
+        assert "By block and site" in headings(html, 2)
+        for figure in re.findall(r"<figure.*?</figure>", html):
+            ElementTree.fromstring(figure)
+
+
+def test_long_runs_stay_small_and_say_what_they_leave_out(probe_rows):
+    html = conditioning_page({"a": probe_rows(steps=range(1000), brief=True)}).to_html()
+    assert len(html) < 1_000_000
+    assert "It stops at 100 of 1,000 steps" in html
+    assert "probe.jsonl has all" in html
+
+
+def test_many_runs_are_drawn_in_part_and_all_in_the_tables(probe_rows):
+    html = conditioning_page({f"run {i}": probe_rows(blocks=2, sites=("sa",)) for i in range(14)}).to_html()
+    assert "the first 12 of 14 runs" in html
+    assert html.count("<td>run 13</td>") >= 1
+    assert len([title for title in headings(html, 3) if title.startswith("log κ by block and site")]) == 6
+
+
+def test_notes_and_unknown_names_are_shown(probe_rows):
+    rows = probe_rows(blocks=1)
+    html = conditioning_page({"a": [*rows, {**rows[0], "name": "<new>"}]}, title="T <1>", notes=["<torn>"]).to_html()
+    assert headings(html, 1) == ["T <1>"]
+    assert "&lt;torn&gt;" in html
+    assert "&lt;new&gt;" in html
+    assert "<torn>" not in html
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="no runs"):
+        conditioning_page({})
+    with pytest.raises(ValueError, match="'a' has no rows"):
+        conditioning_page({"a": []})
+
+
+values = st.one_of(st.floats(0, 16), st.just(math.nan), st.just(math.inf), st.floats())
+names = st.sampled_from(["log_kappa", "capped", "sigma.0", "sigma.3", "largest_logit", "attention_entropy", "odd"])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-1, 3),
+            st.integers(-1, 2),
+            st.sampled_from(Site.__args__),
+            names,
+            values,
+            st.sampled_from(Status.__args__),
+        ),
+        max_size=40,
+    )
+)
+def test_any_rows_give_a_page(drawn):
+    """Whatever is missing, repeated or not finite: one condition number is enough for a page."""
+    fields = {"run": "r", "count": 4, "dtype": "float32"}
+    rows = [row(**fields, step=0, block="b0", index=0, site="sa", name="log_kappa", value=3.0, status="ok")]
+    for step, index, site, name, value, status in drawn:
+        status = "non_finite" if status == "ok" and not math.isfinite(value) else status
+        place = {"step": step, "block": f"b{index}", "index": index, "site": site}
+        rows.append(row(**fields, **place, name=name, value=value, status=status))
+    html = conditioning_page({"a": rows}).to_html()
+    for figure in re.findall(r"<figure.*?</figure>", html):
+        ElementTree.fromstring(figure)

@@ -14,7 +14,7 @@ from .markup import Html, join, tag
 from .page import section, side_by_side
 from .readings import BLOCK_SITES, SITE_WORDS, Readings
 from .steps import SteppedLine, slider, stepped_lines, thin
-from .training import run_style
+from .training import alone, run_style
 
 __all__ = ["block_section"]
 
@@ -89,7 +89,7 @@ def _lines(runs: Sequence[Readings], shown: Sequence[int]) -> list[Html]:
             if site in run.sites:
                 color, dashed = run_style(position)
                 lines.append(SteppedLine(name=run.run, frames=frames(run, site), color=color, dashed=dashed))
-        caption = f"{site}: {SITE_WORDS[site]}."
+        caption = f"{site}: {SITE_WORDS[site]}.{alone([line.name for line in lines], runs)}"
         charts.append(join(stepped_lines(lines, shown, title=f"log κ by block, {site}", caption=caption, **options)))
     return charts
 

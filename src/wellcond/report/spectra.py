@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .colors import RAMP, SITES
 from .figures import Axis, Chart, Series, line_chart, ordered_colors
 from .readings import BLOCK_SITES, Block, Readings
-from .training import run_style
+from .training import alone, run_style
 
 __all__ = ["attention", "spectra"]
 
@@ -43,6 +43,7 @@ def spectra(runs: Sequence[Readings]) -> list[Chart]:
                 if run.spectrum(step, block.name, site)
             ]
             title, caption = f"Spectrum at {site}, {block.name}", f"The block that is worst there in {run.run}."
+            caption += alone([line.name for line in lines], runs)
         caption += " Geometric mean over samples."
         charts.append(
             line_chart(lines, title=title, x="i, from the largest", y=Axis("σᵢ / σmax", log=True), caption=caption)
@@ -100,5 +101,6 @@ def attention(runs: Sequence[Readings]) -> list[Chart]:
             x, y = zip(*points, strict=True)
             lines.append(Series(run.run, x, y, color, marks=True, dashed=dashed))
         if lines:
+            caption += alone([line.name for line in lines], runs)
             charts.append(line_chart(lines, title=title, x=Axis("block", whole=True), y=label, caption=caption))
     return charts

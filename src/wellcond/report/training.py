@@ -15,7 +15,7 @@ from .figures import Axis, Chart, Series, line_chart
 from .readings import Readings
 from .steps import thin
 
-__all__ = ["RUNS_MOST", "over_training", "run_style"]
+__all__ = ["RUNS_MOST", "alone", "over_training", "run_style"]
 
 DRAWN_MOST, CSV_MOST = 200, 5000  # steps
 BLOCKS_MOST = 5  # lines of single blocks in one chart
@@ -29,6 +29,11 @@ def run_style(position: int) -> tuple[str, bool]:
     return CATEGORIES[position % len(CATEGORIES)], position >= len(CATEGORIES)
 
 
+def alone(names: Sequence[str], runs: Sequence[Readings]) -> str:
+    """Whose line it is where a chart of several runs has only one, which then bears no name."""
+    return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
+
+
 def over_training(runs: Sequence[Readings], *, losses: Mapping[str, Points]) -> list[Chart]:
     """The charts; none for runs of one step without a loss."""
     charts: list[Chart] = []
@@ -40,7 +45,8 @@ def over_training(runs: Sequence[Readings], *, losses: Mapping[str, Points]) -> 
         if losses.get(run.run)
     ]
     if lines:
-        charts.append(_over_steps(lines, title="Training loss", y="loss", caption="From metrics.jsonl."))
+        caption = "From metrics.jsonl." + alone([name for name, *_ in lines], runs)
+        charts.append(_over_steps(lines, title="Training loss", y="loss", caption=caption))
     return charts
 
 
@@ -80,7 +86,8 @@ def _of_runs(runs: Sequence[Readings]) -> list[Chart]:
         ]
         if lines:
             title = f"log κ over training, {site}"
-            charts.append(_over_steps(lines, title=title, y="log κ", caption="Mean over blocks, one line per run."))
+            caption = "Mean over blocks." + alone([name for name, *_ in lines], runs)
+            charts.append(_over_steps(lines, title=title, y="log κ", caption=caption))
     return charts
 
 

@@ -112,7 +112,7 @@ def test_an_untrained_model_says_so() -> None:
     state = torch.get_rng_state()
     first = small()
     assert torch.equal(torch.get_rng_state(), state)
-    assert "random weights: never trained" in first.page.read_text(encoding="utf-8")
+    assert "random weights, never trained" in first.page.read_text(encoding="utf-8")
     assert first.untrained is None
     assert small().rows == first.rows
     assert small(seed=1).rows != first.rows

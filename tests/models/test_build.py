@@ -40,7 +40,7 @@ def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
 def test_an_untrained_model_says_so() -> None:
     built = build_model(NAME, model_kwargs={**SMALL, "num_classes": 7})
     assert not built.trained
-    assert built.notes == ["random weights: never trained"]
+    assert built.notes == ["random weights, never trained"]
     assert not built.model.training
     assert built.model.head.out_features == 7
 

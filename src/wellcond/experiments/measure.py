@@ -120,6 +120,7 @@ def measure(
         start = Probe(built.model, run=UNTRAINED, **probed)
         _run(start, sample, where, console)
         rows = {UNTRAINED: start.rows(), **rows}  # first: what the other is compared with
+        notes.append(f"{UNTRAINED}: the same model with random weights, of seed {seed}.")
     notes += [*probe.notes, *_about_images(sample, data_dir), _about_values(rows, where)]
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -82,11 +82,12 @@ def _cell(row: Row | None) -> Text:
 
 
 def _mean(kappas: Mapping[tuple[int, str, str], Row], site: str) -> Text:
-    values = [row["value"] for place, row in kappas.items() if place[2] == site and math.isfinite(row["value"])]
-    if not values:
+    rows = [row for place, row in kappas.items() if place[2] == site and math.isfinite(row["value"])]
+    if not rows:
         return Text("–", style="dim")
-    mean = sum(values) / len(values)
-    return Text(f"{mean:.2f}", style=Style(color=_color(mean)))
+    mean = sum(row["value"] for row in rows) / len(rows)
+    mark = "≥" if any(row["status"] == "ceiling" for row in rows) else ""
+    return Text(f"{mark}{mean:.2f}", style=Style(color=_color(mean)))
 
 
 def _color(value: float) -> str:

@@ -90,7 +90,7 @@ def build_model(
     elif pretrained:
         notes = ["pretrained weights", *_restore_surgery(model, name)]
     else:
-        notes = ["random weights: never trained"]
+        notes = ["random weights, never trained"]
     return BuiltModel(
         model=model.eval(),
         data_config=_data_config(model, settings),

@@ -105,7 +105,8 @@ def jacobian_spectrum(
     """Singular values of the Jacobian of `block` at x, whose first dimension is the batch.
 
     `block`: a module, a method of one (`model.forward_features`) or a function of a tensor; of a tuple or dict that it
-    returns, the first tensor counts. `args` and `kwargs` are passed on after x.
+    returns, the first tensor counts. `args` and `kwargs` are passed on after x. What a function holds is not seen: a
+    module in it keeps its dtype and its training flags.
     `wrt="input"`: for each sample by itself, all of its outputs by all of its inputs. The block is called with batches
     of one, so no sample sees its mates.
     `wrt="params"`: the outputs of the whole batch by all parameters that require a gradient, each shared one once.

@@ -39,6 +39,14 @@ def test_several_runs_share_one_block(probe_rows):
     assert charts[0].title.startswith("Spectrum at sa, blocks.")
 
 
+def test_what_comes_before_the_first_block_has_its_own(probe_rows):
+    rows = [r for r in probe_rows(blocks=1, outside=("tokens",)) if r["site"] == "tokens"]
+    rows += [{**rows[0], "name": f"sigma.{i}", "value": 0.1**i} for i in range(3)]
+    (chart,) = spectra([Readings.of("a", rows)])
+    assert chart.title == "Spectrum at tokens"
+    assert [float(row[1]) for row in table(chart)[1]] == pytest.approx([1, 0.1, 0.01])
+
+
 def test_nothing_measured_nothing_drawn(probe_rows):
     run = Readings.of("a", probe_rows())
     assert spectra([run]) == []

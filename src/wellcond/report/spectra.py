@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .colors import RAMP, SITES
 from .figures import Axis, Chart, Series, line_chart, ordered_colors
-from .readings import BLOCK_SITES, Block, Readings
+from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Readings
 from .training import alone, run_style
 
 __all__ = ["attention", "spectra"]
@@ -20,6 +20,8 @@ ATTENTION = {
     "attention_entropy": ("Attention entropy by block", "entropy (nats)", "0 is one token alone, ln n all n alike."),
     "largest_logit": ("Largest attention logit by block", "largest logit", "Before softmax, over heads and samples."),
 }
+
+OUTSIDE = Block("", -1)  # stands for what lies before the first block
 
 
 def spectra(runs: Sequence[Readings]) -> list[Chart]:
@@ -45,10 +47,18 @@ def spectra(runs: Sequence[Readings]) -> list[Chart]:
             title, caption = f"Spectrum at {site}, {block.name}", f"The block that is worst there in {run.run}."
             caption += alone([line.name for line in lines], runs)
         caption += " Geometric mean over samples."
-        charts.append(
-            line_chart(lines, title=title, x="i, from the largest", y=Axis("σᵢ / σmax", log=True), caption=caption)
-        )
+        charts.append(_chart(lines, title, caption))
+    for site in OUTSIDE_SITES:
+        found = [(run, step) for run in runs if (step := _step_with_spectrum(run, site)) is not None]
+        lines = [_line(run, step, OUTSIDE, site, run.run, *run_style(runs.index(run))) for run, step in found]
+        if lines:
+            caption = f"{site}: {SITE_WORDS[site]}.{alone([line.name for line in lines], runs)}"
+            charts.append(_chart(lines, f"Spectrum at {site}", caption))
     return charts
+
+
+def _chart(lines: Sequence[Series], title: str, caption: str) -> Chart:
+    return line_chart(lines, title=title, x="i, from the largest", y=Axis("σᵢ / σmax", log=True), caption=caption)
 
 
 def _step_with_spectrum(run: Readings, site: str) -> int | None:

@@ -31,7 +31,6 @@ class StepProbe(Probe):
     def begin(self, step: int) -> None:
         """The optimiser step `step` starts, or goes on with its next micro-batch."""
         if step % self.every == 0 and step != self._measured_step and self._attached is None:
-            self.clear()
             self.step = step
             self.attach()
             self._awaited = True
@@ -51,7 +50,10 @@ class StepProbe(Probe):
             )
         if unseen:
             self._note(f"{type(self.model).__name__} was not called in step {self.step}", warn=True)
-        return awaited and bool(self._rows)
+        if not awaited or not any(row["step"] == self.step for row in self._rows):
+            return False
+        self._rows = [row for row in self._rows if row["step"] == self.step]
+        return True
 
     def _after(self, finished: bool) -> None:
         try:

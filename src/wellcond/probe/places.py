@@ -17,6 +17,8 @@ from wellcond.records import Site
 
 __all__ = ["Place", "Wanted", "choose"]
 
+DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
+
 
 class Place(NamedTuple):
     """What a row is about: its fields of these names."""
@@ -38,11 +40,12 @@ class Wanted:
     attention: nn.Module | None = None
 
 
-def choose(model: nn.Module, sites: str | Iterable[str], blocks: Which = None) -> list[Wanted]:
+def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: Which = None) -> list[Wanted]:
     """The places meant, in order of execution; ValueError where a pattern means nothing, with what there is."""
+    found, known = find_blocks(model), get_args(Site)
+    if sites is None:  # no family has all of them in every block: what there is
+        sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
     patterns = [sites] if isinstance(sites, str) else list(sites)
-    found = find_blocks(model)
-    known = get_args(Site)
     if not patterns:
         raise ValueError(f"an empty list names no sites; the sites are {', '.join(known)}")
     for pattern in patterns:

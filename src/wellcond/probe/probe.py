@@ -38,8 +38,6 @@ from wellcond.probe.trigger import watching
 
 __all__ = ["Probe"]
 
-DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
-
 
 class Probe:
     """Measures a model's blocks at their sites, at every `every`-th forward pass while it is attached.
@@ -47,7 +45,7 @@ class Probe:
     Args:
         model: what you call: the model itself, or torch.compile's, DistributedDataParallel's, accelerate's wrapper.
         sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed where the
-            model is) and `embed` (the first block's input).
+            model is) and `embed` (the first block's input); by default those of `sa`, `+sa`, `mlp`, `+mlp` there are.
         blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
         every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to.
         max_samples: how many samples of the batch are measured; it bounds the memory.
@@ -66,7 +64,7 @@ class Probe:
     def __init__(
         self,
         model: nn.Module,
-        sites: str | Iterable[str] = DEFAULT_SITES,
+        sites: str | Iterable[str] | None = None,
         blocks: Which = None,
         *,
         every: int = 1,

@@ -161,9 +161,9 @@ def _no_autocast_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_autocast(model: nn.Module) -> Iterator[None]:
-    device = next((p.device.type for p in model.parameters()), "cpu")
+    kinds = {"cpu", *(p.device.type for p in model.parameters())}
     with contextlib.ExitStack() as stack:
-        for kind in {"cpu", device}:
+        for kind in filter(torch.amp.is_autocast_available, kinds):
             stack.enter_context(torch.autocast(kind, enabled=False))
         # accelerate writes autocast into the model's forward, and keeps the original beside it.
         for module in model.modules():

@@ -1,0 +1,250 @@
+"""A probe changes nothing: no bit of an output or a gradient, no random number, no flag, no buffer, no input."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from wellcond.probe import Probe
+from wellcond.probe.separate import is_compiled, needs_separate_pass
+
+Model = Callable[[], nn.Module]
+
+
+def vit() -> nn.Module:
+    rates = {"proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "drop_path_rate": 0.5, "pos_drop_rate": 0.1}
+    size = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+    return timm.create_model("vit_tiny_patch16_224", **size, **rates)
+
+
+def swin() -> nn.Module:
+    size: dict[str, Any] = {"img_size": 32, "depths": (2,), "embed_dim": 16, "num_heads": (2,), "window_size": 4}
+    return timm.create_model("swin_tiny_patch4_window7_224", **size, num_classes=5, drop_path_rate=0.5)
+
+
+def cait() -> nn.Module:
+    size = {"img_size": 32, "depth": 1, "depth_token_only": 1, "embed_dim": 16, "num_heads": 2, "num_classes": 5}
+    return timm.create_model("cait_xxs24_224", **size, drop_path_rate=0.5)
+
+
+def convmixer() -> nn.Module:
+    return timm.models.convmixer.ConvMixer(dim=16, depth=2, kernel_size=3, patch_size=4, num_classes=5)
+
+
+def torchvision_vit() -> nn.Module:
+    models = pytest.importorskip("torchvision").models
+    size = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    return models.VisionTransformer(**size, num_classes=5, dropout=0.2, attention_dropout=0.2)
+
+
+MODELS = [vit, swin, cait, convmixer, torchvision_vit]
+
+
+def outcome(model: nn.Module, images: Tensor, probe: Probe | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Everything of two steps that a probe could have touched."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (it is the global state that must not move)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = []
+    for _ in range(2):
+        optimiser.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            if probe is None:
+                outputs.append(model(images))
+            else:
+                with probe:
+                    outputs.append(model(images))
+        if outputs[-1].requires_grad:
+            outputs[-1].float().square().sum().backward()
+            optimiser.step()
+    return {
+        "outputs": [output.detach() for output in outputs],
+        "weights": dict(model.named_parameters()),
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "buffers": dict(model.named_buffers()),
+        "training": [module.training for module in model.modules()],
+        "random": (torch.get_rng_state(), random.random(), np.random.rand()),  # noqa: NPY002
+        "images": images,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", MODELS)
+def test_no_bit_changes(make: Model, training: bool, exact: bool, dtype: torch.dtype) -> None:
+    model, images = make().train(training), torch.randn(3, 3, 32, 32)
+    twin = copy.deepcopy(model)
+    probe = Probe(twin, sites="*", exact=exact, max_samples=2)
+    with torch.set_grad_enabled(training):  # without gradients torch's attention takes its fast path
+        expected = outcome(model, images.clone(), None, dtype)
+        found = outcome(twin, images.clone(), probe, dtype)
+    assert {row["step"] for row in probe.rows()} == {0, 1}
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_numbers_drawn_outside_torch_are_drawn_again(exact: bool) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = vit()
+
+        def forward(self, x: Tensor) -> tuple[float, float]:
+            self.inner(x)
+            return random.random(), np.random.rand()  # noqa: NPY002
+
+    model = Drawing().train()
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    expected = model(torch.randn(2, 3, 32, 32))
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    with Probe(model, exact=exact):
+        assert model(torch.randn(2, 3, 32, 32)) == expected
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_model_that_works_on_its_input_in_place(exact: bool) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.sub_(0.5).div_(0.25))
+
+    model, images = InPlace().eval(), torch.rand(2, 3, 32, 32)
+    expected = model(images.clone())
+    with Probe(model, exact=exact):
+        assert torch.equal(model(images), expected)
+
+
+# ---- precision
+
+
+def test_autocast_live_says_what_it_saw(make_vit: Any, images: Tensor, rows_of: Any) -> None:
+    model = make_vit().train()
+    with Probe(model) as probe, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(images)
+    dtypes, status = rows_of(probe.rows(), "dtype"), rows_of(probe.rows(), "status")
+    for block in ("blocks.0", "blocks.1"):
+        assert dtypes[block, "sa"]["log_kappa"] == dtypes[block, "sa"]["attention_entropy"] == "bfloat16"
+        assert status[block, "sa"]["log_kappa"] in ("low_precision", "ceiling")
+        assert status[block, "sa"]["attention_entropy"] == "low_precision"
+    ceilings = [row for row in probe.rows() if row["name"] == "log_kappa_max" and row["dtype"] == "bfloat16"]
+    assert all(row["value"] <= np.log(128) + 1e-6 for row in ceilings)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_exact_is_exact_under_autocast(
+    make_vit: Any, images: Tensor, by_hand: Any, truth: Any, rows_of: Any, dtype: torch.dtype, training: bool
+) -> None:
+    model = make_vit().train(training)
+    with Probe(model, exact=True) as probe, torch.autocast("cpu", dtype=dtype):
+        assert model(images).dtype == dtype
+    assert {(row["dtype"], row["status"]) for row in probe.rows()} == {("float32", "ok")}
+    found, expected = rows_of(probe.rows()), by_hand(model.double(), images.double())
+    for place in found:
+        assert found[place]["log_kappa"] == pytest.approx(truth(expected[place])["log_kappa"], rel=1e-3)
+
+
+def test_weights_in_bfloat16_are_raised(make_vit: Any, images: Tensor, by_hand: Any, truth: Any, rows_of: Any) -> None:
+    model = make_vit().to(torch.bfloat16)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Probe(model) as probe:
+        assert model(images.bfloat16()).dtype == torch.bfloat16
+    assert {(row["dtype"], row["status"]) for row in probe.rows()} == {("float32", "ok")}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert all(tensor.dtype == torch.bfloat16 for tensor in model.parameters())
+    with Probe(model, exact=False) as live:
+        model(images.bfloat16())
+    assert {row["dtype"] for row in live.rows()} == {"bfloat16"}
+    found, expected = rows_of(probe.rows()), by_hand(model.double(), images.bfloat16().double())
+    for place in found:
+        assert found[place]["log_kappa"] == pytest.approx(truth(expected[place])["log_kappa"], rel=1e-3)
+
+
+def test_a_model_that_insists_on_low_precision_is_told_of(make_vit: Any, images: Tensor) -> None:
+    class Insisting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.inner(x)
+
+    model = Insisting().eval()
+    with pytest.warns(UserWarning, match=r"computes in torch\.bfloat16 by itself"), Probe(model) as probe:
+        model(images)
+    assert any(row["status"] in ("low_precision", "ceiling") for row in probe.rows())
+
+
+def test_tf32_is_off_in_the_exact_pass_alone(make_vit: Any, images: Tensor) -> None:
+    model, seen = make_vit(), []
+    model.norm.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.matmul.fp32_precision))
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        for exact in (True, False):
+            with Probe(model, exact=exact):
+                model(images)
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert seen == ["ieee", "tf32", "tf32"]
+
+
+def test_accelerate(make_vit: Any, images: Tensor, rows_of: Any, by_hand: Any, truth: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = make_vit()
+    prepared = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    forward = prepared.forward
+    with Probe(prepared) as probe:
+        prepared(images)
+    assert prepared.forward == forward
+    assert {(row["dtype"], row["status"]) for row in probe.rows()} == {("float32", "ok")}
+    with Probe(prepared.train()) as live:
+        prepared(images).sum().backward()
+    assert {row["dtype"] for row in live.rows() if row["site"] == "sa"} == {"bfloat16"}
+    expected = by_hand(make_double(model), images.double())
+    found = rows_of(probe.rows())
+    for place in found:
+        assert found[place]["log_kappa"] == pytest.approx(truth(expected[place])["log_kappa"], rel=1e-3)
+
+
+def make_double(model: nn.Module) -> nn.Module:
+    vars(model).pop("forward", None)  # accelerate's own, which would compute in bfloat16
+    return model.eval().double()
+
+
+# ---- which models need a pass of their own
+
+
+def test_the_mode_of_the_inner_model_counts(make_vit: Any, images: Tensor) -> None:
+    model = make_vit(proj_drop_rate=0.5)
+    wrapped = nn.DataParallel(model).train()
+    model.eval()  # as people do it: the wrapper still says that it is in training
+    with Probe(model) as expected:
+        model(images)
+    with Probe(wrapped) as probe:
+        wrapped(images)
+    assert probe.rows() == expected.rows()
+
+
+def test_who_needs_a_pass_of_its_own(make_vit: Any) -> None:
+    model = make_vit()
+    assert needs_separate_pass(model) is None
+    assert not is_compiled(model)
+    attention = torchvision_vit()
+    assert needs_separate_pass(attention.train()) is None
+    assert "listens" in (needs_separate_pass(attention.eval()) or "")

@@ -18,6 +18,7 @@ from timm.models.vision_transformer import (
     ParallelThingsBlock,
     ResPostBlock,
 )
+from timm.models.vision_transformer_relpos import ResPostRelPosBlock
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
@@ -103,6 +104,10 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
     "dinov2": timm_model("vit_small_patch14_reg4_dinov2", patch_size=8, **{**SMALL, "init_values": 0.5}),
     "siglip": timm_model("vit_base_patch16_siglip_224", **SMALL),
     "mae": MaskedAutoencoder,
+    "vit relpos": timm_model("vit_srelpos_small_patch16_224", patch_size=8, **{**SMALL, "init_values": 0.5}),
+    "vit relpos post-norm": timm_model(
+        "vit_srelpos_small_patch16_224", patch_size=8, **{**SMALL, "init_values": None}, block_fn=ResPostRelPosBlock
+    ),
     "pit": timm_model("pit_ti_224", drop_path_rate=DROP, num_classes=5),
     "eva02": timm_model("eva02_tiny_patch14_224", patch_size=8, **SMALL),
     "eva post-norm": timm_model("eva02_tiny_patch14_224", patch_size=8, use_post_norm=True, **SMALL),
@@ -156,7 +161,17 @@ WITH_DROP_PATH = [
         "eva02",
         "eva post-norm",
     ),
-    *("dinov3", "beit", "beit without LayerScale", "swin", "swin v2", "cait", "pvt v2"),
+    *(
+        "vit relpos",
+        "vit relpos post-norm",
+        "dinov3",
+        "beit",
+        "beit without LayerScale",
+        "swin",
+        "swin v2",
+        "cait",
+        "pvt v2",
+    ),
     *("torchvision swin", "torchvision swin v2", "hf dinov2", "hf dinov3"),
 ]
 
@@ -364,12 +379,12 @@ def call(block: FoundBlock, arguments: Any) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
-@pytest.mark.parametrize("name", [*ONE_SKIP, "convmixer"])
-def test_a_skip_that_is_not_there_cannot_be_removed(name: str) -> None:
+@pytest.mark.parametrize(("name", "skip"), [*((name, "sa") for name in sorted(ONE_SKIP)), ("convmixer", "mlp")])
+def test_a_skip_that_is_not_there_cannot_be_removed(name: str, skip: str) -> None:
     model, _ = build(name)
     classes = [type(module) for module in model.modules()]
-    with pytest.raises(ValueError, match=r"cannot remove the mlp skip of blocks\.0: a (parallel block|ConvMixer) has"):
-        remove_skip(model, "mlp")
+    with pytest.raises(ValueError, match=r"cannot remove the \w+ skip of blocks\.0: a (parallel block|ConvMixer) has"):
+        remove_skip(model, skip)
     assert [type(module) for module in model.modules()] == classes
 
 

@@ -189,6 +189,14 @@ def test_sharded_blocks(vit: nn.Module, one_process: None) -> None:
     assert skips_of(vit) == {"blocks.0": ("sa",)}
 
 
+def test_a_model_sharded_as_a_whole(make_vit: Make, images: Tensor, one_process: None) -> None:
+    vit = make_vit(init_values=0.5)
+    expected = without(vit, images, "sa").detach()
+    fully_shard(vit, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))  # its blocks keep their class
+    remove_skip(vit, "sa")
+    assert torch.equal(vit(images).detach(), expected)
+
+
 def test_subclasses_with_the_same_forward_are_fine(vit: nn.Module) -> None:
     class Mine(Block):
         pass

@@ -161,6 +161,8 @@ _rows = {
     "timm.models.vision_transformer.ParallelScalingBlock": PARALLEL_SCALING,
     "timm.models.vision_transformer.DiffParallelScalingBlock": PARALLEL_SCALING,
     "timm.models.vision_transformer.ParallelThingsBlock": PARALLEL_THINGS,
+    "timm.models.vision_transformer_relpos.RelPosBlock": _row(*PRE_NORM, scales=LS),
+    "timm.models.vision_transformer_relpos.ResPostRelPosBlock": _row(*POST_NORM, scales=NORMS),
     "timm.models.eva.EvaBlock": _row(*PRE_NORM, scales=GAMMA),  # EVA, DINOv3
     "timm.models.eva.EvaBlockPostNorm": _row(*POST_NORM, scales=NORMS),
     "timm.models.beit.Block": _row(*PRE_NORM, scales=GAMMA),

@@ -100,14 +100,18 @@ def _for(*names: str) -> Callable[[type[Skipless]], type[Skipless]]:
 # ---- timm
 
 
-@_for(TIMM + "vision_transformer.Block")
+@_for(TIMM + "vision_transformer.Block", TIMM + "vision_transformer_relpos.RelPosBlock")
 class _ViT(Skipless):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = self._add("sa", x, self.ls1(self.attn(self.norm1(x), *args, **kwargs)), self.drop_path1)
         return self._add("mlp", x, self.ls2(self.mlp(self.norm2(x))), self.drop_path2)
 
 
-@_for(TIMM + "vision_transformer.ResPostBlock", TIMM + "eva.EvaBlockPostNorm")
+@_for(
+    TIMM + "vision_transformer.ResPostBlock",
+    TIMM + "vision_transformer_relpos.ResPostRelPosBlock",
+    TIMM + "eva.EvaBlockPostNorm",
+)
 class _PostNorm(Skipless):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = self._add("sa", x, self.norm1(self.attn(x, *args, **kwargs)), self.drop_path1)

@@ -223,8 +223,13 @@ def _fill(scale: nn.Parameter, value: float) -> tuple[nn.Parameter, Tensor, Tens
     return scale, before, scale.detach().clone()
 
 
+def _largest(scale: nn.Parameter) -> float:
+    whole = getattr(scale, "full_tensor", scale.detach)()  # where fully_shard cut the model as a whole
+    return float(whole.detach().abs().max())
+
+
 def _warn_of_tiny(scales: Mapping[str, nn.Parameter], skip: str, names: list[str]) -> None:
-    largest = {name: float(scales[name].detach().abs().max()) for name in names if not scales[name].is_meta}
+    largest = {name: _largest(scales[name]) for name in names if not scales[name].is_meta}
     if tiny := {name: value for name, value in largest.items() if value < TINY}:
         name, value = next(iter(tiny.items()))
         warnings.warn(

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import wellcond
 
 
-def main(epochs: int, output: Path, mixed_precision: str) -> None:
+def main(epochs: int, output: Path, mixed_precision: str, cpu: bool) -> None:
     torch.manual_seed(0)
-    accelerator = Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=2)
+    accelerator = Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=2, cpu=cpu)
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1  # (1797, 1, 8, 8)
     data = TensorDataset(images, torch.tensor(digits.target))
@@ -65,4 +65,5 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path())
     parser.add_argument("--mixed-precision", choices=["no", "bf16", "fp16"], default="no")
+    parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
     main(**vars(parser.parse_args()))

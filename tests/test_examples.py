@@ -61,6 +61,17 @@ def test_it_trains_measures_and_prints_two_tables(name, tmp_path):
     check(read_rows(tmp_path / "out" / "probe.jsonl"), blocks=6, steps=[0, 10] if "accelerate" in name else [0, 20])
 
 
+@pytest.mark.slow
+def test_two_processes_with_accelerate_measure_together(tmp_path):
+    pytest.importorskip("accelerate")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    said = run(tmp_path, *launch, EXAMPLES / "accelerate_loop.py", "--epochs", 1, "--output", "out", "--cpu")
+    assert said.count("after training") == 1  # one of them prints
+    rows = read_rows(tmp_path / "out" / "probe.jsonl")
+    check(rows, blocks=6, steps=[0])  # and one writes; each has half of the batches
+    assert {row["count"] for row in rows if row["name"] == "log_kappa"} == {128}
+
+
 @pytest.fixture
 def folder_of_digits(tmp_path):
     digits = load_digits()

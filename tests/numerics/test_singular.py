@@ -454,7 +454,7 @@ def test_cuda_agrees_with_the_cpu(fused):
             with contextlib.nullcontext() if fused else plain_twins():
                 ranks = stable_rank(x.cuda()).cpu(), effective_rank(x.cuda()).cpu()
             assert_close(ranks[0], stable_rank(x), **tolerance)
-            assert_close(ranks[1], effective_rank(x), **tolerance)
+            assert_close(ranks[1], effective_rank(x), rtol=1e-2, atol=0, equal_nan=True)
 
 
 @pytest.mark.gpu

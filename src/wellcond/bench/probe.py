@@ -7,7 +7,7 @@ difference is the cost of one measurement.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,8 @@ def run(
     rows: list[dict[str, Any]] = []
     for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
         model = timm.create_model(name, num_classes=1000).to(where).train()
-        rows += _costs(model, torch.compile(model) if how == "compiled" else model, images, how, quick)
+        called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
+        rows += _costs(model, called, images, how, quick)
     show(
         f"a probe every {EVERY} steps of {name}, batch {batch}",
         rows,

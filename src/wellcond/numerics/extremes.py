@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .fastpaths import FUSED_SIDE, fused_kernels
 
-__all__ = ["extreme_singular_values", "largest_eigenvalue", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
+__all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
 RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 4e-4 at worst
 TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
@@ -62,7 +62,7 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
 def largest_singular_value(w: Tensor) -> Tensor:
     """σmax alone, (b,); `w` as for `extreme_singular_values`."""
     gram, size = scaled_gram(w)
-    return (largest_eigenvalue(gram) * size).sqrt()
+    return (_largest_eigenvalue(gram) * size).sqrt()
 
 
 def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) 
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
         return largest, smallest, smallest >= RESOLVABLE * largest
-    largest = largest_eigenvalue(gram)
+    largest = _largest_eigenvalue(gram)
     factor, info = torch.linalg.cholesky_ex(gram)
     # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
@@ -146,7 +146,7 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -
     return factor
 
 
-def largest_eigenvalue(a: Tensor) -> Tensor:
+def _largest_eigenvalue(a: Tensor) -> Tensor:
     """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)

@@ -252,7 +252,7 @@ class _GramPower(torch.autograd.Function):
 @_by_gram
 def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
     fit = direct_fit(epsilon, floor)
-    top = largest_eigenvalue(gram)
+    top = _largest_eigenvalue(gram)
     a = gram / torch.where(top > 0, top, 1.0)
     w = fit.constant * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + fit.weights[0] * a
     for alpha, weight in zip(fit.alphas, fit.weights[1:], strict=True):
@@ -261,7 +261,7 @@ def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Te
     return w, top
 
 
-def largest_eigenvalue(gram: Tensor, turns: int = 64) -> Tensor:
+def _largest_eigenvalue(gram: Tensor, turns: int = 64) -> Tensor:
     """λmax by power iteration from a start without symmetry, as (b, 1, 1); its gradient is v vᵀ, which is λmax's."""
     side = gram.shape[-1]
     position = torch.arange(side, dtype=gram.dtype, device=gram.device)

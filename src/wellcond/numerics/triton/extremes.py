@@ -35,9 +35,8 @@ def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, 
     diagonal[:, m:] = 1.0  # the inverse keeps an identity there, and λmin ≤ 1/m below it
     largest, _ = largest_eigenvalue(work, m)
     inverse, _ = negative_inverse(work.clone())
-    # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; each Newton step squares what is left.
-    for _ in range(2):
-        inverse = torch.baddbmm(inverse, inverse, work @ inverse, beta=2)
+    # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; a Newton step squares what is left.
+    inverse = torch.baddbmm(inverse, inverse, work @ inverse, beta=2)
     _, vectors = largest_eigenvalue(inverse, m)
     # In float16 they still hold a share of every large direction. Two turns in float64 take it away.
     vectors, inverse = vectors.double(), inverse[:, :m, :m]

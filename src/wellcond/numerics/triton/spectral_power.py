@@ -16,6 +16,7 @@ from torch import Tensor
 from ..power_fit import FoldedFit
 from .geometry import Geometry, token_offset, value_offset
 from .gram import gram, largest_eigenvalue
+from .lanes import side_by_side
 from .spd_inverse import negative_inverse
 
 __all__ = ["spectral_power_in_place_layout"]
@@ -283,11 +284,17 @@ def spectral_power_in_place_layout(
     """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come
     back.
 
-    `chunk` matrices at a time: every iterate is kept until the sums are taken, 2 MB for each 196 × 768 matrix.
+    `chunk` matrices at a time: every iterate is kept until the sums are taken, 2 MB for each 196 × 768 matrix. Half of
+    the kernels wait for memory and half for a chain of steps, so that two halves of a batch fill each other's gaps.
     """
     out = torch.empty_like(x)
     for start in range(0, x.shape[0], chunk):
-        _gray_chunk(x[start : start + chunk], out[start : start + chunk], n, d, geometry, fit, restore_scale)
+        count = 2 if x.is_cuda and min(n, d) > 128 and len(x) - start >= 64 else 1
+        parts = zip(x[start : start + chunk].chunk(count), out[start : start + chunk].chunk(count), strict=True)
+        side_by_side(
+            x.device,
+            [functools.partial(_gray_chunk, *part, n, d, geometry, fit, restore_scale) for part in parts],
+        )
     return out
 
 

@@ -112,8 +112,9 @@ def test_a_block_called_by_name() -> None:
 
 def test_a_block_that_runs_twice_is_caught_at_its_first_run(vit: Any, images: Tensor, by_hand: Any) -> None:
     vit.blocks = nn.Sequential(vit.blocks[0], vit.blocks[0])
-    found = caught(vit, images, sites="+mlp")
-    assert torch.equal(found[Place("blocks.0", 0, "+mlp")], by_hand(vit, images)["blocks.0", "+mlp"])
+    found, expected = caught(vit, images), by_hand(vit, images)
+    for site in ("in", "sa", "+sa", "mlp", "+mlp"):
+        assert torch.equal(found[Place("blocks.0", 0, site)], expected["blocks.0", site])
 
 
 def test_convmixer_tokens_are_its_pixels(rows_of: Any, truth: Any) -> None:

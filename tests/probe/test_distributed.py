@@ -13,12 +13,13 @@ from torch import Tensor
 from wellcond import records
 from wellcond.probe import Probe
 
-# What each rank runs; `case` is the part that differs, and says what to call and how to measure it.
+# What each rank runs. Starting two processes takes longer than all that they measure, so it is done once.
 RANK = """
-import sys, torch, torch.distributed as dist
+import copy, sys, warnings, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+import wellcond.numerics.singular as singular
 from wellcond import records
 from wellcond.probe import Probe
 
@@ -40,82 +41,85 @@ def shard(model, **settings):
     return model
 
 
-#CASE
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-DDP = """
-parallel = DistributedDataParallel(model)
+# DistributedDataParallel
+parallel = DistributedDataParallel(copy.deepcopy(model))
 for name, training, exact in (("eval", False, None), ("train", True, None), ("exact", True, True)):
     parallel.train(training)
     with Probe(parallel, exact=exact, spectrum=True).to(f"{folder}/{name}-file.jsonl") as probe:
         parallel(mine).square().mean().backward()
     keep(name, probe)
     probe.to(f"{folder}/{name}-again.jsonl")  # what there is already is written once too
-
+parallel.eval()
 with Probe(parallel, reduce=False) as probe:
     parallel(mine)
 keep("own", probe)
-
 compiled = torch.compile(parallel, backend="eager")
 with Probe(compiled) as probe:
     compiled(mine)
 keep("compiled", probe)
-"""
 
-FAILING = """
-import warnings
-import wellcond.numerics.singular as singular
+# one rank fails
 
 def broken(*_, **__):
     raise RuntimeError("this rank cannot")
 
-parallel = DistributedDataParallel(model).train()
+works = singular.measure_conditioning
 if rank == 0:
     singular.measure_conditioning = broken
+parallel.train()
 with warnings.catch_warnings(record=True) as told, Probe(parallel) as probe:
     warnings.simplefilter("always")
     parallel(mine).square().mean().backward()
 assert (rank == 0) == any("this rank cannot" in str(w.message) for w in told), told
-keep("train", probe)
-
+keep("failing-train", probe)
 parallel.eval()
 try:
     with Probe(parallel) as probe:
         parallel(mine)
     assert rank == 1
+    keep("failing-eval", probe)
 except RuntimeError as error:
     assert rank == 0 and "this rank cannot" in str(error), error
-keep("eval", probe)
-"""
+singular.measure_conditioning = works
 
-FSDP = """
+# fully_shard
+sharded = shard(copy.deepcopy(model))
 with torch.no_grad():
     expected = model(mine)
-shard(model)
-with torch.no_grad(), Probe(model) as probe:
-    torch.testing.assert_close(model(mine), expected)
-keep("eval", probe)
-model.train()
+    with Probe(sharded) as probe:
+        torch.testing.assert_close(sharded(mine), expected)
+keep("sharded-eval", probe)
+sharded.train()
 for name, exact in (("train", False), ("exact", True)):
-    with Probe(model, exact=exact) as probe:
-        model(mine).square().mean().backward()
-    keep(name, probe)
+    with Probe(sharded, exact=exact) as probe:
+        sharded(mine).square().mean().backward()
+    keep("sharded-" + name, probe)
+low = shard(copy.deepcopy(model), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+with warnings.catch_warnings(record=True) as told, Probe(low) as probe:
+    warnings.simplefilter("always")
+    low(mine)
+assert any("bfloat16 by itself" in str(w.message) for w in told), told
+keep("low", probe)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
-def run_ranks(case: str, model: Any, images: Tensor, folder: Path) -> None:
+def run_ranks(model: Any, images: Tensor, folder: Path) -> None:
     torch.save((model, images), folder / "case.pt")
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
-            command = [sys.executable, "-c", RANK.replace("#CASE", case), str(rank), str(folder)]
+            command = [sys.executable, "-c", RANK, str(rank), str(folder)]
             log = stack.enter_context((folder / f"{rank}.log").open("w"))
             ranks.append(stack.enter_context(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
             stack.callback(ranks[-1].kill)  # a rank whose mate has failed would wait for it
         codes = [rank.wait(timeout=240) for rank in ranks]
     assert codes == [0, 0], [(folder / f"{rank}.log").read_text() for rank in range(2)]
+
+
+def read(folder: Path, name: str) -> list[Any]:
+    return records.read_rows(folder / f"{name}.jsonl")
 
 
 def assert_alike(found: list[Any], expected: list[Any]) -> None:
@@ -131,33 +135,30 @@ def measured_alone(model: Any, images: Tensor, **settings: Any) -> list[Any]:
     return probe.rows()
 
 
-def test_data_parallel(vit: Any, images: Tensor, tmp_path: Path) -> None:
-    run_ranks(DDP, vit, images, tmp_path)
+@pytest.mark.slow
+def test_two_processes(vit: Any, images: Tensor, tmp_path: Path) -> None:
+    run_ranks(vit, images, tmp_path)
+    alone = measured_alone(vit, images)
+
+    # DistributedDataParallel: both have the rows of the whole batch, and one of them writes
     for name in ("eval", "train", "exact"):
-        ranks = [records.read_rows(tmp_path / f"{name}-{rank}.jsonl") for rank in range(2)]
+        ranks = [read(tmp_path, f"{name}-{rank}") for rank in range(2)]
         assert ranks[0] == ranks[1]
-        assert_alike(ranks[0], measured_alone(vit.train(name != "eval"), images, spectrum=True))
+        assert_alike(ranks[0], measured_alone(vit, images, spectrum=True))
         for file in ("file", "again"):
-            assert records.read_rows(tmp_path / f"{name}-{file}.jsonl") == ranks[0]  # once, by one of them
-    vit.eval()
+            assert read(tmp_path, f"{name}-{file}") == ranks[0]
     for rank in range(2):
-        assert_alike(
-            records.read_rows(tmp_path / f"own-{rank}.jsonl"), measured_alone(vit, images[2 * rank : 2 * rank + 2])
-        )
-        assert_alike(records.read_rows(tmp_path / f"compiled-{rank}.jsonl"), measured_alone(vit, images))
+        assert_alike(read(tmp_path, f"compiled-{rank}"), alone)
+        assert_alike(read(tmp_path, f"own-{rank}"), measured_alone(vit, images[2 * rank : 2 * rank + 2]))
 
+    # the first rank failed: neither waits for the other, and what the second measured is there
+    for name in ("train-0", "train-1", "eval-1"):
+        assert_alike(read(tmp_path, f"failing-{name}"), measured_alone(vit, images[2:]))
 
-def test_a_rank_that_fails_does_not_hold_up_the_other(vit: Any, images: Tensor, tmp_path: Path) -> None:
-    run_ranks(FAILING, vit, images, tmp_path)
-    other = measured_alone(vit, images[2:])
-    for name, ranks in (("train", (0, 1)), ("eval", (1,))):
-        for rank in ranks:
-            assert_alike(records.read_rows(tmp_path / f"{name}-{rank}.jsonl"), other)
-
-
-def test_sharded(vit: Any, images: Tensor, tmp_path: Path) -> None:
-    run_ranks(FSDP, vit, images, tmp_path)
+    # fully_shard
     for name in ("eval", "train", "exact"):
         for rank in range(2):
-            found = records.read_rows(tmp_path / f"{name}-{rank}.jsonl")
-            assert_alike(found, measured_alone(vit, images))
+            assert_alike(read(tmp_path, f"sharded-{name}-{rank}"), alone)
+    low = [row for row in read(tmp_path, "low-0") if row["site"] == "sa"]
+    assert {row["dtype"] for row in low} == {"bfloat16"}
+    assert "ok" not in {row["status"] for row in low}

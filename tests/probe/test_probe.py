@@ -298,6 +298,15 @@ def test_a_failing_hook_does_not_end_training(vit: Any, images: Tensor, monkeypa
         vit(images)
 
 
+def test_surgery_under_the_probe_does_not_end_training(vit: Any, images: Tensor) -> None:
+    vit.train()
+    with Probe(vit):
+        del vit.blocks[0].drop_path2  # where a tap was
+        vit.blocks[0].forward = lambda x: x
+        with pytest.warns(UserWarning, match="training goes on.*drop_path2"):
+            vit(images).sum().backward()
+
+
 def test_a_pass_of_its_own_that_fails(vit: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")

@@ -103,6 +103,24 @@ def test_attach_and_detach(vit: Any, images: Tensor, state: Any) -> None:
     assert {row["step"] for row in probe.rows()} == {0, 1}
 
 
+def test_detaching_unseen_warns(vit: Any, images: Tensor) -> None:
+    probe = Probe(vit).attach()
+    vit.forward_features(images)
+    with pytest.warns(UserWarning, match="saw no forward pass"):
+        probe.detach()
+    probe.detach()
+
+
+def test_attached_in_the_middle_of_a_pass(vit: Any, images: Tensor) -> None:
+    probe = Probe(vit)
+    handle = vit.blocks[0].register_forward_pre_hook(lambda *_: None if probe._attached else probe.attach() and None)
+    vit(images)
+    handle.remove()
+    vit(images)
+    probe.detach()
+    assert {row["step"] for row in probe.rows()} == {0}
+
+
 def test_between_measurements_only_the_model_itself_is_watched(vit: Any, images: Tensor) -> None:
     with Probe(vit, every=2) as probe:
         for _ in range(3):

@@ -117,22 +117,31 @@ class Probe:
         return self
 
     def detach(self) -> None:
-        """Take every hook away again."""
-        if self._attached is not None:
-            stack, self._attached = self._attached, None
-            stack.close()
+        """Take every hook away again, and warn if no pass came by; at the end of a `with` that is an error."""
+        if self._let_go():
+            warnings.warn(self._saw_nothing(), stacklevel=2)
 
     def __enter__(self) -> Self:
         return self.attach()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        self.detach()
-        if kind is None and self._passes == self._passes_before:
-            raise RuntimeError(
-                f"the probe saw no forward pass of {type(self.model).__name__}: either it was not called at all, or "
-                "not by calling this very object (model(x)). Give Probe the outermost object that you call: the "
-                "compiled model, the DDP wrapper; model.forward_features(x) is not a call of the model"
-            )
+        if self._let_go() and kind is None:
+            raise RuntimeError(self._saw_nothing())
+
+    def _let_go(self) -> bool:
+        """Detach; whether no pass came by since it was attached."""
+        if self._attached is None:
+            return False
+        stack, self._attached = self._attached, None
+        stack.close()
+        return self._passes == self._passes_before
+
+    def _saw_nothing(self) -> str:
+        return (
+            f"the probe saw no forward pass of {type(self.model).__name__}: either it was not called at all, or "
+            "not by calling this very object (model(x)). Give Probe the outermost object that you call: the "
+            "compiled model, the DDP wrapper; model.forward_features(x) is not a call of the model"
+        )
 
     # Results
 
@@ -187,21 +196,25 @@ class Probe:
         if self._step % self.every or self._measured_step == self._step:
             return
         exact = not self._in_training if self.exact is None else self.exact
-        why = needs_separate_pass(self.model)
         batch = _batch_size(args, kwargs)
         self._pass = _Pass(exact=exact, samples=min(batch, self.max_samples))
-        self._pass.valid = self._valid_tokens(args, kwargs)
-        if not exact and why is None:
-            self._during.enter_context(self._listening(self._pass, self._pass.samples / max(1, batch)))
-            return
-        if why is not None and (not exact or is_compiled(self.model)):
-            self._note(why)
-        # It comes first, since the model's own pass might change its inputs in place.
         try:
-            with own_pass(self), self._listening(self._pass, 1.0):
-                run_apart(self.model, args, kwargs, samples=self.max_samples, exact=exact)
+            self._begin(self._pass, batch, args, kwargs)
         except Exception as error:
             self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
+
+    def _begin(self, into: "_Pass", batch: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Listen to the pass that is about to happen, or measure one of our own before it."""
+        into.valid = self._valid_tokens(args, kwargs)
+        why = needs_separate_pass(self.model)
+        if not into.exact and why is None:
+            self._during.enter_context(self._listening(into, into.samples / max(1, batch)))
+            return
+        if why is not None and (not into.exact or is_compiled(self.model)):
+            self._note(why)
+        # It comes first, since the model's own pass might change its inputs in place.
+        with own_pass(self), self._listening(into, 1.0):
+            run_apart(self.model, args, kwargs, samples=self.max_samples, exact=into.exact)
 
     def _after(self, finished: bool) -> None:
         if self._busy:

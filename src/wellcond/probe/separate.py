@@ -81,9 +81,7 @@ def is_compiled(model: nn.Module) -> bool:
 def needs_separate_pass(model: nn.Module) -> str | None:
     """Why hooks would miss the model's own forward pass, or None where they would not."""
     if is_compiled(model):
-        return (
-            "compiled code skips hooks, so the model underneath was measured in a pass of its own (evaluation mode)"
-        )
+        return "compiled code skips hooks, so the model underneath was measured in a pass of its own (evaluation mode)"
     if isinstance(model, nn.DataParallel):
         return "DataParallel runs copies of the model, so the one underneath was measured in a pass of its own"
     if any(isinstance(module, FAST_WHEN_UNSEEN) and not module.training for module in model.modules()):

@@ -55,6 +55,10 @@ class StepProbe(Probe):
         self._rows = [row for row in self._rows if row["step"] == self.step]
         return True
 
+    def detach(self) -> None:
+        """Take the hooks away; what was not seen is told by `end`."""
+        self._let_go()
+
     def _after(self, finished: bool) -> None:
         try:
             super()._after(finished)

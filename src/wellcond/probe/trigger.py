@@ -75,7 +75,8 @@ class Ends:
 
     def __init__(self, before: Before | None, after: After | None):
         self.before, self.after = before, after
-        self._finished: list[bool] = []  # one of each pass that runs: a probe's own pass runs inside another one
+        self._finished: list[bool] = []
+        # One of each pass that runs: a probe's own runs inside another. None, if attached in the middle of a pass.
 
     def __reduce__(self) -> Any:
         return Ends, (None, None)
@@ -88,13 +89,13 @@ class Ends:
 
     def finish(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         # Not called where the pass has failed. (The output tells nothing: a model may return None.)
-        if torch.compiler.is_compiling() or self.after is None:
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
             return
         self._finished[-1] = True
         self.after(True)
 
     def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling() or self.after is None:
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
             return
         if not self._finished.pop():
             self.after(False)

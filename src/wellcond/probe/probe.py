@@ -14,7 +14,6 @@ number, and takes its hooks away again, whatever happens.
 """
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,12 +22,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.utils import _pytree as pytree
 
 from wellcond import records
 from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
 from wellcond.probe.attention import AttentionListener, Heard
+from wellcond.probe.batch import argument, batch_size
 from wellcond.probe.capture import Capture
 from wellcond.probe.places import Place, choose
 from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
@@ -196,7 +195,7 @@ class Probe:
         if self._step % self.every or self._measured_step == self._step:
             return
         exact = not self._in_training if self.exact is None else self.exact
-        batch = _batch_size(args, kwargs)
+        batch = batch_size(args, kwargs)
         self._pass = _Pass(exact=exact, samples=min(batch, self.max_samples))
         try:
             self._begin(self._pass, batch, args, kwargs)
@@ -306,15 +305,13 @@ class Probe:
             records.append_rows(self._file, rows)
 
     def _valid_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The padding mask (b, n) that Hugging Face's models take, True for a token that counts."""
-        mask = _argument(unwrap(self.model), "attention_mask", args, kwargs)
-        if not isinstance(mask, Tensor):
-            return None
-        if mask.ndim != 2:
+        mask = argument(unwrap(self.model), "attention_mask", args, kwargs)
+        if isinstance(mask, Tensor) and mask.ndim == 2:  # Hugging Face's: one for a token that counts
+            return mask[: self.max_samples].bool()
+        if isinstance(mask, Tensor):
             shape = tuple(mask.shape)
             self._note(f"an attention mask of shape {shape} does not tell padding apart: every token was measured")
-            return None
-        return mask[: self.max_samples].bool()
+        return None
 
     def _note(self, text: str, *, warn: bool = False) -> None:
         if text not in self.notes:
@@ -334,17 +331,3 @@ class _Pass:
     heard: dict[str, Heard] = field(default_factory=dict)
     unheard: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
-
-
-def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 0)
-    return next((len(tensor) for tensor in tensors), 1)
-
-
-def _argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the model was given as `name`, by position or by name; None if nothing."""
-    if name in kwargs or not args:
-        return kwargs.get(name)
-    parameters = list(inspect.signature(model.forward).parameters)
-    place = parameters.index(name) if name in parameters else len(args)
-    return args[place] if place < len(args) else None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from wellcond.models.families import unwrap
+from wellcond.probe.batch import first_samples
 
 __all__ = ["is_compiled", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
 
@@ -47,7 +48,7 @@ def whose_pass() -> object | None:
 def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool) -> None:
     """Call the model inside `model` once more, on the first `samples` of the batch; the result is thrown away."""
     inner = _callable_inside(model)
-    args, kwargs = _cut((args, kwargs), samples)
+    args, kwargs = first_samples((args, kwargs), samples)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_own_random_state(inner))
@@ -104,20 +105,6 @@ def _callable_inside(model: nn.Module) -> nn.Module:
         if inner is model:
             return model
         model = inner
-
-
-def _cut(tree: Any, samples: int) -> Any:
-    """Copies of the tensors, of the first `samples` where a tensor's first dimension is the batch's.
-
-    Copies, for some models work on their input in place, and the model's own pass is still to come.
-    """
-    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    size = len(tensors[0]) if tensors else 0
-
-    def cut(tensor: Tensor) -> Tensor:
-        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
-
-    return pytree.tree_map_only(Tensor, cut, tree)
 
 
 @contextlib.contextmanager

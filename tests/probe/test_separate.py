@@ -231,14 +231,12 @@ def make_double(model: nn.Module) -> nn.Module:
 
 
 def test_the_mode_of_the_inner_model_counts(make_vit: Any, images: Tensor) -> None:
-    model = make_vit(proj_drop_rate=0.5)
+    model = make_vit()
     wrapped = nn.DataParallel(model).train()
     model.eval()  # as people do it: the wrapper still says that it is in training
-    with Probe(model) as expected:
-        model(images)
-    with Probe(wrapped) as probe:
+    with Probe(wrapped) as probe, torch.autocast("cpu", dtype=torch.bfloat16):
         wrapped(images)
-    assert probe.rows() == expected.rows()
+    assert {row["dtype"] for row in probe.rows()} == {"float32"}  # evaluation, so exact
 
 
 def test_who_needs_a_pass_of_its_own(make_vit: Any) -> None:

@@ -1,5 +1,6 @@
 """A probe changes nothing: no bit of an output or a gradient, no random number, no flag, no buffer, no input."""
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -91,24 +92,26 @@ def test_no_bit_changes(make: Model, training: bool, exact: bool, dtype: torch.d
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_numbers_drawn_outside_torch_are_drawn_again(exact: bool) -> None:
+def test_a_model_that_draws_in_evaluation_too(exact: bool) -> None:
     class Drawing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = vit()
 
-        def forward(self, x: Tensor) -> tuple[float, float]:
+        def forward(self, x: Tensor) -> tuple[float, ...]:
             self.inner(x)
-            return random.random(), np.random.rand()  # noqa: NPY002
+            return float(torch.rand(())), random.random(), np.random.rand()  # noqa: NPY002
 
-    model = Drawing().train()
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    expected = model(torch.randn(2, 3, 32, 32))
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    with Probe(model, exact=exact):
-        assert model(torch.randn(2, 3, 32, 32)) == expected
+    model, images = Drawing().eval(), torch.randn(2, 3, 32, 32)
+
+    def drawn(probe: Any) -> tuple[float, ...]:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        with probe:
+            return model(images)
+
+    assert drawn(Probe(model, exact=exact)) == drawn(contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("exact", [False, True])

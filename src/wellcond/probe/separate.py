@@ -55,8 +55,7 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
         stack.enter_context(_evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if not exact:
-            # Weights cast without gradients must not stay in autocast's cache, where older torch takes them for the
-            # model's own pass.
+            # Weights cast without gradients must not stay in autocast's cache: the model's own pass would find them.
             stack.enter_context(_no_autocast_cache())
             inner(*args, **kwargs)
             return

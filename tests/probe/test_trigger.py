@@ -247,6 +247,27 @@ def test_compiled_models_are_measured(
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("whole", [False, True])
+def test_nothing_is_compiled_for_the_probe(make_vit: Any, images: Tensor, whole: bool) -> None:
+    graphs = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    vit = make_vit(depth=1)
+    (vit if whole else vit.blocks[0]).compile(backend=backend)
+    with torch.no_grad():
+        vit(images)
+        before = len(graphs)
+        with Probe(vit) as probe:
+            vit(images)
+        vit(images)
+    assert kappas(probe)
+    assert len(graphs) == before > 0
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("after_the_first_call", [False, True])
 @pytest.mark.parametrize("probe_first", [False, True])
 def test_a_probe_of_the_model_inside_says_that_it_saw_nothing(

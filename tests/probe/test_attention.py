@@ -213,6 +213,22 @@ def test_torchvision(training: bool) -> None:
             assert (found["attention_entropy"], found["largest_logit"]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_torch_goes_on_to_take_its_fast_path(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("torchvision").models
+    model = models.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32).eval()
+    fast, taken = torch._native_multi_head_attention, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        taken.append(1)
+        return fast(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_native_multi_head_attention", counted)
+    with torch.no_grad(), Probe(model, exact=exact):
+        model(torch.randn(2, 3, 32, 32))
+    assert len(taken) == 2  # once a layer: in the model's own pass, while the probe's takes the other path
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("by_position", [False, True])
 def test_bert_with_padding(rows_of: Any, implementation: str, by_position: bool) -> None:

@@ -96,6 +96,7 @@ def fast_paths() -> list[FastPath]:
         FastPath(name="fused DCT graying (Triton)", available=available, taken=taken, why=why + "; epsilon ≥ 0.9 only"),
         FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
+        FastPath(name="streaming Gaussian product (Triton)", available=available, taken=taken, why=why),
     ]
     on_cpu = kind == "cpu"
     paths.append(

@@ -1,0 +1,240 @@
+"""The streaming Gaussian product and its pull-back as Triton kernels: fused twins of those in `numerics.gaussian`.
+
+    out = stream(x, y, v, scale=s)                # Σ_j w_ij v_j,  w_ij = exp(−s/2 · ‖x_i − y_j‖²)
+    dx, _ = pull(x, y, g, v, scale=s)             # s Σ_j w_ij (g_i · v_j)(y_j − x_i)
+
+Every program has a block of rows and runs over the columns. Nothing is normalised, so there is no maximum to keep, and
+where there are few rows and many columns (landmarks against all tokens) the columns are shared out among programs
+whose sums are added up afterwards: always in the same order, so that results repeat to the bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["pull", "stream"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+PROGRAMS = 264  # two for each multiprocessor of a large GPU: below it, columns are shared out
+
+
+@triton.jit
+def _rows_of(base, rows, n, stride, width, WIDTH: tl.constexpr):
+    """(rows, WIDTH) of a matrix whose rows are `stride` apart, zero beyond its edges."""
+    c = tl.arange(0, WIDTH)
+    return tl.load(
+        base + rows[:, None] * stride + c[None, :], mask=(rows < n)[:, None] & (c < width)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def _columns_of(base, cols, m, stride, width, WIDTH: tl.constexpr):
+    """(WIDTH, cols): the same, transposed."""
+    c = tl.arange(0, WIDTH)
+    return tl.load(
+        base + cols[None, :] * stride + c[:, None], mask=(cols < m)[None, :] & (c < width)[:, None], other=0.0
+    )
+
+
+@triton.jit
+def _weights(
+    x, x_half, yt, rows, cols, m, keep, scale, HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
+):
+    """exp(−scale/2 · ‖x_i − y_j‖²), zero for columns that do not count."""
+    wide = yt.to(tl.float32)
+    y_half = 0.5 * tl.sum(wide * wide, axis=0)
+    exponent = tl.dot(x, yt, input_precision=PRECISION) - x_half[:, None] - y_half[None, :]
+    w = tl.exp2(tl.minimum(exponent, 0.0) * (scale * LOG2E))
+    counts = cols < m
+    if HAS_KEEP:
+        counts = counts & (tl.load(keep + cols, mask=cols < m, other=0) != 0)
+    w = tl.where(counts[None, :], w, 0.0)
+    if CAUSAL == 1:
+        w = tl.where(cols[None, :] <= rows[:, None], w, 0.0)
+    elif CAUSAL == -1:  # rows are keys here
+        w = tl.where(cols[None, :] >= rows[:, None], w, 0.0)
+    return w
+
+
+@triton.jit
+def _stream_kernel(
+    x, y, v, keep, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    b, h = which // heads, which % heads
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    x += b * xb + h * xh
+    y += b * yb + h * yh
+    v += b * vb + h * vh
+    keep += b * kb + h * kh
+    xt = _rows_of(x, rows, n, xn, width, WIDTH)
+    wide = xt.to(tl.float32)
+    x_half = 0.5 * tl.sum(wide * wide, axis=1)
+    acc = tl.zeros((BM, VALUES), dtype=tl.float32)
+    first = share * columns_each
+    last = tl.minimum(m, first + columns_each)
+    if CAUSAL == 1:
+        last = tl.minimum(last, (tl.program_id(0) + 1) * BM)
+    elif CAUSAL == -1:
+        first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
+    for start in range(first, last, BN):
+        cols = start + tl.arange(0, BN)
+        yt = _columns_of(y, cols, last, yn, width, WIDTH)
+        w = _weights(xt, x_half, yt, rows, cols, last, keep, scale, HAS_KEEP, CAUSAL, PRECISION)
+        vt = _rows_of(v, cols, last, vn, values, VALUES)
+        acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
+    c = tl.arange(0, VALUES)
+    at = ((share * tl.num_programs(2) + which) * n + rows[:, None]) * values + c[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=(rows < n)[:, None] & (c < values)[None, :])
+
+
+@triton.jit
+def _pull_kernel(
+    x, y, g, v, keep, dx, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    b, h = which // heads, which % heads
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    x += b * xb + h * xh
+    y += b * yb + h * yh
+    g += b * gb + h * gh
+    v += b * vb + h * vh
+    keep += b * kb + h * kh
+    xt = _rows_of(x, rows, n, xn, width, WIDTH)
+    gt = _rows_of(g, rows, n, gn, values, VALUES)
+    wide = xt.to(tl.float32)
+    x_half = 0.5 * tl.sum(wide * wide, axis=1)
+    acc = tl.zeros((BM, WIDTH), dtype=tl.float32)
+    total = tl.zeros((BM,), dtype=tl.float32)
+    acc_out = tl.zeros((BM, VALUES), dtype=tl.float32)
+    first = share * columns_each
+    last = tl.minimum(m, first + columns_each)
+    if CAUSAL == 1:
+        last = tl.minimum(last, (tl.program_id(0) + 1) * BM)
+    elif CAUSAL == -1:
+        first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
+    for start in range(first, last, BN):
+        cols = start + tl.arange(0, BN)
+        yt = _columns_of(y, cols, last, yn, width, WIDTH)
+        w = _weights(xt, x_half, yt, rows, cols, last, keep, scale, HAS_KEEP, CAUSAL, PRECISION)
+        vt = _rows_of(v, cols, last, vn, values, VALUES)
+        if PRODUCT:
+            acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
+        pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yt.dtype)
+        # The sum is of the rounded pulls, so that what all tokens have in common drops out of Σ pulls (y − x).
+        total += tl.sum(pulls.to(tl.float32), axis=1)
+        acc = tl.dot(pulls, tl.trans(yt), acc, input_precision=PRECISION)
+    acc = scale * (acc - total[:, None] * wide)
+    c = tl.arange(0, WIDTH)
+    line = (share * tl.num_programs(2) + which) * n + rows[:, None]
+    tl.store(
+        dx + line * width + c[None, :], acc.to(dx.dtype.element_ty), mask=(rows < n)[:, None] & (c < width)[None, :]
+    )
+    if PRODUCT:
+        c = tl.arange(0, VALUES)
+        inside = (rows < n)[:, None] & (c < values)[None, :]
+        tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=inside)
+
+
+def stream(x: Tensor, y: Tensor, v: Tensor, *, scale: float, keep: Tensor | None = None, causal: int = 0) -> Tensor:
+    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype.
+
+    `causal`: 1 for columns up to the row's number, −1 for those from it on.
+    """
+    x, y, v = (_packed(t) for t in (x, y, v))
+    (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
+    tiles = _tiles(p, c)
+    rows, shares, each = _grid(n, m, b * h, tiles)
+    out = _buffer(shares, (b, h, n, c), v.dtype, x.device)
+    _stream_kernel[(rows, shares, b * h)](
+        x, y, v, x if keep is None else keep, out,
+        n, m, h, p, c, each, scale,
+        *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRECISION=_precision(x, v),
+        **tiles,
+    )  # fmt: skip
+    return _added(out, shares, v.dtype)
+
+
+def pull(
+    x: Tensor,
+    y: Tensor,
+    g: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    keep: Tensor | None = None,
+    causal: int = 0,
+    product: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for."""
+    x, y, g, v = (_packed(t) for t in (x, y, g, v))
+    (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
+    tiles = _tiles(p, c)
+    rows, shares, each = _grid(n, m, b * h, tiles)
+    dx = _buffer(shares, (b, h, n, p), x.dtype, x.device)
+    out = _buffer(shares, (b, h, n, c), v.dtype, x.device) if product else dx
+    _pull_kernel[(rows, shares, b * h)](
+        x, y, g, v, x if keep is None else keep, dx, out,
+        n, m, h, p, c, each, scale,
+        *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRODUCT=product,
+        PRECISION=_precision(x, v), **tiles,
+    )  # fmt: skip
+    return _added(dx, shares, x.dtype), _added(out, shares, v.dtype) if product else None
+
+
+def _packed(t: Tensor) -> Tensor:
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def _tiles(p: int, c: int) -> dict[str, int]:
+    widest = max(_padded(p), _padded(c))
+    if widest <= 64:
+        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}
+    return {"BM": 64, "BN": 32, "num_warps": 4 if widest <= 128 else 8, "num_stages": 2}
+
+
+def _grid(n: int, m: int, matrices: int, tiles: dict[str, int]) -> tuple[int, int, int]:
+    """Blocks of rows, shares of the columns, columns in each share."""
+    rows = triton.cdiv(n, tiles["BM"])
+    blocks = triton.cdiv(m, tiles["BN"])
+    shares = max(1, min(PROGRAMS // (rows * matrices), blocks // 4))
+    each = triton.cdiv(blocks, shares) * tiles["BN"]
+    return rows, triton.cdiv(m, each), each
+
+
+def _buffer(shares: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """For one share the result itself, else a sum in float32 for each."""
+    if shares == 1:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(shares, *shape, dtype=torch.float32, device=device)
+
+
+def _added(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
+    return buffer if shares == 1 else buffer.sum(0).to(dtype)
+
+
+def _keep_strides(keep: Tensor | None) -> tuple[int, int]:
+    if keep is None:
+        return 0, 0
+    assert keep.stride(-1) == 1 or keep.shape[-1] == 1
+    return keep.stride(0), keep.stride(1)
+
+
+def _precision(x: Tensor, v: Tensor) -> str:
+    """Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit."""
+    return "tf32x3" if x.dtype == torch.float32 and v.dtype == torch.float32 else "tf32"

@@ -1,0 +1,138 @@
+"""The Gaussian product and its gradients against weights written out in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from wellcond.numerics import gaussian
+from wellcond.numerics.fastpaths import plain_twins
+from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def exact(x, y, v, scale, keep=None, is_causal=False):
+    """Every distance by itself, in float64."""
+    weights = (-scale / 2 * (x.double()[..., :, None, :] - y.double()[..., None, :, :]).square().sum(-1)).exp()
+    if keep is not None:
+        weights = weights * keep.double()[..., None, :]
+    if is_causal:
+        weights = weights.tril()
+    return weights @ v.double()
+
+
+shapes = st.tuples(
+    st.sampled_from([(), (2,), (2, 3), (1, 2, 2)]),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.integers(1, 6),
+)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@given(shapes=shapes, causal=st.booleans(), masked=st.booleans(), seed=st.integers(0, 2**31))
+def test_value_and_gradients(chunked, shapes, causal, masked, seed):
+    lead, n, m, p, c = shapes
+    g = torch.Generator().manual_seed(seed)
+    x, y, v = (
+        torch.randn(*lead, a, b, generator=g, dtype=torch.float64).requires_grad_() for a, b in ((n, p), (m, p), (m, c))
+    )
+    keep = torch.rand(*lead, m, generator=g) > 0.4 if masked else None
+    direct, chunk = gaussian.DIRECT, gaussian.CHUNK
+    try:
+        if chunked:
+            gaussian.DIRECT, gaussian.CHUNK = 0, 7
+        got = gaussian_product(x, y, v, scale=0.7, keep=keep, is_causal=causal)
+        weight = torch.randn(got.shape, generator=g, dtype=torch.float64)
+        gradients = torch.autograd.grad((got * weight).sum(), (x, y, v))
+    finally:
+        gaussian.DIRECT, gaussian.CHUNK = direct, chunk
+    want = exact(x, y, v, 0.7, keep, causal)
+    assert_close(got, want)
+    for one, other in zip(gradients, torch.autograd.grad((want * weight).sum(), (x, y, v)), strict=True):
+        assert_close(one, other)
+
+
+def test_gradcheck_of_the_streaming_form(monkeypatch):
+    monkeypatch.setattr(gaussian, "DIRECT", 0)
+    monkeypatch.setattr(gaussian, "CHUNK", 10)
+    x, y, v = (torch.randn(1, 2, 4, 3, dtype=torch.float64).requires_grad_() for _ in range(3))
+    keep = torch.tensor([True, False, True, True]).expand(1, 2, 4)
+    assert torch.autograd.gradcheck(lambda *t: gaussian_product(*t, scale=0.5, keep=keep), (x, y, v))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e2, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_finite_at_any_size_and_right_for_equal_tokens(dtype, size):
+    x = (torch.randn(2, 5, 8) * size).to(dtype)
+    out = gaussian_product(x, x, torch.ones(2, 5, 3, dtype=dtype), scale=8**-0.5)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    assert (out >= 0.99).all()  # a token's own weight is 1
+    assert (gaussian_weights(x, x, scale=1.0) <= 1).all()
+
+
+def test_a_common_offset_changes_nothing():
+    """Distances do not depend on the origin, though the difference of large squares does."""
+    x, y, v = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6, 3)
+    want = exact(x, y, v, 0.4)
+    got = gaussian_product(x + 1000, y + 1000, v, scale=0.4)
+    assert_close(got.double(), want, rtol=2e-3, atol=1e-4)
+
+
+def test_nothing_kept_gives_zeros():
+    x, v = torch.randn(2, 5, 4), torch.randn(2, 5, 3)
+    out = gaussian_product(x, x, v, scale=1.0, keep=torch.zeros(2, 5, dtype=torch.bool))
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_forward_mode_and_functional_transforms_work():
+    x, y, v = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+
+    def f(t):
+        return gaussian_product(t, y, v, scale=0.5)
+
+    forward = torch.func.jacfwd(f)(x)
+    assert_close(forward, torch.func.jacrev(f)(x))
+    assert_close(forward, torch.autograd.functional.jacobian(f, x))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [(((3, 4), (5, 6), (5, 2)), "same width"), (((3, 4), (5, 4), (6, 2)), "same number of tokens")],
+)
+def test_shapes_that_do_not_fit(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        gaussian_product(*(torch.randn(s) for s in shapes), scale=1.0)
+
+
+def test_integers_and_masks_of_numbers_are_refused():
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match="floating-point"):
+        gaussian_product(x.long(), x, x, scale=1.0)
+    with pytest.raises(ValueError, match="keep must be boolean"):
+        gaussian_product(x, x, x, scale=1.0, keep=torch.ones(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_on_a_gpu(dtype, tolerance, compiled):
+    shape = ((2, 2, 300, 32), (2, 2, 700, 32), (2, 2, 700, 48))
+    x, y, v = (torch.randn(s, device="cuda", dtype=dtype).requires_grad_() for s in shape)
+    keep = (torch.rand(2, 1, 700, device="cuda") > 0.2).expand(2, 2, 700)
+    f = torch.compile(gaussian_product, fullgraph=True) if compiled else gaussian_product
+    got = f(x, y, v, scale=32**-0.5, keep=keep)
+    weight = torch.randn_like(got)
+    gradients = torch.autograd.grad((got * weight).sum(), (x, y, v))
+    wide = [t.detach().double().requires_grad_() for t in (x, y, v)]
+    want = exact(*wide, 32**-0.5, keep)
+    truth = torch.autograd.grad((want * weight.double()).sum(), wide)
+    for one, other in zip((got, *gradients), (want, *truth), strict=True):
+        assert (one.double() - other).norm() < tolerance * other.norm()
+    with plain_twins():
+        plain = gaussian_product(x, y, v, scale=32**-0.5, keep=keep)
+    assert (plain.double() - want).norm() < tolerance * want.norm()

@@ -1,0 +1,73 @@
+"""The streaming kernels, in the interpreter or on a GPU, against float64 weights written out."""
+
+import pytest
+import torch
+
+from wellcond.numerics.triton import gaussian
+from wellcond.numerics.triton.gaussian import pull, stream
+
+SHAPES = [  # batch, heads, rows, columns, width, values
+    (1, 2, 70, 50, 8, 8),
+    (2, 1, 20, 900, 16, 5),  # few rows, many columns: shared out
+    (1, 1, 1, 3, 4, 4),
+    (1, 1, 130, 130, 20, 32),
+    (1, 1, 65, 33, 70, 16),  # wider than one tile
+]
+
+
+def made(shape, device, seed=0):
+    b, h, n, m, p, c = shape
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((b, h, n, p), (b, h, m, p), (b, h, m, c), (b, h, n, c))
+    return [torch.randn(s, generator=generator).to(device) for s in sizes]
+
+
+def weights(x, y, scale, keep, causal):
+    w = (-scale / 2 * torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist").square()).exp()
+    if keep is not None:
+        w = w * keep[..., None, :]
+    return {0: w, 1: w.tril(), -1: w.triu()}[causal]
+
+
+def close(got, want, tolerance=2e-6):
+    return (got.double() - want).norm() <= tolerance * want.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_product_and_pull_back(shape, masked, device):
+    x, y, v, g = made(shape, device)
+    b, h, _, m, *_ = shape
+    keep = (torch.rand(b, 1, m) > 0.3).to(device).expand(b, h, m) if masked else None
+    for causal in (0, 1, -1) if shape[2] == m else (0,):
+        w = weights(x, y, 0.3, keep, causal)
+        assert close(stream(x, y, v, scale=0.3, keep=keep, causal=causal), w @ v.double())
+        dx, out = pull(x, y, g, v, scale=0.3, keep=keep, causal=causal, product=True)
+        pulls = w * (g.double() @ v.double().mT)
+        want = 0.3 * (pulls @ y.double() - pulls.sum(-1, keepdim=True) * x.double())
+        assert close(dx, want, 1e-5)
+        assert close(out, w @ v.double())
+
+
+def test_columns_are_shared_out_and_added_in_the_same_order(device):
+    x, y, v, _ = made(SHAPES[1], device)
+    rows, shares, each = gaussian._grid(20, 900, 2, gaussian._tiles(16, 5))
+    assert rows == 1
+    assert shares > 1
+    assert shares * each >= 900
+    assert torch.equal(stream(x, y, v, scale=0.3), stream(x, y, v, scale=0.3))
+
+
+def test_any_strides(device):
+    x, y, v, _ = made((2, 3, 10, 10, 8, 8), device)
+    want = stream(x, y, v, scale=0.5)
+    packed = torch.stack([x, y, v], 0).permute(1, 3, 0, 2, 4).contiguous()  # as one projection makes them
+    xs, ys, vs = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    assert torch.equal(stream(xs, ys, vs, scale=0.5), want)
+    assert torch.equal(stream(x.mT.contiguous().mT, y, v, scale=0.5), want)
+
+
+def test_a_sample_does_not_see_its_batch_mates(device):
+    x, y, v, g = made((3, 2, 20, 40, 8, 8), device)
+    whole = pull(x, y, g, v, scale=0.5)[0]
+    assert torch.equal(pull(x[1:2], y[1:2], g[1:2], v[1:2], scale=0.5)[0], whole[1:2])

@@ -26,6 +26,7 @@ from wellcond.models.block_table import BLOCK_SITES
 from wellcond.models.sites import Block as FoundBlock
 from wellcond.models.sites import Tap, find_blocks
 from wellcond.models.skips import remove_skip, restore_skip, skips_of
+from wellcond.probe import Probe
 
 DROP = 0.5
 BATCH = 8
@@ -56,6 +57,19 @@ class MaskedAutoencoder(nn.Module):
         for block in self.decoder_blocks:
             x = block(x)
         return x
+
+
+class TorchEncoder(nn.Module):
+    """A ViT as people write it themselves of torch's own layers."""
+
+    def __init__(self, norm_first: bool = False, batch_first: bool = True) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 24, 8, 8)
+        layer = nn.TransformerEncoderLayer(24, 2, 48, dropout=0.0, batch_first=batch_first, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(self.patch_embed(images).flatten(2).mT)
 
 
 def timm_model(name: str, **kwargs: object) -> Callable[[], nn.Module]:
@@ -119,6 +133,8 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
     "cait": timm_model("cait_xxs24_224", patch_size=8, **{**SMALL, "init_values": 0.5}),
     "pvt v2": timm_model("pvt_v2_b0", drop_path_rate=DROP, **PVT),
     "convmixer": lambda: ConvMixer(dim=16, depth=2, kernel_size=3, patch_size=8, num_classes=5),
+    "torch encoder": TorchEncoder,
+    "torch encoder pre-norm": lambda: TorchEncoder(norm_first=True),
     "torchvision vit": torchvision_vit,
     "torchvision swin": torchvision_swin,
     "torchvision swin v2": torchvision_swin_v2,
@@ -143,7 +159,7 @@ TEXTS: dict[str, Callable[[], nn.Module]] = {
     ),
 }  # fmt: skip
 ZOO = {**IMAGES, **TEXTS}
-NORM_AFTER_ADD = set(TEXTS)  # + LayerNorm of the sum: what the MLP's skip carries is the normed sum
+NORM_AFTER_ADD = {*TEXTS, "torch encoder"}  # + LayerNorm of the sum: what the MLP's skip carries is the normed sum
 ONE_SKIP = {"vit parallel", "vit parallel with LayerScale", "vit parallel differential"}
 
 
@@ -261,7 +277,7 @@ def carried(name: str, block: FoundBlock, seen: dict[str, Tensor]) -> Tensor:
     """What the MLP's skip carries."""
     if name not in NORM_AFTER_ADD:
         return seen["+sa"]
-    norm = "sa_layer_norm" if name == "distilbert" else "attention.output.LayerNorm"
+    norm = {"distilbert": "sa_layer_norm", "torch encoder": "norm1"}.get(name, "attention.output.LayerNorm")
     return block.module.get_submodule(norm)(seen["+sa"])
 
 
@@ -331,7 +347,8 @@ def test_without_its_skip_a_block_hands_on_its_branch_to_the_bit(name: str) -> N
     before = find_blocks(model)
     truth = look(before, lambda: model(inputs))
     plain = [call(block, arguments) for block, arguments in zip(before, truth.arguments, strict=True)]
-    training = not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    # In training mode batch norm computes something else, and torch's attention the same with other rounding.
+    training = not any(isinstance(module, nn.BatchNorm2d | nn.MultiheadAttention) for module in model.modules())
     for skips in [("sa",), ("mlp",), ("sa", "mlp")]:
         if name == "convmixer" and "mlp" in skips:
             continue
@@ -407,3 +424,22 @@ def test_masks_reach_the_attention_of_a_block_without_skip() -> None:
     expected = sa + truth.mlp(truth.norm2(sa))
     assert torch.equal(block(x, attn_mask=mask), expected)
     assert not torch.equal(block(x), expected)
+
+
+def test_masks_reach_torchs_own_layer_without_skip() -> None:
+    model, _ = build("torch encoder pre-norm")
+    layer, x = model.encoder.layers[0], torch.randn(2, 6, 24, dtype=torch.float64)
+    mask = torch.rand(6, 6) > 0.5
+    mask.fill_diagonal_(False)
+    sa = layer.self_attn(*[layer.norm1(x)] * 3, attn_mask=mask)[0]
+    expected = sa + layer.linear2(layer.linear1(layer.norm2(sa)).relu())
+    remove_skip(model, "sa")
+    torch.testing.assert_close(layer(x, src_mask=mask), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(layer(x), expected)
+
+
+def test_tokens_before_samples_are_not_measured_as_samples() -> None:
+    blocks = find_blocks(TorchEncoder(batch_first=False))
+    assert all(not block.taps and "batch_first=False" in block.lacks["sa"] for block in blocks)
+    with pytest.raises(ValueError, match="batch_first=False"):
+        Probe(TorchEncoder(batch_first=False))

@@ -107,6 +107,13 @@ def _bert(block: nn.Module) -> BlockRow:
     return dataclasses.replace(BERT, taps=taps, lacks={"mlp": chunked, "+mlp": chunked})
 
 
+def _torch_encoder(block: nn.Module) -> BlockRow:
+    if not getattr(block.get_submodule("self_attn"), "batch_first", True):
+        why = "batch_first=False keeps tokens as (n, b, d), where samples cannot be told apart; build it with True"
+        return BlockRow(taps={}, lacks=dict.fromkeys(BLOCK_SITES, why))
+    return TORCH_PRE_NORM if getattr(block, "norm_first", False) else TORCH_POST_NORM
+
+
 LS = ("ls1.gamma", "ls2.gamma")
 GAMMA = ("gamma_1", "gamma_2")
 NORMS = ("norm1.weight", "norm2.weight")
@@ -154,8 +161,15 @@ BERT = _row(
 DISTILBERT = _row(
     ":input", "attention:output", "sa_layer_norm:input", "ffn:output", "output_layer_norm:input", attention="attention"
 )
+TORCH_PRE_NORM = _row(
+    "norm1:output", "dropout1:output", "norm2:input", "dropout2:output", ":output", attention="self_attn"
+)
+TORCH_POST_NORM = _row(
+    ":input", "dropout1:output", "norm1:input", "dropout2:output", "norm2:input", attention="self_attn"
+)
 
 _rows = {
+    "torch.nn.modules.transformer.TransformerEncoderLayer": BlockRow(taps={}, variant=_torch_encoder),
     "timm.models.vision_transformer.Block": _row(*PRE_NORM, scales=LS),  # ViT, DeiT, DINOv2, SigLIP, MAE
     "timm.models.vision_transformer.ResPostBlock": _row(*POST_NORM, scales=NORMS),
     "timm.models.vision_transformer.ParallelScalingBlock": PARALLEL_SCALING,

@@ -97,6 +97,30 @@ def _for(*names: str) -> Callable[[type[Skipless]], type[Skipless]]:
     return remember
 
 
+# ---- torch
+
+
+@_for("torch.nn.modules.transformer.TransformerEncoderLayer")
+class _TorchEncoder(Skipless):
+    _takes = ("src", "src_mask", "src_key_padding_mask", "is_causal")
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        y = self._sa_block(
+            self.norm1(src) if self.norm_first else src, src_mask, src_key_padding_mask, is_causal=is_causal
+        )
+        x = self._add("sa", src, y)
+        if self.norm_first:
+            return self._add("mlp", x, self._ff_block(self.norm2(x)))
+        x = self.norm1(x)
+        return self.norm2(self._add("mlp", x, self._ff_block(x)))
+
+
 # ---- timm
 
 

@@ -45,6 +45,7 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
     found, known = find_blocks(model), get_args(Site)
     if sites is None:  # no family has all of them in every block: what there is
         sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
+        sites = sites or DEFAULT_SITES  # nothing at all: the message below says why
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if not patterns:
         raise ValueError(f"an empty list names no sites; the sites are {', '.join(known)}")
@@ -63,7 +64,7 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
             there = sorted({site for block in chosen for site in block.taps})
             raise ValueError(
                 f"none of the {len(chosen)} blocks has the site {pattern!r}"
-                f"{': ' + '; '.join(sorted(reasons)) if reasons else ''}. What they have: {', '.join(there)}"
+                f"{': ' + '; '.join(sorted(reasons)) if reasons else ''}. What they have: {', '.join(there) or 'none'}"
             )
     return wanted
 

@@ -71,3 +71,12 @@ def test_a_sample_does_not_see_its_batch_mates(device):
     x, y, v, g = made((3, 2, 20, 40, 8, 8), device)
     whole = pull(x, y, g, v, scale=0.5)[0]
     assert torch.equal(pull(x[1:2], y[1:2], g[1:2], v[1:2], scale=0.5)[0], whole[1:2])
+
+
+def test_what_does_not_count_may_be_anything(device):
+    x, y, v, g = made((1, 1, 20, 40, 8, 8), device)
+    keep = torch.arange(40, device=device).expand(1, 1, 40) < 30
+    want = pull(x, y, g, v, scale=0.5, keep=keep, product=True)
+    y[:, :, 30:], v[:, :, 35:] = torch.nan, torch.inf
+    for one, other in zip(pull(x, y, g, v, scale=0.5, keep=keep, product=True), want, strict=True):
+        assert torch.equal(one, other)

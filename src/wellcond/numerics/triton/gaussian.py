@@ -20,36 +20,38 @@ PROGRAMS = 264  # two for each multiprocessor of a large GPU: below it, columns 
 
 
 @triton.jit
-def _rows_of(base, rows, n, stride, width, WIDTH: tl.constexpr):
-    """(rows, WIDTH) of a matrix whose rows are `stride` apart, zero beyond its edges."""
+def _rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
+    """(rows, WIDTH) of a matrix whose rows are `stride` apart; zero for rows that are not inside."""
     c = tl.arange(0, WIDTH)
-    return tl.load(
-        base + rows[:, None] * stride + c[None, :], mask=(rows < n)[:, None] & (c < width)[None, :], other=0.0
-    )
+    return tl.load(base + rows[:, None] * stride + c[None, :], mask=inside[:, None] & (c < width)[None, :], other=0.0)
 
 
 @triton.jit
-def _columns_of(base, cols, m, stride, width, WIDTH: tl.constexpr):
+def _columns_of(base, cols, inside, stride, width, WIDTH: tl.constexpr):
     """(WIDTH, cols): the same, transposed."""
     c = tl.arange(0, WIDTH)
-    return tl.load(
-        base + cols[None, :] * stride + c[:, None], mask=(cols < m)[None, :] & (c < width)[:, None], other=0.0
-    )
+    return tl.load(base + cols[None, :] * stride + c[:, None], mask=inside[None, :] & (c < width)[:, None], other=0.0)
 
 
 @triton.jit
-def _weights(
-    x, x_half, yt, rows, cols, m, keep, scale, HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
-):
-    """exp(−scale/2 · ‖x_i − y_j‖²), zero for columns that do not count."""
-    wide = yt.to(tl.float32)
-    y_half = 0.5 * tl.sum(wide * wide, axis=0)
-    exponent = tl.dot(x, yt, input_precision=PRECISION) - x_half[:, None] - y_half[None, :]
-    w = tl.exp2(tl.minimum(exponent, 0.0) * (scale * LOG2E))
-    counts = cols < m
+def _counting(cols, last, keep, HAS_KEEP: tl.constexpr):
+    counts = cols < last
     if HAS_KEEP:
-        counts = counts & (tl.load(keep + cols, mask=cols < m, other=0) != 0)
-    w = tl.where(counts[None, :], w, 0.0)
+        counts = counts & (tl.load(keep + cols, mask=counts, other=0) != 0)
+    return counts
+
+
+@triton.jit
+def _weights(x, x_half, yt, counts, rows, cols, factor, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """exp(−scale/2 · ‖x_i − y_j‖²), zero for columns that do not count.
+
+    factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2.
+    """
+    wide = yt.to(tl.float32)
+    # As far away as can be: one vector is masked, and not a whole tile.
+    y_half = tl.where(counts, tl.sum(wide * wide, axis=0) * (0.5 * factor), float("inf"))
+    exponent = tl.dot(x, yt, input_precision=PRECISION) * factor - x_half[:, None] - y_half[None, :]
+    w = tl.exp2(tl.minimum(exponent, 0.0))
     if CAUSAL == 1:
         w = tl.where(cols[None, :] <= rows[:, None], w, 0.0)
     elif CAUSAL == -1:  # rows are keys here
@@ -72,9 +74,10 @@ def _stream_kernel(
     y += b * yb + h * yh
     v += b * vb + h * vh
     keep += b * kb + h * kh
-    xt = _rows_of(x, rows, n, xn, width, WIDTH)
+    xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
     wide = xt.to(tl.float32)
-    x_half = 0.5 * tl.sum(wide * wide, axis=1)
+    factor = scale * LOG2E
+    x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
     acc = tl.zeros((BM, VALUES), dtype=tl.float32)
     first = share * columns_each
     last = tl.minimum(m, first + columns_each)
@@ -84,9 +87,10 @@ def _stream_kernel(
         first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yt = _columns_of(y, cols, last, yn, width, WIDTH)
-        w = _weights(xt, x_half, yt, rows, cols, last, keep, scale, HAS_KEEP, CAUSAL, PRECISION)
-        vt = _rows_of(v, cols, last, vn, values, VALUES)
+        counts = _counting(cols, last, keep, HAS_KEEP)
+        yt = _columns_of(y, cols, counts, yn, width, WIDTH)
+        w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
+        vt = _rows_of(v, cols, counts, vn, values, VALUES)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
     c = tl.arange(0, VALUES)
     at = ((share * tl.num_programs(2) + which) * n + rows[:, None]) * values + c[None, :]
@@ -109,10 +113,11 @@ def _pull_kernel(
     g += b * gb + h * gh
     v += b * vb + h * vh
     keep += b * kb + h * kh
-    xt = _rows_of(x, rows, n, xn, width, WIDTH)
-    gt = _rows_of(g, rows, n, gn, values, VALUES)
+    xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
+    gt = _rows_of(g, rows, rows < n, gn, values, VALUES)
     wide = xt.to(tl.float32)
-    x_half = 0.5 * tl.sum(wide * wide, axis=1)
+    factor = scale * LOG2E
+    x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
     acc = tl.zeros((BM, WIDTH), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     acc_out = tl.zeros((BM, VALUES), dtype=tl.float32)
@@ -124,9 +129,10 @@ def _pull_kernel(
         first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yt = _columns_of(y, cols, last, yn, width, WIDTH)
-        w = _weights(xt, x_half, yt, rows, cols, last, keep, scale, HAS_KEEP, CAUSAL, PRECISION)
-        vt = _rows_of(v, cols, last, vn, values, VALUES)
+        counts = _counting(cols, last, keep, HAS_KEEP)
+        yt = _columns_of(y, cols, counts, yn, width, WIDTH)
+        w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
+        vt = _rows_of(v, cols, counts, vn, values, VALUES)
         if PRODUCT:
             acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yt.dtype)
@@ -145,8 +151,17 @@ def _pull_kernel(
         tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=inside)
 
 
-def stream(x: Tensor, y: Tensor, v: Tensor, *, scale: float, keep: Tensor | None = None, causal: int = 0) -> Tensor:
-    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype.
+def stream(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    keep: Tensor | None = None,
+    causal: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in `dtype`, by default v's.
 
     `causal`: 1 for columns up to the row's number, −1 for those from it on.
     """
@@ -154,7 +169,7 @@ def stream(x: Tensor, y: Tensor, v: Tensor, *, scale: float, keep: Tensor | None
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c)
     rows, shares, each = _grid(n, m, b * h, tiles)
-    out = _buffer(shares, (b, h, n, c), v.dtype, x.device)
+    out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device)
     _stream_kernel[(rows, shares, b * h)](
         x, y, v, x if keep is None else keep, out,
         n, m, h, p, c, each, scale,
@@ -162,7 +177,7 @@ def stream(x: Tensor, y: Tensor, v: Tensor, *, scale: float, keep: Tensor | None
         WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRECISION=_precision(x, v),
         **tiles,
     )  # fmt: skip
-    return _added(out, shares, v.dtype)
+    return _added(out, shares, dtype or v.dtype)
 
 
 def pull(

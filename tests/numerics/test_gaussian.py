@@ -89,6 +89,15 @@ def test_nothing_kept_gives_zeros():
     assert torch.equal(out, torch.zeros_like(out))
 
 
+def test_what_does_not_count_may_be_anything():
+    x, y, v = (torch.randn(2, 5, 4, dtype=torch.float64).requires_grad_() for _ in range(3))
+    keep = torch.tensor([True, True, True, False, True]).expand(2, 5)
+    bad = [torch.where(keep[..., None], t, torch.nan) for t in (y, v)]
+    got = gaussian_product(x, *bad, scale=1.0, keep=keep)
+    assert_close(got, exact(x, y, v, 1.0, keep))
+    assert all(t.isfinite().all() for t in torch.autograd.grad(got.sum(), (x, y, v)))
+
+
 def test_forward_mode_and_functional_transforms_work():
     x, y, v = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
 

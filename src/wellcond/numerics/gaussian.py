@@ -47,6 +47,8 @@ def gaussian_product(
         keep = keep.expand(*lead, y.shape[-2])
     weights = lead.numel() * x.shape[-2] * y.shape[-2]
     fused = _fused(x, y, v)
+    if keep is not None and not fused:  # what does not count may hold anything, and 0 · NaN is NaN
+        y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
     if not fused and (weights <= DIRECT or _other_derivatives(x, y, v) or torch.compiler.is_compiling()):
         return _directly(x, y, v, keep, scale, is_causal)
     batch = lead[:-1].numel() if lead else 1

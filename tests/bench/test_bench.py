@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellcond.bench import graying, kappa
+from wellcond.bench import graying, kappa, probe
 from wellcond.bench.photographs import photographs
 from wellcond.bench.timing import interleaved_ms
 from wellcond.records import read_json
@@ -35,6 +35,13 @@ def test_kappa(tmp_path):
     ours = [row for row in record["rows"] if row["method"] == "condition_number"]
     assert all(row["error"] < 1e-3 for row in ours)
     assert record["environment"]["versions"]["torch"]
+
+
+def test_probe(tmp_path):
+    record = read_json(probe.run(output=tmp_path / "probe.json", device="cpu", batch_size=1, quick=True))
+    assert {row["pass"] for row in record["rows"]} == {"as trained", "as trained, no attention", "exact"}
+    assert all(row["step ms"] > 0 for row in record["rows"])
+    assert record["every"] == 100
 
 
 def test_graying(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def run(
     name = "vit_tiny_patch16_224" if quick else MODEL
     rows: list[dict[str, Any]] = []
     for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
-        model = timm.create_model(name, num_classes=1000).to(where).train()
+        model = timm.create_model(name, num_classes=1000, **({"depth": 1} if quick else {})).to(where).train()
         called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
         rows += _costs(model, called, images, how, quick)
     show(

@@ -28,7 +28,7 @@ __all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
-BATCH_BYTES = 2**29  # of matrices put together for one measurement
+BATCH_BYTES = 2**28  # of matrices put together for one measurement
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
 SPECTRUM = ENTROPY + 3  # after the entropies' total, their number, and that of the samples

@@ -1,0 +1,101 @@
+"""Kernelized attention: C V with C_ij = exp(−‖q_i − k_j‖² / (2√p)), a Gaussian kernel in place of softmax (Skyformer).
+
+    out = kernelized_attention(query, key, value)               # (…, heads, n, p) → (…, heads, n, c)
+    layer = KernelizedAttention(192, num_heads=3)               # a module with timm's constructor
+
+Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are those
+of softmax, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and
+not normalised. The output grows with the number of keys.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.masks import check_inputs, key_mask, one_row
+from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+
+__all__ = ["KernelizedAttention", "KernelizedCore", "kernelized_attention", "weighted"]
+
+
+def kernelized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, in value's dtype, float32 at least inside.
+
+    Args:
+        attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask).
+        dropout_p: drops weights.
+        is_causal: key j counts for query i only if j ≤ i.
+        scale: 1/√p unless given, as in softmax attention.
+
+    A query whose keys are all masked gets zeros.
+    """
+    check_inputs(query, key, value)
+    if attn_mask is not None and is_causal:
+        raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
+        return _with_weights(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    mask = key_mask(attn_mask, query, key)
+    if mask is None:
+        return gaussian_product(query, key, value, scale=scale, is_causal=is_causal)
+    values = value if mask.weights is None else weighted(value, mask.weights)
+    return gaussian_product(query, key, values, scale=scale, keep=mask.keep).to(value.dtype)
+
+
+def weighted(value: Tensor, weights: Tensor) -> Tensor:
+    """Each value times the weight of its key, in the wider dtype."""
+    return value * weights[..., None]
+
+
+def _with_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> Tensor:
+    with torch.autocast(query.device.type, enabled=False):
+        weights = gaussian_weights(query, key, scale=scale)
+        if is_causal:
+            weights = weights.tril()
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                weights = weights.masked_fill(~attn_mask, 0)
+            else:
+                weights = weights * attn_mask.to(weights.dtype).exp()
+        return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
+
+
+class KernelizedCore(AttentionCore):
+    """`kernelized_attention` inside a module."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        return kernelized_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+class KernelizedAttention(AttentionLayer):
+    """Multi-head kernelized attention."""
+
+    core_class = KernelizedCore

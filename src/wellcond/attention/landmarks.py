@@ -1,0 +1,181 @@
+"""Landmarks: the few tokens, or means of tokens, that stand for all of them.
+
+    chosen = choose_landmarks(query, key, 128, "spread")              # half from the queries, half from the keys
+    chosen.rows, chosen.valid                                         # (…, d, p); None, or (…, d): which are real
+    means, valid = segment_means(key, 64, keep)                       # means of consecutive tokens
+
+`spread`   evenly spaced tokens, the same at every call.
+`random`   drawn without replacement, for each sample apart, from torch's generator or the one given.
+`segment`  means of consecutive segments whose lengths differ by one at most.
+
+Only tokens that count are looked at, by their rank among those that count: where padding stands, how much of it there
+is, and what the batch mates are changes nothing. Where there are fewer tokens than landmarks, each is one, and the
+places left over are not valid. A side with too few tokens leaves its places to the other.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["LANDMARKS", "Landmarks", "choose_landmarks", "prefix_positions", "segment_means"]
+
+LANDMARKS = ("spread", "random", "segment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landmarks:
+    """Landmarks of each matrix of (…, n, p) and (…, m, p)."""
+
+    rows: Tensor
+    """(…, d, p): queries first, then keys."""
+    valid: Tensor | None = None
+    """bool, broadcastable to (…, d); None where all are. Rows that are not valid are zero."""
+
+
+def choose_landmarks(
+    query: Tensor,
+    key: Tensor,
+    count: int,
+    method: str,
+    *,
+    query_keep: Tensor | None = None,
+    key_keep: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Landmarks:
+    """`count` landmarks from (…, n, p) and (…, m, p); `keep` masks are bool, broadcastable to (…, n) and (…, m)."""
+    if method not in LANDMARKS:
+        raise ValueError(f"landmarks={method!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
+    if count < 1:
+        raise ValueError(f"num_landmarks={count} cannot be: at least one is needed")
+    n, m = query.shape[-2], key.shape[-2]
+    if query_keep is None and key_keep is None:
+        half = count - count // 2
+        of_queries = min(n, max(half, count - m))
+        of_keys = min(m, count - of_queries)
+        parts = [
+            _chosen(tokens, number, method, generator)
+            for tokens, number in ((query, of_queries), (key, of_keys))
+            if number
+        ]
+        return Landmarks(rows=torch.cat(parts, -2))
+    query_keep = _all_kept(query) if query_keep is None else query_keep
+    key_keep = _all_kept(key) if key_keep is None else key_keep
+    of_queries, of_keys = _shares(query_keep.sum(-1, keepdim=True), key_keep.sum(-1, keepdim=True), count)
+    places = min(count, n + m)
+    place = torch.arange(places, device=query.device)
+    real = place < of_queries + of_keys
+    of_query = place < of_queries
+    rows = torch.zeros((), dtype=query.dtype, device=query.device)
+    for tokens, keep, number, where, mine, share in (
+        (query, query_keep, of_queries, place, of_query, count - count // 2),
+        (key, key_keep, of_keys, place - of_queries, real & ~of_query, max(1, count // 2)),
+    ):
+        if tokens.shape[-2] == 0:
+            continue
+        if method == "segment":
+            longest = -(-tokens.shape[-2] // min(share, tokens.shape[-2]))
+            found = _means(tokens, keep, number, where, longest)
+        else:
+            found = _picked(tokens, keep, number, where, method, generator)
+        rows = rows + found.masked_fill(~mine[..., None], 0)
+    return Landmarks(rows=rows, valid=real)
+
+
+def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Means of `count` consecutive segments of the tokens (…, n, p) that count: (…, count, p), and which are real.
+
+    Lengths differ by one at most; with fewer tokens than segments each token is a segment, and the rest are not valid.
+    """
+    n = x.shape[-2]
+    places = min(count, n)
+    if places == 0:
+        return x, None
+    if keep is None and n % places == 0:
+        return x.unflatten(-2, (places, n // places)).mean(-2), None
+    keep_all = _all_kept(x) if keep is None else keep
+    place = torch.arange(places, device=x.device)
+    number = keep_all.sum(-1, keepdim=True).clamp_max(places)
+    means = _means(x, keep_all, number, place, -(-n // places))
+    return means, None if keep is None else place < number
+
+
+def prefix_positions(draws: Tensor, lengths: Tensor) -> Tensor:
+    """⌊u · length⌋: where published code looks for landmarks, one draw for all samples, each a prefix of its length."""
+    return (draws * lengths[..., None]).long()
+
+
+def _shares(n: Tensor, m: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """How many landmarks are queries and how many are keys: half and half, as far as there are as many."""
+    of_queries = torch.minimum(n, (count - m).clamp_min(count - count // 2))
+    return of_queries, torch.minimum(m, count - of_queries)
+
+
+def _chosen(tokens: Tensor, number: int, method: str, generator: torch.Generator | None) -> Tensor:
+    """`number` of the tokens (…, n, p), all of which count."""
+    n, device = tokens.shape[-2], tokens.device
+    if method == "segment":
+        return segment_means(tokens, number)[0]
+    if number == n:
+        return tokens
+    if method == "spread":
+        return tokens.index_select(-2, _spread(torch.arange(number, device=device), n, number))
+    lead = _by_sample(tokens)
+    draws = torch.rand(*lead, n, generator=generator, device=device)
+    return _gather(tokens, draws.topk(number, -1).indices)
+
+
+def _picked(
+    tokens: Tensor, keep: Tensor, number: Tensor, place: Tensor, method: str, generator: torch.Generator | None
+) -> Tensor:
+    """For each place (…, d) one of `number` (…, 1) tokens among those that `keep` (…, n) names; beyond, any row."""
+    if method == "spread":
+        return _gather(tokens, _position_of(_spread(place, keep.sum(-1, keepdim=True), number.clamp_min(1)), keep))
+    lead = torch.broadcast_shapes(_by_sample(tokens), keep.shape[:-1])
+    draws = torch.rand(*lead, tokens.shape[-2], generator=generator, device=tokens.device)
+    drawn = draws.masked_fill(~keep, -1).topk(min(place.shape[-1], tokens.shape[-2]), -1).indices
+    place = place.clamp(0, drawn.shape[-1] - 1)
+    return _gather(tokens, drawn.gather(-1, place.expand(*lead, place.shape[-1])))
+
+
+def _means(tokens: Tensor, keep: Tensor, number: Tensor, place: Tensor, longest: int) -> Tensor:
+    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond, zero."""
+    total, segments = keep.sum(-1, keepdim=True), number.clamp_min(1)
+    first = place * total // segments
+    length = torch.where((place >= 0) & (place < number), (place + 1) * total // segments - first, 0)
+    step = torch.arange(longest, device=tokens.device)
+    inside = step < length[..., None]
+    ranks = torch.where(inside, first[..., None] + step, 0)
+    rows = _gather(tokens, _position_of(ranks.flatten(-2), keep)).unflatten(-2, (place.shape[-1], longest))
+    sums = rows.masked_fill(~inside[..., None], 0).sum(-2)
+    return sums / length.clamp_min(1)[..., None].to(sums.dtype)
+
+
+def _spread(place: Tensor, total: int | Tensor, number: int | Tensor) -> Tensor:
+    """The middle of each of `number` equal parts of 0 … total − 1."""
+    return (2 * place + 1) * total // (2 * number)
+
+
+def _position_of(ranks: Tensor, keep: Tensor) -> Tensor:
+    """Where the token of each rank among those kept stands; some position for a rank there is not."""
+    up_to = keep.cumsum(-1)
+    lead = torch.broadcast_shapes(ranks.shape[:-1], up_to.shape[:-1])
+    up_to = up_to.expand(*lead, up_to.shape[-1]).contiguous()
+    found = torch.searchsorted(up_to, ranks.expand(*lead, ranks.shape[-1]) + 1)
+    return found.clamp_max(keep.shape[-1] - 1)
+
+
+def _gather(tokens: Tensor, positions: Tensor) -> Tensor:
+    """The rows of (…, n, p) at (…, d), with leading dimensions of one for those shared by heads."""
+    index = positions[..., None].expand(*tokens.shape[:-2], positions.shape[-1], tokens.shape[-1])
+    return tokens.gather(-2, index)
+
+
+def _by_sample(tokens: Tensor) -> tuple[int, ...]:
+    """The leading dimensions of what is drawn once for each sample and shared by its heads."""
+    return (*tokens.shape[:-3], 1) if tokens.ndim > 2 else ()
+
+
+def _all_kept(tokens: Tensor) -> Tensor:
+    lead = (1,) * (tokens.ndim - 2)
+    return torch.ones(*lead, tokens.shape[-2], dtype=torch.bool, device=tokens.device)

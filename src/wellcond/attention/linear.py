@@ -1,0 +1,104 @@
+"""Linear attention: (QKᵀ / divisor) V, without softmax.
+
+    out = linear_attention(query, key, value)                   # (…, heads, n, p) → (…, heads, n, c)
+    layer = LinearAttention(192, num_heads=3, divisor=16.0)     # a module with timm's constructor
+
+Computed as Q (KᵀV) in time linear in n, or from the n × m scores where a causal flag, a mask that differs by query,
+or dropout asks for them. The output grows with the number of keys, as it does in Always Skip Attention.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.masks import check_inputs, key_mask, one_row
+
+__all__ = ["LinearAttention", "LinearCore", "linear_attention"]
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    divisor: float = 16.0,
+) -> Tensor:
+    """(QKᵀ / divisor) V, in float32 at least inside; in value's dtype.
+
+    Args:
+        attn_mask: boolean, True = keep. One to be added to logits raises: scores that are never exponentiated have no
+            number that stands for "not at all".
+        dropout_p: drops scores.
+        is_causal: key j counts for query i only if j ≤ i.
+        scale: instead of 1/divisor.
+
+    A query whose keys are all masked gets zeros.
+    """
+    check_inputs(query, key, value)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        raise ValueError(
+            f"linear attention takes boolean masks, True = keep; this one is {attn_mask.dtype}. If it is 0 where keys "
+            "count and very negative elsewhere, pass mask > -1"
+        )
+    if attn_mask is not None and is_causal:
+        raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
+    factor = 1 / divisor if scale is None else scale
+    wide = torch.promote_types(value.dtype, torch.float32)
+    q, k, v = query.to(wide), key.to(wide), value.to(wide)
+    with torch.autocast(query.device.type, enabled=False):
+        if is_causal or dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
+            scores = q @ k.mT * factor
+            if is_causal:
+                scores = scores.tril()
+            elif attn_mask is not None:
+                scores = scores.masked_fill(~attn_mask, 0)
+            return (F.dropout(scores, dropout_p) @ v).to(value.dtype)
+        mask = key_mask(attn_mask, query, key, method="linear attention")
+        if mask is not None:
+            v = v.masked_fill(~mask.keep[..., None], 0)
+        return (q @ (k.mT @ v) * factor).to(value.dtype)
+
+
+class LinearCore(AttentionCore):
+    """`linear_attention` inside a module."""
+
+    def __init__(self, *, divisor: float = 16.0) -> None:
+        super().__init__()
+        if not divisor > 0:
+            raise ValueError(f"divisor={divisor} must be positive; 16 is usual")
+        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
+        self._divisor = float(divisor).as_integer_ratio()
+
+    @property
+    def divisor(self) -> float:
+        return self._divisor[0] / self._divisor[1]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"divisor": self.divisor}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        # A model's own 1/√p is for softmax: linear attention has its divisor.
+        return linear_attention(query, key, value, attn_mask, dropout_p, is_causal, divisor=self.divisor)
+
+
+class LinearAttention(AttentionLayer):
+    """Multi-head linear attention; `divisor` is its setting."""
+
+    core_class = LinearCore

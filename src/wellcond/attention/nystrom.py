@@ -1,0 +1,197 @@
+"""Nyström attention (Nyströmformer): softmax attention by means of segments and an iterated pseudo-inverse.
+
+    out = nystrom_attention(query, key, value, num_landmarks=64)        # (…, heads, n, p) → (…, heads, n, c)
+    layer = NystromAttention(192, num_heads=3, conv_kernel=33)          # a module with timm's constructor
+
+With Q̃ and K̃ the means of consecutive segments, the output is softmax(QK̃ᵀ) softmax(Q̃K̃ᵀ)⁺ softmax(Q̃Kᵀ) V. A sample with
+no more keys than landmarks gets exact softmax attention: each segment is a token then, and the pseudo-inverse cancels.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wellcond.attention.landmarks import segment_means
+from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.masks import KeyMask, check_inputs, key_mask
+from wellcond.attention.softmax import softmax_attention
+from wellcond.numerics.inverse import invert_by_iteration, transposed_start
+
+__all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
+
+
+def nystrom_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    num_landmarks: int = 64,
+    num_iterations: int = 6,
+    conv_kernel: Tensor | None = None,
+    query_mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention by segment means, in value's dtype; softmax and pseudo-inverse are float32 at least.
+
+    Args:
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits. Segments are of tokens
+            that count only. A mask that differs by query raises, and so does `is_causal`: segments mix tokens.
+        dropout_p: must be 0.
+        scale: 1/√p unless given.
+        num_landmarks: segments of the queries, and of the keys; their lengths differ by one at most. As many as keys,
+            or more, is exact softmax attention.
+        num_iterations: steps towards the pseudo-inverse, for each matrix from a start of its own.
+        conv_kernel: (heads, k), k odd: a depthwise convolution of the values along the tokens that is added to the
+            output, where there are as many queries as keys.
+        query_mask: bool, broadcastable to (…, heads, n): queries that are padding, and in no segment. Where it is not
+            given and there are as many queries as keys, it is the mask of the keys.
+
+    A sample whose keys are all masked gets zeros.
+    """
+    check_inputs(query, key, value)
+    if num_landmarks < 1:
+        raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
+    if dropout_p > 0:
+        raise ValueError(f"Nyström attention has no weights that dropout_p={dropout_p} could drop; set it to 0")
+    if is_causal:
+        raise ValueError("Nyström attention cannot be causal, its segments mix tokens; use softmax_attention")
+    mask = key_mask(attn_mask, query, key, method="Nyström attention")
+    if key.shape[-2] <= num_landmarks:
+        out = softmax_attention(query, key, value, attn_mask, scale=scale)
+    else:
+        keep = None if mask is None else mask.keep
+        if query_mask is None and query.shape[-2] == key.shape[-2]:
+            query_mask = keep
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        with torch.autocast(query.device.type, enabled=False):
+            out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)
+    if conv_kernel is not None:
+        out = out + _convolved(value, conv_kernel, mask, query.shape[-2]).to(out.dtype)
+    return out
+
+
+def _by_segments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: KeyMask | None,
+    query_keep: Tensor | None,
+    scale: float,
+    num_landmarks: int,
+    num_iterations: int,
+) -> Tensor:
+    wide = torch.promote_types(value.dtype, torch.float32)
+    q, k, v = query.to(wide) * math.sqrt(scale), key.to(wide) * math.sqrt(scale), value.to(wide)
+    keep = None if mask is None else mask.keep
+    of_queries, real_queries = segment_means(q, num_landmarks, query_keep)
+    of_keys, real_keys = segment_means(k, num_landmarks, keep)
+    left = _softmax(q @ of_keys.mT, real_keys)
+    middle = _softmax(of_queries @ of_keys.mT, real_keys)
+    logits = of_queries @ k.mT
+    if mask is not None and mask.bias is not None:
+        logits = logits + mask.bias.to(wide)[..., None, :]
+    right = _softmax(logits, keep)
+    if real_queries is not None:  # rows of zeros stay zeros in the pseudo-inverse
+        middle = middle.masked_fill(~real_queries[..., None], 0)
+    inverse = invert_by_iteration(middle, num_iterations=num_iterations, start=transposed_start(middle))
+    solved = inverse @ (right @ v)
+    if mask is not None:
+        few = mask.keep.sum(-1)[..., None, None] <= num_landmarks  # each of their keys is a segment
+        solved = torch.where(few, segment_means(v, num_landmarks, keep)[0], solved)
+        if mask.bias is not None:
+            biases = segment_means(mask.bias.to(wide)[..., None], num_landmarks, keep)[0].mT
+            left = torch.where(few, _softmax(q @ of_keys.mT + biases, real_keys), left)
+    return (left @ solved).to(value.dtype)
+
+
+def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
+    """Row softmax over the columns kept; zeros where there is none."""
+    if keep is None:
+        return logits.softmax(-1)
+    gone = ~keep[..., None, :]
+    return logits.masked_fill(gone, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(gone, 0)
+
+
+def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None, n: int) -> Tensor:
+    heads, size = weight.shape
+    if value.ndim < 3 or value.shape[-3] != heads or size % 2 == 0:
+        raise ValueError(
+            f"conv_kernel {tuple(weight.shape)} does not fit: (heads, odd size) for values {tuple(value.shape)}"
+        )
+    if value.shape[-2] != n:
+        raise ValueError(f"conv_kernel adds a convolution of {value.shape[-2]} values to {n} queries; leave it out")
+    if mask is not None:
+        value = value.masked_fill(~mask.keep[..., None], 0)
+    lead = value.shape[:-3]
+    stacked = value.reshape(-1, *value.shape[-3:])
+    kernel = weight.to(value.dtype)[:, None, :, None]
+    return F.conv2d(stacked, kernel, padding=(size // 2, 0), groups=heads).reshape(*lead, *value.shape[-3:])
+
+
+class NystromCore(AttentionCore):
+    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, (num_heads, 33)."""
+
+    drops_weights = False
+
+    def __init__(
+        self,
+        *,
+        num_landmarks: int = 64,
+        num_iterations: int = 6,
+        conv_kernel: int | None = None,
+        num_heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_landmarks < 1:
+            raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
+        if num_iterations < 0:
+            raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
+        self.num_landmarks, self.num_iterations, self.conv_kernel = num_landmarks, num_iterations, conv_kernel
+        self.conv = None
+        if conv_kernel is not None:
+            if conv_kernel < 1 or conv_kernel % 2 == 0:
+                raise ValueError(f"conv_kernel={conv_kernel} must be odd, so that it has a middle; 33 is usual")
+            if num_heads is None:
+                raise ValueError(
+                    "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
+                )
+            self.conv = nn.Parameter(torch.empty(num_heads, conv_kernel, device=device, dtype=dtype))
+            nn.init.uniform_(self.conv, -(conv_kernel**-0.5), conv_kernel**-0.5)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("num_landmarks", "num_iterations", "conv_kernel")}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        return nystrom_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale,
+            num_landmarks=self.num_landmarks, num_iterations=self.num_iterations, conv_kernel=self.conv,
+        )  # fmt: skip
+
+
+class NystromAttention(AttentionLayer):
+    """Multi-head Nyström attention; settings as for `NystromCore`."""
+
+    core_class = NystromCore
+
+    def _make_core(self, settings: dict[str, Any], like: dict[str, Any]) -> AttentionCore:
+        if settings.get("conv_kernel") is not None:
+            settings = {**settings, "num_heads": self.num_heads, **like}
+        return super()._make_core(settings, like)

@@ -1,0 +1,239 @@
+"""Skyformer: kernelized attention by a few landmarks, in time and memory linear in the number of tokens.
+
+    out = skyformer_attention(query, key, value, num_landmarks=128)         # (…, heads, n, p) → (…, heads, n, c)
+    layer = SkyformerAttention(192, num_heads=3, num_landmarks=64)          # a module with timm's constructor
+
+With landmarks L among queries and keys, κ the Gaussian kernel of kernelized attention, the output is
+    κ(Q, L) (κ(L, L) + γI)⁻¹ κ(L, K) V,
+the Nyström approximation of the positive semi-definite completion of κ(Q, K). It is computed from the right: two
+streaming products and a solve with a d × d matrix. With every query and key a landmark and γ = 0 it is exact.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellcond.attention.compat import skyformer_compat
+from wellcond.attention.kernelized import weighted
+from wellcond.attention.landmarks import LANDMARKS, Landmarks, choose_landmarks
+from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.masks import KeyMask, check_inputs, key_mask
+from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, solve_spd
+
+__all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
+
+SOLVERS = ("cholesky", "iteration")
+KERNELS = ("gaussian", "softmax")
+
+
+def skyformer_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    num_landmarks: int = 128,
+    gamma: float = 0.1,
+    landmarks: str | Tensor = "spread",
+    solver: str = "cholesky",
+    num_iterations: int = 6,
+    kernel: str = "gaussian",
+    generator: torch.Generator | None = None,
+    compat: bool = False,
+    query_mask: Tensor | None = None,
+) -> Tensor:
+    """Kernelized attention through landmarks, in value's dtype; float32 at least wherever small differences count.
+
+    Args:
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers that would be added to softmax's logits.
+            Padding never changes the row of a token that counts. A mask that differs by query raises, and so does
+            `is_causal`: landmarks mix all tokens.
+        dropout_p: must be 0; the weights it would drop are never made.
+        scale: of ‖q − k‖²/2; 1/√p unless given, as in softmax attention.
+        num_landmarks: half from the queries, half from the keys; all of them, where there are no more.
+        gamma: γ, added to the diagonal of κ(L, L). At 0 the pseudo-inverse is taken.
+        landmarks: `spread` (evenly spaced, the same at every call), `random` (drawn anew, each sample for itself),
+            `segment` (means of consecutive tokens), or a tensor (…, d, p) of your own.
+        solver: `cholesky`, exact; or `iteration`, `num_iterations` steps by matrix products.
+        kernel: `gaussian`; or `softmax`: the same landmarks for the kernel exp(q·k · scale), divided by its row sums,
+            an approximation of softmax attention. The paper advises against training with it. γ is relative to its
+            diagonal.
+        generator: for `random`.
+        compat: what the authors' code computes, `skyformer_compat`: one draw of prefix positions for the whole batch at
+            every call, and an iteration that starts from a number shared by the batch. Other settings must be defaults.
+        query_mask: bool, broadcastable to (…, heads, n): queries that are padding, and no landmarks. Where it is not
+            given and there are as many queries as keys, it is the mask of the keys.
+
+    A sample whose keys are all masked gets zeros.
+    """
+    check_inputs(query, key, value)
+    _check_settings(gamma, solver, kernel)
+    if dropout_p > 0:
+        raise ValueError(
+            f"Skyformer never has the attention weights that dropout_p={dropout_p} would drop; set it to 0"
+        )
+    if is_causal:
+        raise ValueError("Skyformer cannot be causal, its landmarks see every token; use kernelized_attention")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if compat:
+        if landmarks not in ("spread", "random") or kernel != "gaussian" or query_mask is not None:
+            raise ValueError("compat=True is the authors' code: it has its own landmarks, one kernel and no query_mask")
+        return skyformer_compat(
+            query, key, value, attn_mask, scale=scale,
+            num_landmarks=num_landmarks, gamma=gamma, num_iterations=num_iterations, generator=generator,
+        )  # fmt: skip
+    mask = key_mask(attn_mask, query, key, method="Skyformer")
+    if min(query.numel(), key.numel(), value.numel()) == 0:
+        return value.new_zeros(*query.shape[:-1], value.shape[-1])
+    chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
+    with torch.autocast(query.device.type, enabled=False):
+        values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
+        if mask is not None and mask.weights is not None:
+            values = weighted(values, mask.weights)
+        if kernel == "softmax":
+            values = _as_softmax(values, key, mask, scale)
+        keep = None if mask is None else mask.keep
+        sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
+        solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
+        out = gaussian_product(query, chosen.rows, solved, scale=scale)
+        if kernel == "softmax":
+            out = _normalized(out)
+    return out.to(value.dtype)
+
+
+def _landmarks(
+    query: Tensor,
+    key: Tensor,
+    mask: KeyMask | None,
+    query_mask: Tensor | None,
+    count: int,
+    landmarks: str | Tensor,
+    generator: torch.Generator | None,
+) -> Landmarks:
+    if isinstance(landmarks, Tensor):
+        return Landmarks(rows=landmarks.expand(*query.shape[:-2], *landmarks.shape[-2:]))
+    keep = None if mask is None else mask.keep
+    if query_mask is None and query.shape[-2] == key.shape[-2]:
+        query_mask = keep
+    return choose_landmarks(query, key, count, landmarks, query_keep=query_mask, key_keep=keep, generator=generator)
+
+
+def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int) -> Tensor:
+    """(κ(L, L) + γI)⁻¹ · sums, zero for landmarks that are not valid."""
+    rows = chosen.rows
+    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
+    exact = torch.float64 if rows.device.type in ("cpu", "cuda") else torch.float32
+    gram = gaussian_weights(rows.to(exact), rows.to(exact), scale=scale).to(sums.dtype)
+    eye = torch.eye(rows.shape[-2], dtype=torch.bool, device=rows.device)
+    if chosen.valid is not None:
+        gram = gram.masked_fill(~(chosen.valid[..., :, None] & chosen.valid[..., None, :]), 0)
+        sums = sums.masked_fill(~chosen.valid[..., None], 0)
+    matrix = gram.masked_fill(eye, 1 + gamma)
+    if solver == "cholesky":
+        return solve_spd(matrix, sums, smallest=gamma)
+    normal, r = normalize_spd(matrix)
+    inverse = invert_by_iteration(normal, num_iterations=num_iterations)
+    return r[..., None] * (inverse @ (r[..., None] * sums))
+
+
+def _as_softmax(values: Tensor, key: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
+    """(w v, w) for each key, w = exp(scale · ‖k‖²/2) up to a factor: what turns Gaussian weights into softmax's.
+
+    exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2), and the first factor goes with the row sums.
+    """
+    logs = 0.5 * scale * key.to(values.dtype).square().sum(-1)
+    if mask is not None:
+        logs = logs.masked_fill(~mask.keep, -math.inf)
+    largest = logs.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
+    w = (logs - largest).exp()[..., None]
+    ones = w if mask is None or mask.weights is None else w * mask.weights[..., None]
+    return torch.cat([w * values, ones.expand(*values.shape[:-1], 1)], -1)
+
+
+def _normalized(out: Tensor) -> Tensor:
+    """The values divided by the row sums in the last column; where these vanish, so do the values."""
+    values, sums = out[..., :-1], out[..., -1:]
+    tiny = torch.finfo(out.dtype).tiny ** 0.5
+    gone = sums.abs() < tiny
+    return (values / sums.masked_fill(gone, 1)).masked_fill(gone, 0)
+
+
+def _check_settings(gamma: float, solver: str, kernel: str) -> None:
+    if solver not in SOLVERS:
+        raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (matrix products alone)")
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r} is unknown; use 'gaussian' or 'softmax'")
+    if not 0 <= gamma < math.inf:
+        raise ValueError(f"gamma={gamma} must be 0 or more; 0.1 is usual")
+
+
+class SkyformerCore(AttentionCore):
+    """`skyformer_attention` inside a module.
+
+    `random` landmarks are drawn anew at each call in training, and are `spread` in evaluation, which so repeats to the
+    bit. With `compat` they are drawn in evaluation too.
+    """
+
+    drops_weights = False
+
+    def __init__(
+        self,
+        *,
+        num_landmarks: int = 128,
+        gamma: float = 0.1,
+        landmarks: str = "random",
+        solver: str = "cholesky",
+        num_iterations: int = 6,
+        kernel: str = "gaussian",
+        compat: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_settings(gamma, solver, kernel)
+        if landmarks not in LANDMARKS:
+            raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
+        if num_landmarks < 1:
+            raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
+        if compat and (landmarks != "random" or kernel != "gaussian"):
+            raise ValueError("compat=True is the authors' code: it has its own landmarks and one kernel")
+        self.num_landmarks, self.landmarks = num_landmarks, landmarks
+        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
+        self._gamma = float(gamma).as_integer_ratio()
+        self.solver, self.num_iterations, self.kernel, self.compat = solver, num_iterations, kernel, compat
+
+    @property
+    def gamma(self) -> float:
+        return self._gamma[0] / self._gamma[1]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        names = ("num_landmarks", "gamma", "landmarks", "solver", "num_iterations", "kernel", "compat")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        landmarks = "spread" if self.landmarks == "random" and not self.training else self.landmarks
+        return skyformer_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale,
+            num_landmarks=self.num_landmarks, gamma=self.gamma, landmarks=landmarks, solver=self.solver,
+            num_iterations=self.num_iterations, kernel=self.kernel, compat=self.compat,
+        )  # fmt: skip
+
+
+class SkyformerAttention(AttentionLayer):
+    """Multi-head Skyformer attention; settings as for `SkyformerCore`."""
+
+    core_class = SkyformerCore

@@ -1,0 +1,164 @@
+"""Solves with symmetric positive definite matrices, and inverses by matrix products alone.
+
+    y = solve_spd(w, u, smallest=0.1)                    # w y = u by Cholesky, (…, d, d), (…, d, c) → (…, d, c)
+    n, r = normalize_spd(w)                              # n = diag(r) w diag(r), with its spectrum in (0, 1]
+    z = invert_by_iteration(n, num_iterations=6)         # z ≈ n⁻¹, third order
+    z = invert_by_iteration(a, start=transposed_start(a))    # ≈ the pseudo-inverse of any a
+
+Everything is float32 at least, under autocast too, and every matrix is by itself: no result depends on the others of
+its batch, unless `transposed_start(…, shared=True)` is asked for.
+
+The iteration is Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))). With R = I − NZ it obeys R ← R³(3I + R)/4 exactly, so that an
+eigenvalue x of NZ goes to 1 from anywhere in (0, 2.99), and a small one grows by 3.25 at each step: stopped after a few
+steps the iteration is a filter, which inverts large eigenvalues and leaves the small ones small.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["invert_by_iteration", "normalize_spd", "solve_spd", "transposed_start"]
+
+FLOAT32_CONDITION = 1e4  # up to here a float32 factor gives three digits or more
+FLOAT64_CONDITION = 1e12  # and a float64 one four; beyond, only a pseudo-inverse means anything
+
+
+def solve_spd(matrix: Tensor, rhs: Tensor, *, smallest: float) -> Tensor:
+    """matrix⁻¹ · rhs for symmetric positive definite matrices of trace about d, such as kernel matrices plus γI.
+
+    Args:
+        matrix: (…, d, d); symmetric, and taken as such: only its lower triangle may be read.
+        rhs: (…, d, c).
+        smallest: what the caller knows no eigenvalue to be below, e.g. γ. It decides the arithmetic: Cholesky in
+            float32, in float64, or for next to 0 the pseudo-inverse, by eigenvalues in float64.
+
+    The result has the wider dtype of the two, float32 at least. The gradient is the analytic one, dU = W⁻¹dY and
+    dW = −dU Yᵀ, which needs the factor and nothing else.
+    """
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or rhs.ndim < 2 or rhs.shape[-2] != matrix.shape[-1]:
+        raise ValueError(f"expected (…, d, d) and (…, d, c), got {tuple(matrix.shape)} and {tuple(rhs.shape)}")
+    dtype = torch.promote_types(torch.promote_types(matrix.dtype, rhs.dtype), torch.float32)
+    lead = torch.broadcast_shapes(matrix.shape[:-2], rhs.shape[:-2])
+    work, method = _arithmetic(matrix.shape[-1], smallest, dtype)
+    with torch.autocast(matrix.device.type, enabled=False):
+        w = matrix.to(work).expand(*lead, *matrix.shape[-2:])
+        u = rhs.to(work).expand(*lead, *rhs.shape[-2:])
+        if _other_derivatives(w, u):
+            return _solve_natively(w, u, method).to(dtype)
+        solution: Any = _Solve.apply(w, u, method)
+        return solution.to(dtype)
+
+
+def normalize_spd(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, r) with N = diag(r) · matrix · diag(r) and r the inverse roots of its row sums.
+
+    For a symmetric positive definite matrix without negative entries the eigenvalues of N lie in (0, 1], and the
+    largest is 1 exactly (that of the vector 1/r): the iteration converges on it from the identity.
+    """
+    dtype = torch.promote_types(matrix.dtype, torch.float32)
+    with torch.autocast(matrix.device.type, enabled=False):
+        r = matrix.to(dtype).sum(-1).rsqrt()
+        return matrix.to(dtype) * r[..., :, None] * r[..., None, :], r
+
+
+def transposed_start(matrix: Tensor, *, shared: bool = False) -> Tensor:
+    """matrixᵀ/c, a start from which the iteration converges to the (pseudo-)inverse of any matrix.
+
+    c is ‖·‖₁ · ‖·‖∞ of each matrix, no less than σmax². `shared` is the rule of published code: c is one number, the
+    largest column sum in the whole tensor, so that a result depends on all matrices of the batch.
+    """
+    magnitudes = matrix.detach().abs()
+    if shared:
+        return matrix.mT / magnitudes.sum(-2).amax()
+    bound = magnitudes.sum(-2).amax(-1) * magnitudes.sum(-1).amax(-1)
+    return matrix.mT / bound.clamp_min(torch.finfo(bound.dtype).tiny)[..., None, None]
+
+
+def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tensor | None = None) -> Tensor:
+    """The inverse of (…, d, d) by products: Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))), in float32 at least.
+
+    Args:
+        num_iterations: four products each, of which the first needs two where it starts from the identity.
+        start: None for the identity, which is right for a spectrum in (0, 2); `transposed_start(matrix)` for any
+            matrix, one that is not square too: (…, r, d) gives the pseudo-inverse (…, d, r).
+
+    The gradient is that of the steps taken, also where they stopped before the inverse was reached.
+    """
+    if num_iterations < 0:
+        raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
+    if start is None and matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{tuple(matrix.shape)} is not square: start from transposed_start(matrix)")
+    dtype = torch.promote_types(matrix.dtype, torch.float32)
+    with torch.autocast(matrix.device.type, enabled=False):
+        n = matrix.to(dtype)
+        eye = torch.eye(n.shape[-2], dtype=dtype, device=n.device)
+        if start is None:
+            if num_iterations == 0:
+                return eye.expand_as(n)
+            z = 0.25 * (13 * eye - n @ (15 * eye - n @ (7 * eye - n)))
+            num_iterations -= 1
+        else:
+            z = start.to(dtype)
+        for _ in range(num_iterations):
+            nz = n @ z
+            z = 0.25 * (z @ (13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))))
+        return z
+
+
+def _arithmetic(d: int, smallest: float, dtype: torch.dtype) -> tuple[torch.dtype, str]:
+    condition = d / smallest if smallest > 0 else float("inf")
+    if condition > FLOAT64_CONDITION:
+        return torch.float64, "eigenvalues"
+    return torch.float64 if condition > FLOAT32_CONDITION else dtype, "cholesky"
+
+
+def _factor(w: Tensor, method: str) -> Tensor:
+    """L with w = L Lᵀ; or G with w⁺ = G Gᵀ, from the eigenvalues that rounding leaves."""
+    if method == "cholesky":
+        factor, failed = torch.linalg.cholesky_ex(w)  # its own check would wait for the GPU
+        return factor.masked_fill((failed > 0)[..., None, None], torch.nan)
+    bad = ~w.isfinite().flatten(-2).all(-1)[..., None, None]  # eigh of a NaN is an error, or a number
+    values, vectors = torch.linalg.eigh(w.masked_fill(bad, 0))
+    kept = values > w.shape[-1] * torch.finfo(w.dtype).eps * values[..., -1:]
+    roots = torch.where(kept, torch.where(kept, values, 1).rsqrt(), 0)
+    return (vectors * roots[..., None, :]).masked_fill(bad, torch.nan)
+
+
+def _apply_factor(factor: Tensor, rhs: Tensor, method: str) -> Tensor:
+    return torch.cholesky_solve(rhs, factor) if method == "cholesky" else factor @ (factor.mT @ rhs)
+
+
+class _Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, u: Tensor, method: str) -> Tensor:
+        factor = _factor(w, method)
+        y = _apply_factor(factor, u, method)
+        ctx.save_for_backward(factor, y)
+        ctx.method = method
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        factor, y = ctx.saved_tensors
+        du = _apply_factor(factor, grads[0], ctx.method)
+        return -du @ y.mT if ctx.needs_input_grad[0] else None, du, None
+
+
+def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:
+    """The same with torch's own derivatives, where ours are not asked: forward mode and torch.func."""
+    if method == "cholesky":
+        return torch.cholesky_solve(u, _factor(w, method))
+    factor = _factor(w.detach(), method)
+    y = _apply_factor(factor, u, method)
+    return y - _apply_factor(factor, (w - w.detach()) @ y.detach(), method)
+
+
+def _other_derivatives(*tensors: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
+        return True
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)

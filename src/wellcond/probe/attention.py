@@ -1,7 +1,7 @@
 """Attention as the model computes it, overheard: the entropy of its weights and the largest logit.
 
     listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256, samples=64)
-    with listener.hooks(), listener:     # a torch function mode: every call of torch's functions passes by
+    with listener.hooks():               # inside them a torch function mode: every call of torch's passes by
         model(images)
     listener.found                       # {"blocks.3": Heard(entropy=…, largest_logit=…, count=…)}
 
@@ -61,15 +61,29 @@ class AttentionListener(TorchFunctionMode):
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
+            stack.callback(self._leave_all)
             for key, module in self.modules.items():
-                enter = module.register_forward_pre_hook(lambda *_, key=key: self._inside.append(key))
+                enter = module.register_forward_pre_hook(lambda *_, key=key: self._arrived(key))
                 leave = module.register_forward_hook(lambda *_: self._left(), always_call=True)
                 stack.callback(enter.remove)
                 stack.callback(leave.remove)
             yield
 
+    # The mode is on inside attention alone: elsewhere it would cost every call of torch's some microseconds for nothing.
+
+    def _arrived(self, key: Any) -> None:
+        self._inside.append(key)
+        self.__enter__()
+
     def _left(self) -> None:
-        self._inside.pop()
+        if self._inside:
+            self._inside.pop()
+            self.__exit__(None, None, None)
+
+    def _leave_all(self) -> None:
+        """After an interruption from the keyboard, of which hooks are not told."""
+        while self._inside:
+            self._left()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,9 +117,7 @@ class AttentionListener(TorchFunctionMode):
         with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
             for logits in chunks:  # (…, queries, keys)
                 top = logits.amax(-1)
-                attends = (
-                    ~top.isneginf()
-                )  # a query all of whose keys are masked attends to nothing, one of the padding too
+                attends = ~top.isneginf()  # a query without keys attends to nothing, one of the padding too
                 weights = torch.softmax(logits, -1)
                 # A weight of zero has no share in the entropy: that of a masked key, say.
                 each = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)

@@ -50,7 +50,8 @@ class Probe:
         max_samples: how many samples of the batch are measured; it bounds the memory.
         exact: measure a pass of its own with autocast and TF32 off (True), or the numbers that training sees (False).
             By default True in evaluation mode and False in training mode.
-        rank_samples: how many of the samples get the effective rank and the spectrum, which need all singular values.
+        rank_samples: how many of the samples get what costs more: the effective rank and the spectrum, which need all
+            singular values, and the attention's entropy and largest logit.
         spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
         attention: also the entropy of the attention and its largest logit, where they can be overheard.
         run: the name of the run, for the rows.
@@ -229,14 +230,17 @@ class Probe:
 
     @contextlib.contextmanager
     def _listening(self, into: "_Pass", share: float) -> Iterator[None]:
-        listener = AttentionListener(self._attending, share=share, samples=into.samples, valid=into.valid)
+        heard = min(into.samples, self.rank_samples)
+        valid = into.valid if into.valid is None else into.valid[:heard]
+        listener = AttentionListener(
+            self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=valid
+        )
         # The hooks stand for this one pass: at other times the model runs as if there were no probe.
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._capture.hooks())
             stack.enter_context(self._capture.listening())
             if self._attending:
                 stack.enter_context(listener.hooks())
-                stack.enter_context(listener)
             yield
         into.tensors, into.heard = self._capture.take(), listener.found
         into.error, into.unheard = into.error or self._capture.error, listener.failed

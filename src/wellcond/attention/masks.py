@@ -71,7 +71,8 @@ def key_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor, *, method: st
         return KeyMask(keep=row)
     if not row.is_floating_point():
         raise ValueError(f"a mask is boolean (True = keep) or floating point (added to the logits), not {row.dtype}")
-    weights = row.to(torch.promote_types(row.dtype, torch.float32)).exp()
+    wide = torch.promote_types(torch.promote_types(row.dtype, query.dtype), torch.float32)
+    weights = row.to(wide).exp()
     return KeyMask(keep=weights > 0, weights=weights, bias=row)
 
 

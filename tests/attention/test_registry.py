@@ -1,0 +1,136 @@
+"""What every attention keeps: lengths, masks, batch mates, padding, precision."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from wellcond.attention import ATTENTIONS, AttentionLayer, find_attention
+
+SETTINGS = {"skyformer": {"num_landmarks": 6}, "nystrom": {"num_landmarks": 4}}
+CASES = [(name, SETTINGS.get(name, {})) for name in ATTENTIONS]
+CASES += [
+    ("skyformer", {"num_landmarks": 6, "landmarks": "segment"}),
+    ("skyformer", {"num_landmarks": 6, "solver": "iteration"}),
+    ("skyformer", {"num_landmarks": 6, "kernel": "softmax"}),
+]
+every = pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda part: str(part))
+
+
+def function(name: str, settings: dict) -> Callable[..., Tensor]:
+    return lambda *args: find_attention(name).function(*args, **settings)
+
+
+def parts(*lead: int, n: int = 9, m: int | None = None, p: int = 5, c: int = 3, dtype: torch.dtype = torch.float64):
+    m = n if m is None else m
+    return [torch.randn(*lead, *shape, dtype=dtype) for shape in ((n, p), (m, p), (m, c))]
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@given(n=st.integers(1, 12), m=st.integers(1, 12), p=st.integers(1, 7), c=st.integers(1, 7), lead=st.integers(0, 3))
+def test_lengths_widths_and_leading_dimensions(name: str, n: int, m: int, p: int, c: int, lead: int) -> None:
+    torch.manual_seed(n + 13 * m)
+    attend = function(name, SETTINGS.get(name, {}))
+    q, k, v = parts(*[2] * lead, n=n, m=m, p=p, c=c)
+    out = attend(q, k, v)
+    assert out.shape == (*[2] * lead, n, c)
+    assert out.isfinite().all()
+    if lead:
+        torch.testing.assert_close(out[1], attend(q[1], k[1], v[1]))
+
+
+@every
+def test_samples_do_not_know_each_other(name: str, settings: dict) -> None:
+    attend = function(name, settings)
+    q, k, v = parts(3, 2)
+    mask = torch.rand(3, 1, 1, 9) > 0.4
+    for attn_mask in (None, mask):
+        out = attend(q, k, v, attn_mask)
+        others = [t.clone() for t in (q, k, v)]
+        for t in others:
+            t[1:] = 50 * torch.randn_like(t[1:])
+        changed = None if attn_mask is None else torch.cat([attn_mask[:1], ~attn_mask[1:]])
+        assert torch.equal(attend(*others, changed)[0], out[0])
+
+
+@every
+def test_padding_never_changes_a_row_that_counts(name: str, settings: dict) -> None:
+    attend = function(name, settings)
+    q, k, v = parts(2, 2, n=9)
+    alone = attend(q, k, v)
+    for order in (torch.arange(14), torch.randperm(14)):  # behind the tokens, and anywhere among them
+        kept = order.argsort()[:9].sort().values
+        padded = [t.new_full((2, 2, 14, t.shape[-1]), 7.0) for t in (q, k, v)]
+        for whole, t in zip(padded, (q, k, v), strict=True):
+            whole[:, :, kept] = t
+        mask = torch.zeros(14, dtype=torch.bool).index_fill(0, kept, True)[None, None, None]
+        torch.testing.assert_close(attend(*padded, mask)[:, :, kept], alone, rtol=1e-9, atol=1e-10)
+        for whole in padded:
+            whole[:, :, ~mask[0, 0, 0]] *= -3
+        torch.testing.assert_close(attend(*padded, mask)[:, :, kept], alone, rtol=1e-9, atol=1e-10)
+
+
+@every
+def test_a_sample_without_keys_gets_zeros(name: str, settings: dict) -> None:
+    attend = function(name, settings)
+    q, k, v = (t.requires_grad_() for t in parts(2, 2, dtype=torch.float32))
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[1] = False
+    out = attend(q, k, v, mask)
+    assert (out[1] == 0).all()
+    torch.testing.assert_close(out[0], attend(q, k, v)[0], rtol=1e-4, atol=1e-5)
+    out.square().sum().backward()
+    for t in (q, k, v):
+        assert t.grad.isfinite().all()
+        assert (t.grad[1] == 0).all()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [1e-5, 1.0, 1e4])
+def test_half_precision_is_finite(name: str, settings: dict, dtype: torch.dtype, norm: float) -> None:
+    q, k, v = parts(2, 2, dtype=torch.float32)
+    q, k = (torch.nn.functional.normalize(t, dim=-1).mul(norm).to(dtype) for t in (q, k))
+    if name == "linear" and norm == 1e4:
+        v = v / 1e8  # its output is as large as its input, and may be too large for float16
+    out = function(name, settings)(q, k, v.to(dtype))
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+
+
+@every
+def test_autocast_changes_nothing_inside(name: str, settings: dict) -> None:
+    if name == "softmax":
+        pytest.skip("torch's own attention follows autocast")
+    q, k, v = parts(2, 2, dtype=torch.float32)
+    expected = function(name, settings)(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(function(name, settings)(q, k, v), expected)
+
+
+@every
+def test_one_token(name: str, settings: dict) -> None:
+    q, k, v = parts(2, 2, n=1)
+    out = function(name, settings)(q, k, v)
+    if name in ("softmax", "nystrom") or settings.get("kernel") == "softmax":
+        torch.testing.assert_close(out, v)
+    assert out.isfinite().all()
+
+
+def test_every_attention_has_its_three_forms() -> None:
+    for name, kind in ATTENTIONS.items():
+        assert kind.name == name
+        assert isinstance(kind.layer, type)
+        assert issubclass(kind.layer, AttentionLayer)
+        core = kind.core().eval()
+        assert kind.core(**core.settings).settings == core.settings
+        q, k, v = parts(2, 2)
+        assert torch.equal(core(q, k, v), kind.function(q, k, v))
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match="softmax, linear, kernelized, skyformer, nystrom"):
+        find_attention("performer")

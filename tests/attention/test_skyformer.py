@@ -1,0 +1,197 @@
+"""Skyformer against its formula in float64, and against the kernelized attention that it approximates."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from wellcond.attention import kernelized_attention, skyformer_attention, softmax_attention
+from wellcond.attention.landmarks import choose_landmarks
+from wellcond.attention.skyformer import SkyformerCore
+
+
+def written_out(kernel, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, gamma: float) -> Tensor:
+    matrix = kernel(rows, rows) + gamma * torch.eye(rows.shape[-2], dtype=torch.float64)
+    return kernel(q, rows) @ torch.linalg.pinv(matrix, hermitian=True) @ (kernel(rows, k) @ v.double())
+
+
+# ---- golden numbers
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "iteration"])  # six steps from the identity equal the exact solve
+def test_golden_numbers(golden, golden_landmarks, assert_golden, solver: str) -> None:
+    out = skyformer_attention(*golden, landmarks=golden_landmarks, solver=solver)
+    assert_golden(out, [0.836060, 2.888805, 2.057836, 1.014203], 31.908509, 8.801095)
+
+
+def test_golden_numbers_without_gamma(golden, golden_landmarks, assert_golden) -> None:
+    out = skyformer_attention(*golden, landmarks=golden_landmarks, gamma=0.0)
+    assert_golden(out, [0.851926, 2.944710, 2.115997, 1.060686], 32.588447, 9.100907)
+    torch.testing.assert_close(out[[0, 3, 5]], kernelized_attention(*golden)[[0, 3, 5]])  # sampled rows are exact
+
+
+# ---- against the formula
+
+
+@given(
+    n=st.integers(1, 9), m=st.integers(1, 9), p=st.integers(1, 6), c=st.integers(1, 6), d=st.integers(1, 20),
+    solver=st.sampled_from(["cholesky", "iteration"]), landmarks=st.sampled_from(["spread", "segment"]),
+)  # fmt: skip
+def test_the_formula(kernel, n: int, m: int, p: int, c: int, d: int, solver: str, landmarks: str) -> None:
+    torch.manual_seed(1000 * n + 100 * m + 10 * p + c)
+    q, k, v = (torch.randn(2, 3, *s, dtype=torch.float64) for s in ((n, p), (m, p), (m, c)))
+    out = skyformer_attention(q, k, v, num_landmarks=d, landmarks=landmarks, solver=solver, gamma=0.2, num_iterations=9)
+    rows = choose_landmarks(q, k, d, landmarks).rows
+    torch.testing.assert_close(out, written_out(kernel, q, k, v, rows, 0.2), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2), (2, 2, 2)])
+def test_all_rows_without_gamma_are_kernelized_attention(lead: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(*lead, *s, dtype=torch.float64) for s in ((7, 3), (5, 3), (5, 4)))
+    for count in (12, 50):
+        out = skyformer_attention(q, k, v, num_landmarks=count, gamma=0.0)
+        torch.testing.assert_close(out, kernelized_attention(q, k, v), rtol=1e-6, atol=1e-7)
+
+
+def test_all_rows_of_the_softmax_kernel_are_softmax_attention() -> None:
+    q, k, v = (torch.randn(2, 3, *s, dtype=torch.float64) for s in ((7, 4), (6, 4), (6, 5)))
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 1]], dtype=torch.bool)[:, None, None]
+    bias = torch.randn(2, 1, 1, 6, dtype=torch.float64)
+    for attn_mask in (None, mask, bias):
+        out = skyformer_attention(q, k, v, attn_mask, num_landmarks=20, gamma=0.0, kernel="softmax")
+        torch.testing.assert_close(out, softmax_attention(q, k, v, attn_mask), rtol=1e-6, atol=1e-7)
+
+
+def test_numbers_in_a_mask_are_factors_of_keys(kernel) -> None:
+    q, k, v = (torch.randn(2, 3, 6, 4, dtype=torch.float64) for _ in range(3))
+    bias = torch.randn(2, 1, 1, 6, dtype=torch.float64)
+    out = skyformer_attention(q, k, v, bias, num_landmarks=12, gamma=0.0)
+    torch.testing.assert_close(out, kernelized_attention(q, k, v, bias), rtol=1e-6, atol=1e-7)
+
+
+def test_loewner_order(kernel) -> None:  # 0 ⪯ C̃ ⪯ C on the completion, also with γ, and closer with more landmarks
+    x = torch.randn(20, 3, dtype=torch.float64)
+    full, eye = kernel(x, x), torch.eye(20, dtype=torch.float64)
+    errors = []
+    for count in (3, 6, 12, 20):
+        near = skyformer_attention(x, x, eye, landmarks=x[:count], gamma=0.0)
+        for gamma in (0.0, 0.1):
+            low = skyformer_attention(x, x, eye, landmarks=x[:count], gamma=gamma)
+            assert torch.linalg.eigvalsh(low)[0] > -1e-9
+            assert torch.linalg.eigvalsh(full - low)[0] > -1e-9
+        errors.append(float(torch.linalg.matrix_norm(full - near, 2)))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+# ---- what must not matter
+
+
+def test_duplicate_landmarks(kernel) -> None:
+    q, k, v = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
+    rows = torch.cat([q[:3], q[:3], k[:1]])
+    for gamma in (0.1, 0.0):
+        out = skyformer_attention(q, k, v, landmarks=rows, gamma=gamma)
+        torch.testing.assert_close(out, written_out(kernel, q, k, v, rows, gamma), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "iteration"])
+@pytest.mark.parametrize("kernel_name", ["gaussian", "softmax"])
+@pytest.mark.parametrize("norm", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_finite_with_gradients_at_any_norm(solver: str, kernel_name: str, norm: float, dtype: torch.dtype) -> None:
+    q, k = (torch.nn.functional.normalize(torch.randn(2, 2, 9, 4), dim=-1).mul(norm).to(dtype) for _ in range(2))
+    v = torch.randn(2, 2, 9, 4).to(dtype)
+    parts = [t.requires_grad_() for t in (q, k, v)]
+    out = skyformer_attention(*parts, num_landmarks=6, solver=solver, kernel=kernel_name)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    out.float().square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in parts)
+
+
+def test_half_precision_rounds_the_input_and_the_output_only(kernel) -> None:
+    q, k, v = (torch.randn(2, 2, 40, 8).bfloat16() for _ in range(3))
+    out = skyformer_attention(q, k, v, num_landmarks=24)
+    exact = skyformer_attention(q.double(), k.double(), v.double(), num_landmarks=24)
+    assert (out.double() - exact).abs().max() < 1e-2 * exact.abs().max()
+
+
+def test_gradients_through_solve_landmarks_and_masks() -> None:
+    q, k, v = (torch.randn(2, 1, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
+    for settings in (
+        {}, {"landmarks": "segment"}, {"solver": "iteration"}, {"kernel": "softmax"},
+        {"landmarks": "segment", "solver": "iteration"},
+    ):  # fmt: skip
+        for attn_mask in (None, mask):
+
+            def out(*parts: Tensor, attn_mask=attn_mask, settings=settings) -> Tensor:
+                return skyformer_attention(*parts, attn_mask, num_landmarks=4, **settings)
+
+            assert torch.autograd.gradcheck(out, (q, k, v))
+
+
+def test_forward_mode_and_functional_derivatives_agree_with_backward() -> None:
+    q, k, v = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
+
+    def out(q: Tensor) -> Tensor:
+        return skyformer_attention(q, k, v, num_landmarks=4)
+
+    rows = torch.func.jacrev(out)(q)
+    torch.testing.assert_close(torch.func.jacfwd(out)(q), rows)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(out, q), rows)
+
+
+def test_queries_that_are_padding_need_a_mask_of_their_own_across_lengths() -> None:
+    q, k = torch.randn(1, 2, 7, 4, dtype=torch.float64), torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    v, keep = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.tensor([1, 1, 1, 0, 1, 0, 1], dtype=torch.bool)
+    alone = skyformer_attention(q[:, :, keep], k, v, num_landmarks=4)
+    q[:, :, ~keep] = 3.0
+    out = skyformer_attention(q, k, v, num_landmarks=4, query_mask=keep[None, None])
+    torch.testing.assert_close(out[:, :, keep], alone)
+
+
+# ---- the module's core
+
+
+def test_training_draws_and_evaluation_repeats() -> None:
+    core = SkyformerCore(num_landmarks=4)
+    q, k, v = (torch.randn(2, 2, 12, 4) for _ in range(3))
+    assert not torch.equal(core(q, k, v), core(q, k, v))
+    core.eval()
+    assert torch.equal(core(q, k, v), core(q, k, v))
+    assert torch.equal(core(q, k, v), skyformer_attention(q, k, v, num_landmarks=4))
+    compat = SkyformerCore(num_landmarks=4, compat=True).eval()
+    assert not torch.equal(compat(q, k, v), compat(q, k, v))
+
+
+def test_settings_build_it_again() -> None:
+    core = SkyformerCore(num_landmarks=7, gamma=0.3, solver="iteration", num_iterations=3, landmarks="segment")
+    assert SkyformerCore(**core.settings).settings == core.settings
+    assert core.settings["gamma"] == 0.3
+    assert "num_landmarks=7" in repr(core)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"solver": "lu"}, "cholesky"), ({"kernel": "cosine"}, "gaussian"), ({"gamma": -1.0}, "gamma"),
+        ({"num_landmarks": 0}, "at least one"), ({"landmarks": "kmeans"}, "spread"), ({"dropout_p": 0.1}, "dropout_p"),
+        ({"is_causal": True}, "causal"), ({"compat": True, "kernel": "softmax"}, "compat"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(settings: dict, word: str) -> None:
+    x = torch.randn(2, 6, 4)
+    with pytest.raises(ValueError, match=word):
+        skyformer_attention(x, x, x, **settings)
+    if not settings.keys() & {"dropout_p", "is_causal"}:
+        with pytest.raises(ValueError, match=word):
+            SkyformerCore(**settings)
+
+
+def test_a_mask_by_query_raises() -> None:
+    x = torch.randn(2, 3, 6, 4)
+    with pytest.raises(ValueError, match="masks of keys"):
+        skyformer_attention(x, x, x, torch.ones(6, 6, dtype=torch.bool))

@@ -14,7 +14,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
 
-from wellcond.experiments.trained import CIFAR10_VIT, GALILEO_NANO, accuracy, by_site, measure_trained
+from wellcond.experiments.trained import (
+    CIFAR10_VIT,
+    GALILEO_NANO,
+    accuracy,
+    by_site,
+    condition_of_weights,
+    measure_trained,
+)
 from wellcond.experiments.trained_models import Cifar10Vit, GalileoNano
 from wellcond.models.build import build_model
 
@@ -78,6 +85,24 @@ def test_other_names_of_weights_are_mapped_on_the_way(tmp_path: Path) -> None:
     record = measure_trained(dataclasses.replace(GALILEO_NANO, weights=written), tmp_path, samples=2)
     assert record["notes"][0] == "galileo_nano: weights of weights.safetensors."
     assert len({row["block"] for row in record["rows"]}) == 4
+
+
+@pytest.mark.parametrize(("model_class", "block"), [(Cifar10Vit, "transformer.layers.5"), (GalileoNano, "blocks.3")])
+@torch.no_grad()
+def test_weights_are_those_of_query_key_value_and_output(model_class: type, block: str) -> None:
+    model = model_class()
+    attention = next(
+        module for name, module in model.named_modules() if name in (f"{block}.attn", f"{block}.self_attn")
+    )
+    packed = attention.qkv.weight if hasattr(attention, "qkv") else attention.in_proj_weight
+    packed[128:256] = torch.diag(torch.linspace(1, 3, 128))
+    output = attention.proj if hasattr(attention, "proj") else attention.out_proj
+    output.weight.copy_(torch.diag(torch.linspace(1, 7, 128)))
+    found = condition_of_weights(model)
+    assert len(found) == 4 * (6 if model_class is Cifar10Vit else 4)
+    assert found[f"{block}.k"] == pytest.approx(3, rel=1e-6)
+    assert found[f"{block}.o"] == pytest.approx(7, rel=1e-6)
+    assert found[f"{block}.q"] > 10
 
 
 def test_means_are_over_blocks() -> None:

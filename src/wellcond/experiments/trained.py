@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellcond.data import ImageSample, read_images, sample_images
 from wellcond.experiments.measure import UNTRAINED, Measurement, measure
 from wellcond.experiments.trained_models import galileo_weights
 from wellcond.models.build import BuiltModel, build_model
+from wellcond.numerics import condition_number
 from wellcond.probe import Probe
 from wellcond.records import Row, write_record
 
@@ -36,6 +37,7 @@ __all__ = [
     "Trained",
     "accuracy",
     "by_site",
+    "condition_of_weights",
     "float64_rows",
     "measure_trained",
     "run",
@@ -139,6 +141,7 @@ def measure_trained(
         "accuracy its authors give": trained.accuracy,
         "notes": done.notes,
         **_summary(done, doubles),
+        "condition of the attention's weights": condition_of_weights(built.model),
         "rows": _without_spectra(done.rows),
         "rows of the untrained model": _without_spectra(done.untrained or []),
         "rows of a float64 copy": doubles["trained"],
@@ -173,6 +176,18 @@ def _images(built: BuiltModel, data: Path | None, samples: int, seed: int) -> Im
     if data is None:
         return sample_images(built.transform(), limit=samples, seed=seed)
     return read_images(data, built.transform(), limit=samples, seed=seed)
+
+
+def condition_of_weights(model: nn.Module) -> dict[str, float]:
+    """κ of every block's W_Q, W_K, W_V (all heads together) and W_O, by name, computed in float64."""
+    found: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        if name.endswith((".attn.qkv.weight", ".self_attn.in_proj_weight")):  # timm's and torch's names
+            block = name.partition(".attn.")[0].partition(".self_attn.")[0]
+            found |= {f"{block}.{part}": third for part, third in zip("qkv", weight.chunk(3), strict=True)}
+        elif name.endswith((".attn.proj.weight", ".self_attn.out_proj.weight")):
+            found[name.rsplit(".", 3)[0] + ".o"] = weight
+    return {name: float(condition_number(weight.detach().double())) for name, weight in found.items()}
 
 
 def _summary(done: Measurement, doubles: dict[str, list[Row]]) -> dict[str, Any]:

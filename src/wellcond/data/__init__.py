@@ -1,5 +1,24 @@
-"""Data: images from folders and archives, and what is embedded for those who have none at hand."""
+"""Data: what models are trained on, from folders, archives, shards and hubs, and what is embedded for those without.
 
+data = open_data("digits", image_size=8)                        # embedded
+data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FILE and val/CLASS/FILE
+batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
+"""
+
+from wellcond.data.augment import Augmentation
+from wellcond.data.batches import EvalBatches, TrainBatches
+from wellcond.data.dataset import DataSet, Images
 from wellcond.data.images import ImageSample, read_images, sample_images
+from wellcond.data.opening import open_data
 
-__all__ = ["ImageSample", "read_images", "sample_images"]
+__all__ = [
+    "open_data",
+    "DataSet",
+    "Images",
+    "Augmentation",
+    "TrainBatches",
+    "EvalBatches",
+    "ImageSample",
+    "read_images",
+    "sample_images",
+]

@@ -1,0 +1,195 @@
+"""Batches of cached images: for training, shuffled and varied on the device, and for evaluation, each image once.
+
+    batches = TrainBatches(data.train.to("cuda"), batch_size=512, seed=0, device="cuda",
+                           augmentation=Augmentation(crop_padding=4, flip=0.5), num_classes=10)
+    for images, labels in batches.epoch(3, start=17):      # steps 17, 18, … of epoch 3, to the same bits as always
+    for images, labels in EvalBatches(data.val, batch_size=512, device="cuda"):
+
+What a step sees depends on (seed, epoch, step) alone. `batch_size` is one process's: with `world` processes a step
+takes `batch_size × world` images of one global order, and process `rank` the rank-th part of them. So two processes
+with 256 each see what one with 512 sees.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from wellcond.data.augment import Augmentation
+from wellcond.data.dataset import Images
+from wellcond.data.draws import draw_normal, draw_order, draw_uniform
+from wellcond.data.varying import DRAWS, draw_mixing, erase_boxes, mix_images, mix_labels, vary_images
+
+__all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
+
+VARIED, NOISE = 1, 2  # streams of random numbers
+AHEAD = 2  # batches copied to the device while it computes
+
+
+class Share:
+    """Which rows of an epoch's order a process gets, step by step."""
+
+    def __init__(self, count: int, *, batch_size: int, rank: int, world: int, drop_last: bool) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it needs to be 1 or more")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world} processes; ranks go from 0 to {world - 1}")
+        self.rank, self.world, self.count = rank, world, count
+        self.total = batch_size * world
+        rest = count % self.total
+        if not drop_last and 0 < rest < world:
+            raise ValueError(
+                f"the last batch would have {rest} images for {world} processes; change batch_size, or set drop_last"
+            )
+        self.steps = count // self.total + (rest > 0 and not drop_last)
+        if self.steps == 0:
+            raise ValueError(
+                f"{count} training images are less than one batch of {self.total} "
+                f"({batch_size} × {world} processes); make batch_size smaller"
+            )
+
+    def at(self, step: int) -> tuple[int, int, int, int]:
+        """(from, to) in the order, the place of `from` within the step's images, and how many those are."""
+        start = step * self.total
+        total = min(self.total, self.count - start)
+        low, high = self.rank * total // self.world, (self.rank + 1) * total // self.world
+        return start + low, start + high, low, total
+
+    def check_start(self, start: int) -> None:
+        if not 0 <= start <= self.steps:
+            raise ValueError(f"start is {start}, but an epoch has {self.steps} steps: the data or batch_size changed")
+
+
+class TrainBatches:
+    """An epoch of cached images, shuffled and varied; see the top of this file."""
+
+    def __init__(
+        self, images: Images, *, batch_size: int, seed: int, rank: int = 0, world: int = 1,
+        device: torch.device | str = "cpu", augmentation: Augmentation, num_classes: int, drop_last: bool = True,
+    ) -> None:  # fmt: skip
+        augmentation.check_batches(batch_size, streamed=False)
+        self.images, self.seed, self.augmentation, self.num_classes = images, seed, augmentation, num_classes
+        self.device = torch.device(device)
+        self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
+        self.steps_per_epoch = self.share.steps
+        self.normalise = Normalising(images, self.device)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
+        self.share.check_start(start)
+        order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).to(
+            self.images.device
+        )  # once, not per step
+        spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
+        fetched = fetch_batches(self.images, [order[low:high] for low, high, _, _ in spans], self.device)
+        for step, (rows, pixels, labels) in enumerate(fetched, start):
+            _, _, offset, total = spans[step - start]
+            yield self._vary(pixels, labels, rows, epoch=epoch, step=step, offset=offset, total=total)
+
+    def _vary(
+        self, pixels: Tensor, labels: Tensor, rows: Tensor, *, epoch: int, step: int, offset: int, total: int
+    ) -> tuple[Tensor, Tensor]:
+        how = self.augmentation
+        draws = draw_uniform(seed=self.seed, epoch=epoch, rows=rows, count=DRAWS, stream=VARIED)
+        images = self.normalise(vary_images(pixels, draws, how))
+        if how.erasing:
+            noise = None
+            if how.erasing_mode != "const":
+                c, h, w = self.images.shape
+                count = c * h * w if how.erasing_mode == "pixel" else c
+                noise = draw_normal(seed=self.seed, epoch=epoch, rows=rows, count=count, stream=NOISE)
+            images = erase_boxes(images, draws, noise, how)
+        return finish_batch(
+            images, labels, how, num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
+            offset=offset, total=total,
+        )  # fmt: skip
+
+
+def finish_batch(
+    images: Tensor, labels: Tensor, how: Augmentation, *, num_classes: int, seed: int, epoch: int, step: int,
+    offset: int, total: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mixes the images where asked for, and makes labels soft where they have to be."""
+    mixing = None
+    if how.mixes:
+        mixing = draw_mixing(
+            how, seed=seed, epoch=epoch, step=step, size=len(images), offset=offset, total=total,
+            h=images.shape[2], w=images.shape[3], device=images.device,
+        )  # fmt: skip
+        images = mix_images(images, mixing)
+    if how.soft_labels:
+        labels = mix_labels(labels, mixing, num_classes=num_classes, smoothing=how.label_smoothing)
+    return images, labels
+
+
+class EvalBatches:
+    """Every image once over all the ranks, in a fixed order, as many batches on each rank; the last may be smaller."""
+
+    def __init__(
+        self, images: Images, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu"
+    ) -> None:
+        self.images, self.device = images, torch.device(device)
+        self.normalise = Normalising(images, self.device)
+        rows = torch.arange(rank, len(images), world, device=images.device)
+        self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
+        self._parts = [part for part in self._parts if len(part)]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _, pixels, labels in fetch_batches(self.images, self._parts, self.device):
+            yield self.normalise(pixels.float()), labels
+
+
+def eval_cuts(count: int, *, batch_size: int, world: int) -> list[slice]:
+    """The same cuts for each rank's rows, such that none is empty anywhere: sharded models wait for every rank."""
+    longest, shortest = -(-count // world), count // world
+    starts = list(range(0, longest, batch_size))
+    if len(starts) > 1 and shortest == starts[-1] and batch_size > 1:
+        starts[-1] -= 1  # the longest rank's last batch would be one image, and the others' none
+    return [slice(low, high) for low, high in zip(starts, [*starts[1:], longest], strict=True)]
+
+
+class Normalising:
+    """From 0 … 255 to mean 0 and deviation 1 over the training part."""
+
+    def __init__(self, images: Images, device: torch.device) -> None:
+        self.scale = (1 / (255 * images.std)).to(device)[:, None, None]
+        self.shift = (-images.mean / images.std).to(device)[:, None, None]
+
+    def __call__(self, floats: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, floats, self.scale)
+
+
+def fetch_batches(images: Images, parts: list[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, pixels, labels) on the device. Where the images are elsewhere, a thread copies the next ones meanwhile."""
+
+    def fetch(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = rows, images.gather(rows), images.labels[rows.to(images.device)]
+        if device.type == "cuda":
+            found = tuple(part if part.is_cuda else part.pin_memory() for part in found)
+        return found[0], found[1], found[2]
+
+    def move(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, pixels, labels = (part.to(device, non_blocking=True) for part in found)
+        return rows, pixels, labels
+
+    if images.device.type == device.type:
+        for rows in parts:
+            yield move(fetch(rows))
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: deque[Future[tuple[Tensor, Tensor, Tensor]]] = deque()
+        try:
+            for rows in parts:
+                waiting.append(pool.submit(fetch, rows))
+                if len(waiting) > AHEAD:
+                    yield move(waiting.popleft().result())
+            while waiting:
+                yield move(waiting.popleft().result())
+        finally:  # whoever stops in the middle of an epoch does not wait for what nobody reads
+            for future in waiting:
+                future.cancel()

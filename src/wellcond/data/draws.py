@@ -1,0 +1,64 @@
+"""Random numbers that belong to an image, not to a moment.
+
+    draw_uniform(seed=0, epoch=3, rows=torch.tensor([17, 4]), count=8)      # (2, 8) float32 in [0, 1)
+    order = draw_order(seed=0, epoch=3, count=50_000)                       # a permutation
+
+Each number is a hash of (seed, epoch, row, which), by the finalizer of SplitMix64. So an image's crop is the same
+whichever batch, rank or step it comes in, on a CPU as on a GPU, and nothing has to be replayed to go on in the middle
+of an epoch. The global generators of torch, numpy and Python are neither read nor moved.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["draw_normal", "draw_order", "draw_uniform", "make_key"]
+
+STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ / the golden ratio, odd: successive multiples are spread evenly
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's multipliers
+WORD = (1 << 64) - 1
+
+
+def make_key(*numbers: int) -> int:
+    """One 64-bit number out of several, in their order: what a generator for this purpose is seeded with."""
+    key = 0
+    for number in numbers:
+        key = _scramble((key + STEP + number) & WORD)
+    return key
+
+
+def draw_uniform(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
+    """(rows, count) float32 in [0, 1), 24 bits each. Another `stream` gives other numbers for another purpose."""
+    key = _signed(make_key(seed, epoch, stream))
+    per_row = _scramble_all(rows.to(torch.int64) * _signed(STEP) + key)
+    which = torch.arange(1, count + 1, device=rows.device) * _signed(STEP)
+    return ((_scramble_all(per_row[:, None] + which) >> 40) & 0xFFFFFF).float() * 2**-24
+
+
+def draw_normal(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
+    """(rows, count) float32 from the standard normal distribution, by Box and Muller's formula."""
+    uniform = draw_uniform(seed=seed, epoch=epoch, rows=rows, count=2 * count, stream=stream)
+    radius = (-2 * torch.log1p(-uniform[:, :count])).sqrt()  # 1 − u is never 0
+    return radius * torch.cos(2 * torch.pi * uniform[:, count:])
+
+
+def draw_order(*, seed: int, epoch: int, count: int) -> Tensor:
+    """The order of an epoch: a permutation of `count` rows, int64 on the CPU."""
+    generator = torch.Generator().manual_seed(make_key(seed, epoch) >> 1)
+    return torch.randperm(count, generator=generator)
+
+
+def _scramble(word: int) -> int:
+    word = ((word ^ (word >> 30)) * FIRST) & WORD
+    word = ((word ^ (word >> 27)) * SECOND) & WORD
+    return word ^ (word >> 31)
+
+
+def _scramble_all(words: Tensor) -> Tensor:
+    """The same on int64, which wraps around; a shift to the right keeps the sign, so its copies are masked away."""
+    words = (words ^ ((words >> 30) & (WORD >> 30))) * _signed(FIRST)
+    words = (words ^ ((words >> 27) & (WORD >> 27))) * _signed(SECOND)
+    return words ^ ((words >> 31) & (WORD >> 31))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

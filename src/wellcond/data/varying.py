@@ -1,0 +1,187 @@
+"""Crops, flips, colours, erasing and mixing of whole batches, on the device where they are.
+
+    floats = vary_images(pixels, draws, augmentation)                       # uint8 → float32 in 0 … 255
+    floats = erase_boxes(normalised, draws, noise, augmentation)
+    mixed = mix_images(floats, mixing)                                      # neighbours: 0 with 1, 2 with 3, …
+
+`draws` are (images, DRAWS) uniform numbers, a row for each image: no loop, and no image shares its crop with another.
+Letters: b images, c channels, h × w pixels.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, one_hot
+
+from wellcond.data.augment import Augmentation
+from wellcond.data.draws import make_key
+
+__all__ = ["DRAWS", "Mixing", "draw_mixing", "erase_boxes", "mix_images", "mix_labels", "vary_images"]
+
+TRIES = 10  # of a box's area and shape, before the whole image is taken (crop) or nothing is (erasing), as usual
+# Which column of the draws serves what.
+PLACE, FLIP, COLORS, ERASE, ERASE_PLACE = slice(0, 2), 2, slice(3, 6), 6, slice(7, 9)
+CROP_TRIES, ERASE_TRIES = slice(9, 9 + 2 * TRIES), slice(9 + 2 * TRIES, 9 + 4 * TRIES)
+DRAWS = ERASE_TRIES.stop
+GRAY = (0.299, 0.587, 0.114)  # how bright red, green and blue look, as in Pillow's conversion to "L"
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
+
+
+def vary_images(pixels: Tensor, draws: Tensor, augmentation: Augmentation) -> Tensor:
+    """Crop, flip and colour: (b, c, h, w) uint8 to float32 between 0 and 255."""
+    flipped = draws[:, FLIP] < augmentation.flip
+    if augmentation.crop_scale is not None:
+        floats = _crop_and_resize(pixels.float(), draws, flipped, augmentation)
+    elif augmentation.crop_padding or augmentation.flip:
+        floats = _shift(pixels, draws, flipped, augmentation.crop_padding).float()
+    else:
+        floats = pixels.float()
+    return _color(floats, draws[:, COLORS], augmentation.color_jitter) if augmentation.color_jitter else floats
+
+
+def _shift(pixels: Tensor, draws: Tensor, flipped: Tensor, padding: int) -> Tensor:
+    """A crop of the padded image, without making the padded image: each pixel looks up where it comes from."""
+    _, _, h, w = pixels.shape
+    moved = (draws[:, PLACE] * (2 * padding + 1)).long() - padding  # (b, 2): down and right
+    column = torch.arange(w, device=pixels.device).expand(len(pixels), w)
+    column = torch.where(flipped[:, None], w - 1 - column, column) + moved[:, 1:]
+    row = torch.arange(h, device=pixels.device) + moved[:, :1]
+    inside = ((row >= 0) & (row < h))[:, :, None] & ((column >= 0) & (column < w))[:, None, :]
+    source = (row.clamp(0, h - 1)[:, :, None] * w + column.clamp(0, w - 1)[:, None, :]).flatten(1)  # (b, h·w)
+    found = pixels.flatten(2).gather(2, source[:, None].expand(-1, pixels.shape[1], -1)).view_as(pixels)
+    return found * inside[:, None] if padding else found
+
+
+def _crop_and_resize(floats: Tensor, draws: Tensor, flipped: Tensor, augmentation: Augmentation) -> Tensor:
+    assert augmentation.crop_scale is not None
+    _, _, h, w = floats.shape
+    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], augmentation.crop_scale, augmentation.crop_ratio, h, w)
+    high, wide = torch.where(found, high, h), torch.where(found, wide, w)
+    top = (draws[:, 0] * (h - high + 1)).floor()
+    left = (draws[:, 1] * (w - wide + 1)).floor()
+    y = _positions(h, top, high)
+    x = _positions(w, left, wide)
+    x = torch.where(flipped[:, None], x.flip(1), x)
+    grid = torch.stack([x[:, None, :].expand(-1, h, -1), y[:, :, None].expand(-1, -1, w)], dim=-1)
+    return grid_sample(floats, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _positions(size: int, start: Tensor, length: Tensor) -> Tensor:
+    """Where the pixels of a crop enlarged to `size` come from, in grid_sample's −1 … 1. (b, size)."""
+    start, length = start[:, None], length[:, None]
+    place = (torch.arange(size, device=start.device) + 0.5) * (length / size) - 0.5
+    place = start + torch.minimum(place.clamp_min(0), length - 1)  # what lies beyond the crop is not seen
+    return (2 * place + 1) / size - 1
+
+
+def _draw_boxes(
+    draws: Tensor, area: tuple[float, float], ratio: tuple[float, float], h: int, w: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Height and width of each image's box, whole numbers as floats, and whether one of the tries fitted. (b,) each."""
+    share = area[0] + (area[1] - area[0]) * draws[:, :TRIES]
+    log_ratio = math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[:, TRIES:]
+    wide = (share * (h * w) * log_ratio.exp()).sqrt().round()
+    high = (share * (h * w) / log_ratio.exp()).sqrt().round()
+    fits = (wide > 0) & (wide <= w) & (high > 0) & (high <= h)
+    first = fits.int().argmax(1, keepdim=True)  # the first that fits
+    return high.gather(1, first)[:, 0], wide.gather(1, first)[:, 0], fits.any(1)
+
+
+def _color(floats: Tensor, draws: Tensor, strength: float) -> Tensor:
+    """Brightness, contrast, saturation, in this order, each within 0 and 255."""
+    low = max(0.0, 1 - strength)
+    brightness, contrast, saturation = (low + (1 + strength - low) * draws).T[:, :, None, None, None]
+    floats = (floats * brightness).clamp(0, 255)
+    floats = torch.lerp(_gray(floats).mean((2, 3), keepdim=True), floats, contrast).clamp(0, 255)
+    return torch.lerp(_gray(floats), floats, saturation).clamp(0, 255) if floats.shape[1] == 3 else floats
+
+
+def _gray(floats: Tensor) -> Tensor:
+    if floats.shape[1] != 3:
+        return floats.mean(1, keepdim=True)
+    red, green, blue = floats.split(1, dim=1)
+    return GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue
+
+
+def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentation: Augmentation) -> Tensor:
+    """A box of each image drawn for it is replaced by `noise` (b, c or c·h·w), or by 0, which is the mean by now."""
+    _, c, h, w = images.shape
+    high, wide, found = _draw_boxes(draws[:, ERASE_TRIES], ERASED_AREA, ERASED_RATIO, h, w)
+    found &= (draws[:, ERASE] < augmentation.erasing) & (high < h) & (wide < w)
+    top, left = (draws[:, ERASE_PLACE] * torch.stack([h - high + 1, w - wide + 1], 1)).floor()[:, :, None].unbind(1)
+    y, x = torch.arange(h, device=images.device), torch.arange(w, device=images.device)
+    in_rows = (y >= top) & (y < top + high[:, None]) & found[:, None]
+    in_columns = (x >= left) & (x < left + wide[:, None])
+    box = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+    if noise is None:
+        return images.masked_fill(box, 0.0)
+    return torch.where(box, noise.view(len(images), c, -1, w if noise.shape[1] > c else 1), images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """What mixup and CutMix do to each image of a batch and its neighbour."""
+
+    share: Tensor
+    """(b,) float32: how much of the label stays the image's own."""
+    box: Tensor | None
+    """(b, 4) int64: top, bottom, left, right of what CutMix takes from the neighbour; empty for the others."""
+    cuts: Tensor | None
+    """(b,) bool: CutMix, and not mixup."""
+
+
+def draw_mixing(
+    augmentation: Augmentation, *, seed: int, epoch: int, step: int, size: int, offset: int, total: int,
+    h: int, w: int, device: torch.device,
+) -> Mixing:  # fmt: skip
+    """For images `offset` … `offset + size` of the `total` that all the ranks see in this step."""
+    draw = np.random.default_rng(make_key(seed, epoch, step))
+    pairs = 1 if augmentation.mix_per == "batch" else (total + 1) // 2
+    mixes = draw.random(pairs) < augmentation.mix_prob
+    both = augmentation.mixup > 0 and augmentation.cutmix > 0
+    cuts = draw.random(pairs) < augmentation.mix_switch if both else np.full(pairs, augmentation.cutmix > 0)
+    share = np.ones(pairs)
+    for alpha, chosen in ((augmentation.mixup, ~cuts), (augmentation.cutmix, cuts)):
+        if alpha > 0:
+            share = np.where(mixes & chosen, draw.beta(alpha, alpha, pairs), share)
+    y, x = draw.integers(h, size=pairs), draw.integers(w, size=pairs)  # the middle of the box, which the border may cut
+    half_h, half_w = (np.sqrt(1 - share) * side // 2 for side in (h, w))
+    box = np.stack(
+        [np.clip(v, 0, side) for v, side in ((y - half_h, h), (y + half_h, h), (x - half_w, w), (x + half_w, w))]
+    )
+    box = np.where(cuts, box, 0).astype(np.int64)
+    share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
+
+    which = np.zeros(size, np.int64) if pairs == 1 else np.arange(offset, offset + size) // 2
+    table = torch.from_numpy(np.concatenate([share[None], cuts[None], box])[:, which]).to(device)
+    cutting = augmentation.cutmix > 0
+    return Mixing(
+        share=table[0].float(), cuts=table[1].bool() if cutting else None, box=table[2:].T.long() if cutting else None
+    )
+
+
+def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
+    other = _neighbours(images)
+    share = mixing.share[:, None, None, None]
+    if mixing.cuts is None or mixing.box is None:
+        return torch.lerp(other, images, share)
+    top, bottom, left, right = mixing.box[:, :, None].unbind(1)
+    y, x = (torch.arange(side, device=images.device) for side in images.shape[2:])
+    box = ((y >= top) & (y < bottom))[:, :, None] & ((x >= left) & (x < right))[:, None, :]
+    blended = torch.lerp(other, images, torch.where(mixing.cuts[:, None, None, None], 1.0, share))
+    return torch.where(box[:, None], other, blended)
+
+
+def mix_labels(labels: Tensor, mixing: Mixing | None, *, num_classes: int, smoothing: float) -> Tensor:
+    """(b, num_classes) float32, each row a distribution."""
+    soft = one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+    return soft if mixing is None else torch.lerp(_neighbours(soft), soft, mixing.share[:, None])
+
+
+def _neighbours(rows: Tensor) -> Tensor:
+    """0 and 1 change places, 2 and 3, …; an odd last one stays itself."""
+    even = len(rows) // 2 * 2
+    return torch.cat([rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1), rows[even:]])

@@ -1,0 +1,151 @@
+"""Equation 6 of Always Skip Attention: a linear MLP has κ(X W_up W_down) ≤ κ(W_up)κ(W_down)·κ(X).
+
+    bound_of(x, up, down)                   # the right side, one number per draw
+    for case in cases(400, seed=0): …       # expansion 4 (the paper's), 1 and 1/2; n below, at and above d
+
+(The paper writes the weights to the left; tokens are rows here.) With the usual expansion, W_up is wide and W_down is
+tall: their product is a d × d matrix whose condition number the two factors' do not bound (`products.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from wellcond.theory.draws import WEIGHTS, generator, kappa, kappa_at_rank, tokens, weights
+from wellcond.theory.findings import Case, Example, Line, Lines, compare
+from wellcond.theory.statement import Statement, median, share
+from wellcond.theory.trained import TrainedBlock
+
+__all__ = ["STATEMENT", "bound_of", "cases", "chart", "examples", "summary"]
+
+ID = "asa-eq6"
+D = 32
+LENGTHS = (16, 32, 64)
+EXPANSIONS = (4.0, 1.0, 0.5)
+PAPER = 4.0  # its §3 has W_up of d × 4d
+WIDTHS = (4, 8, 16, 32, 64, 128)
+
+STATEMENT = Statement(
+    id=ID,
+    title="Equation 6: an MLP only multiplies the condition number",
+    claim="κ(X W_up W_down) ≤ κ(W_up)κ(W_down)·κ(X) for an MLP with a linear activation, W_up of d × 4d.",
+    instead=(
+        "κ(X W_up W_down) ≤ κ(W_up W_down)·κ(X), for every n and every expansion of at least 1. The constant is the "
+        "condition number of the product. It is "
+        "below κ(W_up)κ(W_down) if the inner dimension is kept (square weights, or W_down with the column space of "
+        "W_upᵀ), and for "
+        "independent weights with expansion 4 it grows like d, while κ(W_up)κ(W_down) tends to 9. The linear growth "
+        "in κ(X), in contrast to attention's cube, stays true."
+    ),
+    tested=f"d = {D}, n = {', '.join(map(str, LENGTHS))}; expansions 4, 1 and 1/2; Gaussian, uniform and orthogonal "
+    f"weights; GELU beside the linear activation; widths to {WIDTHS[-1]}.",
+    not_tested="Biases and LayerNorm; convolutional or gated MLPs.",
+)  # fmt: skip
+
+
+def bound_of(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """The right side of Eq. 6."""
+    return kappa(up) * kappa(down) * kappa(x)
+
+
+def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterator[Case]:
+    for expansion in EXPANSIONS:
+        for kind in WEIGHTS:
+            for n in LENGTHS:
+                source = generator(seed, ID, expansion, kind, n)
+                x, hidden = tokens(draws, n, D, source), int(expansion * D)
+                up, down = weights(kind, draws, D, hidden, source), weights(kind, draws, hidden, D, source)
+                settings = {"expansion": expansion, "weights": kind, "n": n, "d": D}
+                part = "claim" if expansion == PAPER else "beyond"
+                yield from _judge(f"expansion {expansion:g}, {kind}, n = {n}", x, up, down, part=part, **settings)
+    for block in trained:
+        mlp = block.mlp()
+        if mlp is not None:
+            x, up, down = mlp
+            settings = {
+                "expansion": up.shape[-1] / up.shape[-2],
+                "weights": "trained",
+                "n": x.shape[1],
+                "d": x.shape[2],
+            }
+            yield from _judge(f"trained {block.name}, n = {x.shape[1]}", x, up, down, part="claim", **settings)
+
+
+def _judge(name: str, x: Tensor, up: Tensor, down: Tensor, *, part, **settings) -> Iterator[Case]:
+    bound, hidden = bound_of(x, up, down), up.shape[-1]
+    rank = min(*x.shape[-2:], hidden)  # κ = ‖A‖‖A⁺‖: a bottleneck's zeros are left out
+    measured = kappa_at_rank(x @ up @ down, rank)
+    yield compare(f"linear, {name}", bound, measured, part=part, **settings)
+    if hidden >= x.shape[-1]:
+        known = kappa(x) * kappa(up @ down)
+        yield compare(f"κ(X)κ(W_up W_down), {name}", known, measured, part="instead", **settings)
+    yield compare(f"GELU, {name}", bound, kappa(gelu(x @ up) @ down), part="beyond", **settings)
+
+
+def examples() -> list[Example]:
+    x = torch.eye(2, dtype=torch.float64)
+    up = torch.tensor([[1, 0, 0], [0, 1, 0]], dtype=torch.float64)
+    down = torch.tensor([[1, 0], [0, 0.01], [0, (1 - 0.01**2) ** 0.5]], dtype=torch.float64)
+    return [
+        Example(
+            title="Two tokens, two wide, three hidden units: perfectly conditioned weights, ill-conditioned output",
+            text=(
+                "X = I. W_up has orthonormal rows, W_down orthonormal columns, and the third hidden unit, from which "
+                "W_down reads most of its second "
+                "output, is never written by W_up. The output is diag(1, 0.01)."
+            ),
+            matrices={"X": x.tolist(), "W_up": up.tolist(), "W_down": down.tolist()},
+            bound=float(bound_of(x, up, down)),
+            measured=float(kappa(x @ up @ down)),
+        )
+    ]  # fmt: skip
+
+
+def chart(draws: int, seed: int) -> Lines:
+    """κ of the product and product of the κ, against the width."""
+    lines = []
+    for expansion in (4, 1):
+        product, factors = [], []
+        for d in WIDTHS:
+            source, count = generator(seed, ID, "chart", expansion, d), max(20, min(draws, 2**17 // d**2))
+            up = weights("gaussian", count, d, expansion * d, source)
+            down = weights("gaussian", count, expansion * d, d, source)
+            product.append(median(kappa(up @ down)))
+            factors.append(median(kappa(up) * kappa(down)))
+        lines.append(Line(name=f"κ(W_up W_down), expansion {expansion}", x=list(WIDTHS), y=product))
+        lines.append(Line(name=f"κ(W_up)κ(W_down), expansion {expansion}", x=list(WIDTHS), y=factors, dashed=True))
+    return Lines(
+        title="The constant of Equation 6", x="d", y="κ", log_x=True, log_y=True, lines=lines,
+        caption="Median over Gaussian weights. Where the solid line is above its dashed one, the bound is wrong.",
+    )  # fmt: skip
+
+
+def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
+    def pick(start: str, **wanted) -> list[Case]:
+        return [c for c in cases if c.name.startswith(start) and wanted.items() <= c.settings.items()]
+
+    product, factors = (
+        next(line for line in lines.lines if line.name.startswith(s))
+        for s in ("κ(W_up W_down), expansion 4", "κ(W_up)κ(W_down), expansion 4")
+    )
+    found = [
+        f"Expansion 4, Gaussian weights: {share(pick('linear', expansion=4.0, weights='gaussian'))} draws violate "
+        "the bound; uniform: "
+        f"{share(pick('linear', expansion=4.0, weights='uniform'))}; orthogonal: "
+        f"{share(pick('linear', expansion=4.0, weights='orthogonal'))}.",
+        f"Square weights: {share(pick('linear', expansion=1.0))} violate it. A bottleneck (expansion 1/2): "
+        f"{share([c for c in pick('linear', expansion=0.5) if c.settings['n'] >= D])} for n ≥ d, "
+        f"{share(pick('linear', expansion=0.5, n=LENGTHS[0]))} for n < d.",
+        f"At d = {product.x[-1]} and expansion 4 the median κ(W_up W_down) is {product.y[-1]:.3g}, and "
+        f"κ(W_up)κ(W_down) {factors.y[-1]:.3g}.",
+        f"With GELU in between: {share(pick('GELU', expansion=4.0))} draws violate it at expansion 4.",
+    ]  # fmt: skip
+    trained = pick("linear", weights="trained")
+    if trained:
+        found.append(
+            f"Trained MLPs: {share(trained)} images violate it without activation, "
+            f"{share(pick('GELU', weights='trained'))} with GELU."
+        )
+    return found

@@ -1,0 +1,177 @@
+"""What a check of a statement hands back: cases, minimal examples, a chart, and the verdict they lead to.
+
+    case = compare("Gaussian weights, n = 64", bound, measured, part="claim", n=64, d=32)   # one inequality, many draws
+    case = rate("n = 64, δ = 0.1", failures=3, draws=400, allowed=0.1, part="claim")        # a failure rate against δ
+    verdict([case, …])                                                                      # "holds in part"
+
+A case belongs to one part. `claim`: inside the assumptions that the paper states. `beyond`: where the paper, or common
+practice, carries the statement further. `instead`: what we found to be true in its place. The verdict looks at `claim`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from wellcond.theory.intervals import clopper_pearson
+
+__all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "Verdict", "compare", "rate", "verdict"]
+
+Part = Literal["claim", "beyond", "instead"]
+Outcome = Literal["holds", "does not hold", "undecided"]
+Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
+
+SEEN = 1e10  # κ beyond this is decided by float64's rounding in a chain of products: it counts as "at least this"
+SLACK = 1e-9  # relative; where a bound is attained, rounding must not look like a violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One setting, many draws."""
+
+    name: str
+    part: Part
+    bound: float
+    """Of an inequality: the median bound. Of a failure rate: the rate that is allowed, δ."""
+    measured: float
+    """Of an inequality: the median of what is bounded. Of a failure rate: the rate."""
+    margin: float
+    """Bound over measured in the worst draw; for a rate, δ over the upper end of its interval. Below 1: not shown."""
+    draws: int
+    failures: int
+    """Draws in which the inequality is violated, or the event happens whose probability is bounded."""
+    undecided: int
+    """Draws in which both sides lie beyond what float64 can tell."""
+    interval: tuple[float, float]
+    """95 % interval (Clopper-Pearson) of the probability of a failure."""
+    outcome: Outcome
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """n, d and the like; numbers that explain the case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The smallest matrices that show a point, with both sides of the inequality computed."""
+
+    title: str
+    text: str
+    matrices: Mapping[str, Sequence[Sequence[float]]]
+    bound: float
+    measured: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+    """Bounds are dashed, measurements are not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """A chart in words and numbers; whoever can draw, draws it."""
+
+    title: str
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    lines: Sequence[Line]
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """All that was found about one statement."""
+
+    statement: str
+    verdict: Verdict
+    headline: Case
+    """The case inside the claim with the least margin."""
+    findings: Sequence[str]
+    """What was found, in plain sentences with the measured numbers."""
+    cases: Sequence[Case]
+    examples: Sequence[Example]
+    chart: Lines
+    draws: int
+    trained: str
+    """What trained matrices were used, or why none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+
+def compare(
+    name: str,
+    bound: Tensor,
+    measured: Tensor,
+    *,
+    part: Part,
+    slack: float = SLACK,
+    strict: bool = False,
+    **settings: Any,
+) -> Case:
+    """Is measured ≤ bound in every draw? `strict`: measured < bound. Infinite values stand for "beyond float64"."""
+    bound, measured = torch.broadcast_tensors(bound.double(), measured.double())
+    bound, measured = bound.flatten(), measured.flatten()
+    if bool(bound.isnan().any() | measured.isnan().any()):
+        raise ValueError(f"{name}: a bound or a measured value is NaN; a draw was not finite")
+    seen = measured.clamp_max(SEEN)
+    blind = (bound > SEEN) & (measured > SEEN)
+    # κ of a product in float64 is known to eps·κ, relatively.
+    room = 0.0 if strict else slack + 64 * torch.finfo(torch.float64).eps * seen
+    violated = (seen >= bound) if strict else (seen > bound * (1 + room))
+    violated &= ~blind
+    failures, draws, unseen = int(violated.sum()), measured.numel(), int(blind.sum())
+    ratios = torch.where(blind, math.inf, bound / seen)
+    outcome: Outcome = "does not hold" if failures else "undecided" if unseen == draws else "holds"
+    return Case(
+        name=name,
+        part=part,
+        bound=float(bound.median()),
+        measured=float(measured.median()),
+        margin=float(ratios.min()),
+        draws=draws,
+        failures=failures,
+        undecided=unseen,
+        interval=clopper_pearson(failures, draws - unseen) if draws > unseen else (0.0, 1.0),
+        outcome=outcome,
+        settings=settings,
+    )
+
+
+def rate(name: str, *, failures: int, draws: int, allowed: float, part: Part, **settings: Any) -> Case:
+    """Does an event happen with probability at most `allowed`? Shown, refuted or left open by its 95 % interval."""
+    low, high = clopper_pearson(failures, draws)
+    outcome: Outcome = "holds" if high <= allowed else "does not hold" if low > allowed else "undecided"
+    return Case(
+        name=name,
+        part=part,
+        bound=allowed,
+        measured=failures / draws,
+        margin=allowed / high,
+        draws=draws,
+        failures=failures,
+        undecided=0,
+        interval=(low, high),
+        outcome=outcome,
+        settings=settings,
+    )
+
+
+def verdict(cases: Iterable[Case]) -> Verdict:
+    """All cases of the claim hold; some do; none does; or nothing was refuted, but not everything was shown."""
+    outcomes = {case.outcome for case in cases if case.part == "claim"}
+    if not outcomes:
+        raise ValueError("there is no case inside the claim to judge by")
+    if outcomes == {"holds"}:
+        return "holds"
+    if "does not hold" not in outcomes:
+        return "undecided"
+    return "holds in part" if "holds" in outcomes else "does not hold"

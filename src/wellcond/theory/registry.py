@@ -1,0 +1,89 @@
+"""The statements by their ids, and how one is checked.
+
+    STATEMENTS                                          # asa-prop41, …, sky-lemma3, in the papers' order
+    finding = check("asa-eq6", draws=400, seed=0)       # cases, examples, chart, verdict
+    finding.verdict, finding.headline.margin
+
+The same seed and draws give the same finding; the statements do not share random numbers, so that one alone gives the
+same as all of them.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from wellcond.theory.findings import Case, Finding, verdict
+from wellcond.theory.statement import Statement
+from wellcond.theory.trained import describe, read_blocks
+
+__all__ = ["DRAWS", "STATEMENTS", "check", "statement"]
+
+DRAWS = 400
+STATEMENTS = {
+    "asa-prop41": "asa_prop41",
+    "asa-prop42": "asa_prop42",
+    "asa-eq6": "asa_eq6",
+    "asa-eq24": "asa_eq24",
+    "sky-lemmaC1": "sky_lemma_c1",
+    "sky-lemmaC2": "sky_lemma_c2",
+    "sky-theorem2": "sky_theorem2",
+    "sky-lemma3": "sky_lemma3",
+}  # fmt: skip
+
+
+def statement(name: str) -> Statement:
+    """What the statement says. Raises ValueError for an unknown id, with the list."""
+    return _module(name).STATEMENT
+
+
+def check(
+    name: str,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    trained: str | Path | None = None,
+    on_case: Callable[[Case], None] | None = None,
+) -> Finding:
+    """Check one statement.
+
+    Args:
+        draws: draws for each case; a few expensive cases take fewer, and say how many.
+        trained: a file of `wellcond.theory.trained`; without one, no trained weights, and the finding says so.
+        on_case: called after each case, for a progress bar.
+
+    Raises ValueError for an unknown id, fewer than 40 draws, or a file that holds no blocks.
+    """
+    module = _module(name)
+    if draws < 40:
+        raise ValueError(f"{draws} draws cannot show a failure rate below 0.1; take 40 or more")
+    blocks = read_blocks(trained) if trained is not None else []
+    cases: list[Case] = []
+    for case in module.cases(draws, seed, blocks):
+        cases.append(case)
+        if on_case is not None:
+            on_case(case)
+    chart = module.chart(draws, seed)
+    return Finding(
+        statement=name,
+        verdict=verdict(cases),
+        headline=_headline(cases),
+        findings=module.summary(cases, chart),
+        cases=cases,
+        examples=module.examples(),
+        chart=chart,
+        draws=draws,
+        trained=describe(trained) if trained is not None else "none was given",
+    )
+
+
+def _headline(cases: Sequence[Case]) -> Case:
+    """The case of the claim with the least margin."""
+    return min((case for case in cases if case.part == "claim"), key=lambda case: (case.margin, math.inf))
+
+
+def _module(name: str) -> ModuleType:
+    if name not in STATEMENTS:
+        raise ValueError(f"unknown statement {name!r}; there are {', '.join(STATEMENTS)}")
+    return importlib.import_module(f"wellcond.theory.{STATEMENTS[name]}")

@@ -3,10 +3,13 @@
     wellcond info              # versions, device, which fast paths are taken and why
     wellcond demo              # a report page in demo/
     wellcond measure vit_tiny_patch16_224 --checkpoint last.pth.tar --data-dir photos --untrained
+    wellcond train digits --output runs/a --set gray=dct --set probe_every=50
     wellcond report runs/a runs/b
+    wellcond theory asa-prop41 # bound, measured value, margin and verdict of a paper's statement
     wellcond bench graying     # ratios, and a JSON file with its environment
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A failure is one line; with WELLCOND_DEBUG=1, a traceback.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure is one line; with
+WELLCOND_DEBUG=1, a traceback.
 Everything heavy is imported inside its command, so that `--help` and a typing mistake are answered at once.
 """
 
@@ -186,6 +189,39 @@ def measure(
     )
 
 
+@app.command()
+def theory(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Which statements, e.g. asa-prop41 sky-lemma3; by default all.", metavar="[ID]…"),
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=40, help="Draws for each case; more go deeper.  [default: 400]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Where the random numbers begin.")] = 0,
+    trained: Annotated[
+        Path | None,
+        typer.Option(
+            help="Matrices of trained blocks; by default evidence/trained's, if here.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the JSON files.", file_okay=False)] = Path("evidence/theory"),
+    page: Annotated[Path | None, typer.Option(help="Also write this page, and its plots.", dir_okay=False)] = None,
+) -> None:
+    """Check the propositions, lemmas and theorems of both papers; "does not hold" is a result, not a failure."""
+    from wellcond.theory.registry import DRAWS, STATEMENTS
+
+    unknown = [name for name in ids or () if name not in STATEMENTS]
+    if unknown:
+        raise typer.BadParameter(
+            f"unknown statement {unknown[0]!r}; there are {', '.join(STATEMENTS)}", param_hint="ID"
+        )
+    from wellcond.experiments import theory_run
+
+    wanted = list(dict.fromkeys(ids or STATEMENTS))
+    theory_run.run(wanted, draws=draws or DRAWS, seed=seed, trained=trained, output=output, page=page)
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -202,6 +238,34 @@ def _key_values(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             found[key] = value
     return found
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe: digits, vit_tiny, swin_small, mae_base, …")],
+    output: Annotated[
+        Path | None, typer.Option(help="The run's folder; by default runs/RECIPE.", file_okay=False)
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke (a CPU, seconds), lab (a GPU, minutes) or paper.")] = "lab",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of the recipe, as key=value; may be repeated.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
+    lr: Annotated[float | None, typer.Option()] = None,
+    model: Annotated[str | None, typer.Option(help="Another model, by timm's name.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER.")] = None,
+    amp_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    device: Device = None,
+) -> None:
+    """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
+    from wellcond.experiments import training
+
+    options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
+    options |= {"data": data_dir, "amp_dtype": amp_dtype}
+    config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
+    raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))
 
 
 @bench.command("graying")

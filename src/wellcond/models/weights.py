@@ -32,7 +32,7 @@ from wellcond.models.families import find_projection, unwrap
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 
-__all__ = ["Loaded", "load", "match_names", "read_weights", "save"]
+__all__ = ["Loaded", "load", "match_names", "read_weights", "save", "surgery_metadata"]
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
@@ -82,16 +82,13 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
     if bad := [key for key, value in extra.items() if not (isinstance(key, str) and isinstance(value, str))]:
         raise ValueError(f"safetensors metadata maps text to text; convert {bad[:3]}, e.g. with json.dumps")
     tensors = _own_tensors(unwrap(model).state_dict())
-    settings = graying_of(model)
-    surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
-    if skips := skips_of(model):
-        surgery["skips"] = skips
+    extra |= surgery_metadata(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         aside.touch()
         mode = aside.stat().st_mode
-        save_file(tensors, aside, metadata={"format": "pt", **extra, METADATA_KEY: json.dumps(surgery)})
+        save_file(tensors, aside, metadata={"format": "pt", **extra})
         aside.chmod(mode)  # safetensors may leave a file that nobody else can read, whatever the umask says
         with aside.open("rb") as file:
             os.fsync(file.fileno())
@@ -100,6 +97,15 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
         raise ValueError(f"cannot write {path}: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def surgery_metadata(model: nn.Module) -> dict[str, str]:
+    """What was done to the model, as the metadata of a file with its weights."""
+    settings = graying_of(model)
+    surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    if skips := skips_of(model):
+        surgery["skips"] = skips
+    return {METADATA_KEY: json.dumps(surgery)}
 
 
 def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:

@@ -1,0 +1,303 @@
+"""Every setting of a training, checked before anything starts.
+
+    config = Config(model="vit_tiny_patch16_224", data="digits", epochs=10)
+    config = config.changed(["lr=3e-4", "remove_skips=sa", "gray=dct"])      # as --set gives them
+    config.check()                                                           # ValueError names what cannot be
+
+A recipe (recipes.py) is a function that returns one. `config.json` in a run's folder holds all of it, enough to repeat
+the run.
+"""
+
+import ast
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+__all__ = ["AMP_DTYPES", "TASKS", "Config"]
+
+Task = Literal["classify", "mae", "linear_probe"]
+AmpDtype = Literal["float32", "bfloat16", "float16"]
+TASKS: tuple[str, ...] = get_args(Task)
+AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One training. Words are timm's where timm has one."""
+
+    recipe: str = ""
+    """The recipe it came from."""
+    task: Task = "classify"
+    """`classify`, `mae` (masked autoencoding), or `linear_probe` (a fresh head on frozen features)."""
+
+    model: str = "vit_tiny_patch16_224"
+    """A name that timm knows, `hf-hub:` and `local-dir:` included."""
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Given to timm.create_model as they are."""
+    pretrained: bool = False
+    checkpoint: str = ""
+    """Weights to start from: a file of wellcond's, timm's or a MaskedAutoencoder's."""
+    remove_skips: tuple[str, ...] = ()
+    """Skips to train without: `sa`, `mlp`."""
+    layer_scale: float | None = None
+    """What LayerScale starts from where a skip was removed; a small one would let the signal die."""
+    attention: str = ""
+    """Another attention, by name: `linear`, `kernelized`, `skyformer`, `nystrom`."""
+    attention_kwargs: dict[str, Any] = field(default_factory=dict)
+    gray: str = ""
+    """Token Graying: `svd` or `dct`; empty for none."""
+    epsilon: float = 0.95
+
+    data: str = "digits"
+    """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`."""
+    image_size: int = 224
+    cache_dir: str = ""
+    """Where decoded images are kept; by default beside the run."""
+    holdout: float = 0.0
+    """The share of the training set that is held out as validation set, the real one being left alone until the end."""
+    padding: int = 0
+    """Pixels of random shift: a crop from the image padded by so many."""
+    scale_min: float = 1.0
+    """The smallest share of the area that a random crop takes; 1 takes the whole image."""
+    flip: float = 0.0
+    color_jitter: float = 0.0
+    erasing: float = 0.0
+    auto_augment: str = ""
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+
+    epochs: int = 10
+    batch_size: int = 256
+    """Images in one step of the optimiser, over all processes and accumulated parts."""
+    accumulate: int = 1
+    opt: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    opt_betas: tuple[float, ...] = ()
+    layer_decay: float | None = None
+    clip_grad: float | None = None
+    sched: str = "cosine"
+    warmup_epochs: int = 0
+    warmup_lr: float = 1e-6
+    min_lr: float = 0.0
+    drop_path: float = 0.0
+    ema_decay: float | None = None
+
+    mask_ratio: float = 0.75
+    normalize_pixels: bool = False
+    gray_masked: str = "visible"
+    """Which tokens masked autoencoding grays: `visible`, or `all`, which leaks masked patches into visible ones."""
+    decoder_dim: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+
+    amp_dtype: AmpDtype = "float32"
+    compile: bool = False
+    deterministic: bool = False
+    """The same bits from run to run on a GPU too, at some cost."""
+    shard: bool = False
+    """Parameters sharded over the processes (FSDP2)."""
+    workers: int = 2
+    seed: int = 0
+
+    probe_every: int = 0
+    """Steps from one measurement to the next; 0 for none."""
+    probe_samples: int = 64
+    probe_sites: tuple[str, ...] = ()
+    eval_every: int = 1
+    """Epochs from one validation to the next."""
+    log_every: int = 20
+    save_every: int = 0
+    """Steps from one saved state to the next; 0 for once an epoch."""
+    keep: int = 2
+    """How many saved states are kept."""
+    on_divergence: Literal["stop", "rollback"] = "stop"
+    tracker: str = ""
+    """`tensorboard`, `wandb` or `trackio`, beside the JSON lines that are always written."""
+
+    def changed(self, settings: Iterable[str] | Mapping[str, Any]) -> Self:
+        """With these fields changed: `["lr=3e-4", …]` as a command line has them, or a mapping."""
+        if not isinstance(settings, Mapping):
+            settings = dict(_assignment(text) for text in settings)
+        fields = {f.name: f for f in dataclasses.fields(self)}
+        changes = {}
+        hints = typing.get_type_hints(type(self))
+        for name, value in settings.items():
+            if name not in fields:
+                raise ValueError(f"there is no setting {name!r}{_nearest(name, fields)}")
+            changes[name] = _as_type(name, value, hints[name])
+        return dataclasses.replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        return cls().changed(payload)
+
+    def differences(self, other: "Config") -> dict[str, tuple[Any, Any]]:
+        """Field → (mine, theirs), where they differ."""
+        mine, theirs = self.as_json(), other.as_json()
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+    def check(self, *, world: int = 1) -> None:
+        """ValueError for what cannot be trained, before anything is built."""
+        for problem in self._problems(world):
+            raise ValueError(problem)
+
+    def _problems(self, world: int) -> Iterable[str]:
+        yield from _choices("task", self.task, TASKS)
+        yield from _choices("amp_dtype", self.amp_dtype, AMP_DTYPES)
+        yield from _choices("on_divergence", self.on_divergence, ("stop", "rollback"))
+        yield from _choices("gray", self.gray, ("", "svd", "dct"))
+        yield from _choices("gray_masked", self.gray_masked, ("visible", "all"))
+        yield from _choices("tracker", self.tracker, ("", "tensorboard", "wandb", "trackio"))
+        for skip in self.remove_skips:
+            yield from _choices("remove_skips", skip, ("sa", "mlp"))
+        for name in (
+            "epochs",
+            "batch_size",
+            "accumulate",
+            "image_size",
+            "log_every",
+            "eval_every",
+            "keep",
+            "probe_samples",
+        ):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, got {getattr(self, name)}"
+        for name in (
+            "lr",
+            "weight_decay",
+            "warmup_epochs",
+            "min_lr",
+            "warmup_lr",
+            "probe_every",
+            "save_every",
+            "workers",
+            "padding",
+        ):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                yield f"{name} must not be negative, got {getattr(self, name)}"
+        for name in ("flip", "erasing", "label_smoothing", "drop_path", "mask_ratio", "holdout"):
+            if not 0 <= getattr(self, name) < (1.0001 if name in ("flip", "erasing") else 1):
+                yield f"{name} is a share from 0 to 1, got {getattr(self, name)}"
+        if not 0 < self.epsilon <= 1:
+            yield f"epsilon must be in (0, 1], got {self.epsilon}; 1 changes nothing, 0.95 is usual"
+        if not 0 < self.scale_min <= 1:
+            yield f"scale_min must be in (0, 1], got {self.scale_min}"
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            yield f"ema_decay must be between 0 and 1, got {self.ema_decay}"
+        if self.warmup_epochs > self.epochs:
+            yield f"warmup_epochs={self.warmup_epochs} is longer than the training of epochs={self.epochs}"
+        parts = world * self.accumulate
+        if self.batch_size % parts:
+            yield (
+                f"batch_size={self.batch_size} is the number of images in a step over all processes; it must be a "
+                f"multiple of {world} processes × accumulate={self.accumulate}"
+            )
+        if self.task == "mae" and (self.mixup or self.cutmix or self.label_smoothing):
+            yield "masked autoencoding has no labels: leave mixup, cutmix and label_smoothing at 0"
+        if self.task == "linear_probe" and not (self.checkpoint or self.pretrained):
+            yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
+        if self.shard and self.ema_decay is not None:
+            yield "an average of weights (ema_decay) of a sharded model is not supported; leave one of them"
+        if self.shard and self.amp_dtype == "float16":
+            yield "float16 with a scaler is not supported for a sharded model; amp_dtype=bfloat16 needs none"
+        yield from self._unknown_model()
+
+    def _unknown_model(self) -> Iterable[str]:
+        if self.model.startswith(("hf-hub:", "local-dir:")):
+            return
+        import timm
+
+        name = self.model.partition(".")[0]
+        if not timm.is_model(name):
+            known = timm.list_models()
+            near = (
+                difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+                or [m for m in known if m.startswith(name[:5])][:3]
+            )
+            yield f"timm knows no model {self.model!r}{'; did you mean ' + ', '.join(near) + '?' if near else ''}"
+
+
+def _choices(name: str, value: str, allowed: Iterable[str]) -> Iterable[str]:
+    allowed = tuple(allowed)
+    if value not in allowed:
+        yield f"{name} can be {', '.join(repr(a) for a in allowed)}, not {value!r}"
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"a setting is written name=value, got {text!r}")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+
+
+def _as_type(name: str, value: Any, hint: Any) -> Any:
+    """`value`, a string of a command line or what JSON gives, as the field's type."""
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if type(None) in kinds and (value is None or value in ("none", "None", "")):
+        return None
+    kind = next(k for k in kinds if k is not type(None))
+    origin = typing.get_origin(kind)
+    try:
+        if origin is Literal or kind is str:
+            return str(value)
+        if kind is bool:
+            return _boolean(value)
+        if origin is tuple:
+            items = value if isinstance(value, list | tuple) else [part for part in str(value).split(",") if part]
+            return tuple(float(item) if get_args(kind)[0] is float else str(item).strip() for item in items)
+        if origin is dict:
+            return dict(value) if isinstance(value, Mapping) else _mapping(str(value))
+        if kind is int and isinstance(value, str):
+            return int(value)
+        if kind is int and (isinstance(value, bool) or value != int(value)):
+            raise ValueError
+        return kind(value)
+    except (ValueError, TypeError, SyntaxError):
+        word = {int: "a whole number", float: "a number", bool: "true or false"}.get(
+            kind, "key=value pairs such as a=1,b='x'"
+        )
+        raise ValueError(f"{name} must be {word}, got {value!r}") from None
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in ("true", "false", "1", "0", "yes", "no"):
+        raise ValueError(word)
+    return word in ("true", "1", "yes")
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    if text.startswith("{"):
+        found = ast.literal_eval(text)
+        if not isinstance(found, dict):
+            raise ValueError(text)
+        return found
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): _literal(value.strip()) for key, _, value in pairs}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,348 @@
+"""The training loop: read it from top to bottom.
+
+    outcome = train(config, "runs/a")       # goes on where it stopped; the same call under torchrun for many processes
+
+Nothing random is carried from step to step: the order of the data and every augmentation come from (seed, epoch,
+index), and the model's own random numbers (dropout, masks, landmarks) from (seed, step, rank). So a state is the
+weights, the optimiser and a number, and a run that was killed goes on to the same bits.
+"""
+
+import contextlib
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.data import DataSet, EvalBatches, TrainBatches, open_data
+from wellcond.probe.steps import StepProbe, summary
+from wellcond.train.augmentation import augmentation_of
+from wellcond.train.checkpoint import latest, save
+from wellcond.train.config import Config
+from wellcond.train.divergence import Divergence, Watch
+from wellcond.train.folder import RunFolder
+from wellcond.train.interrupt import Interrupted, interruptible
+from wellcond.train.processes import Processes, join
+from wellcond.train.progress import Progress
+from wellcond.train.setup import Parts, build
+from wellcond.train.tasks import Task, make_task
+from wellcond.train.trackers import Tracker, make_tracker
+
+__all__ = ["Diverged", "Outcome", "train"]
+
+ROLLBACKS = 3
+
+
+class Diverged(Exception):  # noqa: N818 (nothing is broken but the training)
+    """The training was lost; the message names the step and the block with the worst condition number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    folder: Path
+    steps: int
+    metrics: dict[str, float]
+    """Of the last validation."""
+
+
+def train(config: Config, output: str | Path, *, device: str | None = None, quiet: bool = False) -> Outcome:
+    """Train `config` in the folder `output`, or go on with it there.
+
+    Raises ValueError before anything starts for what cannot be trained, Interrupted after SIGINT or SIGTERM (the state
+    is saved), Diverged where the training is lost.
+    """
+    here = join(device)
+    try:
+        config.check(world=here.world)
+        folder = RunFolder.open(output, config, writes=here.is_main)
+        here.wait()
+        with _numerics(config), interruptible() as asked:
+            run = _Run(config, folder, here, quiet=quiet)
+            return run.go(asked)
+    finally:
+        here.leave()
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
+        self.config, self.folder, self.here = config, folder, here
+        cache = Path(config.cache_dir) if config.cache_dir else folder.path / "cache"
+        self.data: DataSet = open_data(
+            config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+        )
+        self.batches = TrainBatches(
+            self.data.train.to(here.device),
+            batch_size=config.batch_size // (here.world * config.accumulate),
+            seed=config.seed,
+            rank=here.rank,
+            world=here.world,
+            device=here.device,
+            augmentation=augmentation_of(config),
+            num_classes=len(self.data.classes),
+        )
+        self.validation = self.data.val.to(here.device)
+        self.steps_per_epoch = self.batches.steps_per_epoch // config.accumulate
+        if self.steps_per_epoch < 1:
+            raise ValueError(
+                f"batch_size={config.batch_size} is more than the {len(self.data.train)} training images of "
+                f"{self.data.name}; lower it"
+            )
+        self.task: Task = make_task(config, self.data)
+        self.parts: Parts = build(config, self.task, here, steps_per_epoch=self.steps_per_epoch)
+        self.watch = Watch(patience=max(200, config.epochs * self.steps_per_epoch // 10))
+        self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
+        self.probe = self._make_probe()
+        self.tracker: Tracker = make_tracker(config, folder) if here.is_main else Tracker()
+        self.progress = Progress(config, self.total, show=here.is_main and not quiet)
+        self.metrics: dict[str, float] = {}
+        self.saved_step = -1
+
+    @property
+    def total(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    def go(self, asked: Any) -> Outcome:
+        step = self._restore()
+        with self.progress.running(step):
+            while step < self.total:
+                try:
+                    step = self._epoch(step, asked)
+                except _Lost as lost:
+                    step = self._lost(lost.divergence)
+            if not self.metrics:  # it was finished before
+                self.metrics = self._evaluate()
+        self._save(step)
+        self.tracker.close()
+        return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
+
+    def _epoch(self, step: int, asked: Any) -> int:
+        """From `step` to the end of its epoch; returns the number of steps done."""
+        config, epoch = self.config, step // self.steps_per_epoch
+        first = step % self.steps_per_epoch
+        batches = self.batches.epoch(epoch, start=first * config.accumulate)
+        while step < (epoch + 1) * self.steps_per_epoch:
+            self.parts.called.train()
+            loss = self._step(step, batches)
+            step += 1
+            self.watch.see(step, loss)
+            self.progress.step(step, images=config.batch_size)
+            if step % config.log_every == 0 or step == self.total:
+                self._log(step, loss)
+            if self.here.any(asked()):
+                self._save(step)
+                raise Interrupted(f"stopped at step {step} of {self.total}; the same command goes on")
+            if config.save_every and step % config.save_every == 0:
+                self._save(step)
+        done = step // self.steps_per_epoch
+        self._judge(step)
+        if done % config.eval_every == 0 or step == self.total:
+            self.metrics = self._evaluate()
+            self.counters["best"] = max(self.counters["best"], self.metrics.get(self.task.metric, -math.inf))
+            self._record({"step": step, "epoch": done, "split": "val", **self.metrics, "best": self.counters["best"]})
+            self.progress.evaluated(self.metrics)
+        if not config.save_every:
+            self._save(step)
+        return step
+
+    def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+        """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
+        config, parts = self.config, self.parts
+        _seed(config.seed, step, self.here.rank)
+        parts.schedule.step_update(step)
+        for group in parts.optimizer.param_groups:
+            group["lr"] *= self.counters["lr_factor"]
+        total = torch.zeros((), device=self.here.device)
+        for part in range(config.accumulate):
+            images, labels = next(batches)
+            last = part == config.accumulate - 1
+            with self._sync(last), self._measured(step):
+                with self._autocast():
+                    loss = self.task.loss(parts.called, images, labels)
+                parts.scaler.scale(loss / config.accumulate).backward()
+            total += loss.detach() / config.accumulate
+        if config.clip_grad is not None:
+            parts.scaler.unscale_(parts.optimizer)
+            nn.utils.clip_grad_norm_(parts.model.parameters(), config.clip_grad)
+        parts.scaler.step(parts.optimizer)
+        parts.scaler.update()
+        parts.optimizer.zero_grad(set_to_none=True)
+        if parts.ema is not None:
+            parts.ema.update(parts.model, step=step)
+        return total
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        """Every validation sample exactly once over all processes, the last partial batch included."""
+        model = self.parts.ema.module if self.parts.ema is not None else self.parts.model
+        flags = [module for module in model.modules() if module.training]
+        model.eval()
+        sums: dict[str, Tensor] = {}
+        size = max(1, self.config.batch_size // self.here.world)
+        for images, labels in EvalBatches(
+            self.validation, batch_size=size, rank=self.here.rank, world=self.here.world, device=self.here.device
+        ):
+            _seed(self.config.seed, 0, self.here.rank)
+            with self._autocast():
+                counted = self.task.count(model, images, labels)
+            sums = {name: sums.get(name, 0) + value for name, value in counted.items()}
+        for module in flags:
+            module.training = True
+        names = sorted(sums)
+        values = self.here.total(torch.stack([sums[name] for name in names])).tolist()
+        found = dict(zip(names, values, strict=True))
+        count = found.pop("count")
+        return {name: value / count for name, value in found.items()}
+
+    def _log(self, step: int, loss: Tensor) -> None:
+        self._judge(step)
+        mean = self.here.total(loss.detach().clone()).item() / self.here.world
+        rate = self.progress.rate
+        lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
+        self._record(
+            {
+                "step": step,
+                "epoch": step / self.steps_per_epoch,
+                "split": "train",
+                "loss": mean,
+                "lr": lr,
+                "images_per_second": rate,
+            }
+        )
+        self.progress.logged(mean)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        self.folder.log(row)
+        split = row.get("split", "")
+        self.tracker.log(
+            {f"{split}/{k}": v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}, step=row["step"]
+        )
+
+    def _judge(self, step: int) -> None:
+        problem = self.watch.judge()
+        if self.here.any(problem is not None):
+            raise _Lost(problem or Divergence(step=step, why="another process saw it"))
+
+    def _lost(self, problem: Divergence) -> int:
+        """Back to the last good state with half the step, or the end."""
+        rolls = self.counters["rollbacks"]
+        good = (
+            latest(self.folder.checkpoints) if self.config.on_divergence == "rollback" and rolls < ROLLBACKS else None
+        )
+        self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        if good is None:
+            raise Diverged(self._what_was_lost(problem))
+        self._load(good)
+        self.counters["rollbacks"] = rolls + 1
+        self.counters["lr_factor"] *= 0.5
+        warnings.warn(
+            f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × "
+            f"{self.counters['lr_factor']:g}",
+            stacklevel=2,
+        )
+        return good.step
+
+    def _what_was_lost(self, problem: Divergence) -> str:
+        worst = self.progress.worst
+        where = f"; the worst block at the last measurement was {worst}" if worst else ""
+        start = f"diverged at step {problem.step} of {self.total}: {problem.why}{where}"
+        return f"{start}. A smaller lr, or clip_grad=1, may help"
+
+    # The state
+
+    def _save(self, step: int) -> None:
+        if step == self.saved_step:
+            return
+        counters = {**self.counters, "watch": self.watch.state_dict()}
+        state = self.parts.saved(step, counters)
+        if self.here.is_main:
+            try:
+                save(self.folder.checkpoints, state, keep=self.config.keep)
+            except OSError as error:
+                message = f"the state of step {step} could not be saved: {error}. The one before is still there"
+                if step >= self.total:
+                    raise OSError(message) from error
+                warnings.warn(message + "; training goes on", stacklevel=2)
+        self.here.wait()
+        self.saved_step = step
+
+    def _restore(self) -> int:
+        state = latest(self.folder.checkpoints)
+        if state is None:
+            self.folder.forget_after(-1)
+            return 0
+        self._load(state)
+        self.folder.forget_after(state.step)
+        self.saved_step = state.step
+        return state.step
+
+    def _load(self, state: Any) -> None:
+        self.parts.restore(state)
+        counters = dict(state.counters)
+        self.watch.load_state_dict(counters.pop("watch"))
+        self.counters.update(counters)
+
+    # Around a forward pass
+
+    def _autocast(self) -> Any:
+        if self.config.amp_dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.here.device.type, dtype=getattr(torch, self.config.amp_dtype))
+
+    def _sync(self, last: bool) -> Any:
+        """Gradients travel between processes only with the last part of a batch."""
+        called = self.parts.called
+        inner = getattr(called, "_orig_mod", called)
+        return inner.no_sync() if not last and hasattr(inner, "no_sync") else contextlib.nullcontext()
+
+    def _make_probe(self) -> StepProbe | None:
+        if not self.config.probe_every:
+            return None
+        probe = StepProbe(
+            self.parts.called,
+            self.config.probe_sites or None,
+            every=self.config.probe_every,
+            max_samples=self.config.probe_samples,
+            run=self.folder.name,
+        )
+        return probe.to(self.folder.probe)
+
+    @contextlib.contextmanager
+    def _measured(self, step: int) -> Iterator[None]:
+        if self.probe is None:
+            yield
+            return
+        self.probe.begin(step)
+        yield
+        if self.probe.end():
+            found = summary(self.probe.rows())
+            self.tracker.log(found, step=step)
+            self.progress.measured(self.probe.rows())
+
+
+class _Lost(Exception):  # noqa: N818
+    def __init__(self, divergence: Divergence):
+        super().__init__(divergence.why)
+        self.divergence = divergence
+
+
+def _seed(*parts: int) -> None:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@contextlib.contextmanager
+def _numerics(config: Config) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

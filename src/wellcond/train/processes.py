@@ -1,0 +1,62 @@
+"""One process or many: what torchrun, SLURM or `accelerate launch` say in the environment.
+
+here = join()                   # rank 0 of 1 without them
+here.is_main, here.device       # True, device(type='cuda', index=0)
+here.any(flag)                  # whether it is true in any process; all of them ask at the same step
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+__all__ = ["Processes", "join"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """This process among the others."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        if self.world == 1:
+            return flag
+        return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(device: str | None = None) -> Processes:
+    """Meet the other processes, if the environment names any, and choose this one's device."""
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        where = torch.device("cuda", torch.cuda.current_device())
+    else:
+        where = torch.device(kind)
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=10))
+    return Processes(rank=rank, world=world, device=where)

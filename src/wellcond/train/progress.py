@@ -1,0 +1,75 @@
+"""The progress bar: loss, images per second, time left, and the worst block's log κ. Plain lines without a terminal."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from wellcond.train.config import Config
+
+__all__ = ["Progress"]
+
+PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    def __init__(self, config: Config, total: int, *, show: bool):
+        self.total, self.show = total, show
+        self.rate = 0.0
+        """Images per second over the last steps."""
+        self.worst = ""
+        """The block with the largest log κ at the last measurement, in words."""
+        self._loss = math.nan
+        self._console = Console(stderr=True)
+        self._bar: RichProgress | None = None
+        self._task: Any = None
+        self._images, self._since, self._line = 0, time.perf_counter(), 0.0
+
+    @contextlib.contextmanager
+    def running(self, step: int) -> Iterator[None]:
+        self._since = time.perf_counter()
+        if not self.show or not self._console.is_terminal:
+            yield
+            return
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        with RichProgress(*columns, console=self._console) as self._bar:
+            self._task = self._bar.add_task("", total=self.total, completed=step)
+            yield
+        self._bar = None
+
+    def step(self, step: int, *, images: int) -> None:
+        self._images += images
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def logged(self, loss: float) -> None:
+        """After a wait for the device: the only honest time to take a rate."""
+        now = time.perf_counter()
+        self.rate = self._images / max(1e-9, now - self._since)
+        self._images, self._since, self._loss = 0, now, loss
+        self._tell(now)
+
+    def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        kappas = [row for row in rows if row["name"] == "log_kappa" and math.isfinite(row["value"])]
+        if kappas:
+            row = max(kappas, key=lambda row: row["value"])
+            mark = "≥ " if row["status"] == "ceiling" else ""
+            self.worst = f"{row['block']} {row['site']}, log κ {mark}{row['value']:.1f}"
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self.show:
+            words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self._console.print(f"validation: {words}", highlight=False)
+
+    def _tell(self, now: float) -> None:
+        words = f"loss {self._loss:.4g}  {self.rate:,.0f} img/s" + (f"  worst: {self.worst}" if self.worst else "")
+        if self._bar is not None:
+            self._bar.update(self._task, description=words)
+        elif self.show and now - self._line > PLAIN_EVERY:
+            self._line = now
+            self._console.print(words, highlight=False)

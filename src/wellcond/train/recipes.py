@@ -1,0 +1,215 @@
+"""Recipes: functions that return a configuration. A variant calls one and changes fields.
+
+    config = recipe("vit_tiny", scale="lab", data="cifar10:data")       # or wellcond train vit_tiny --set …
+
+`paper` is the papers' own setting: Always Skip Attention names no hyper-parameters for supervised training, so there it
+is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 for every 512 images, RandAugment, mixup, cutmix, erasing).
+`lab` is one GPU and minutes, on 32 or 64 pixels; `smoke` is a CPU and seconds, on the embedded digits.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from wellcond.train.config import Config
+
+__all__ = ["RECIPES", "SCALES", "recipe"]
+
+SCALES = ("smoke", "lab", "paper")
+Recipe = Callable[[str], Config]
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
+    """The configuration of a recipe at a scale; ValueError with the names there are."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"there is no recipe {name!r}; {hint}The recipes are {', '.join(sorted(RECIPES))}")
+    if scale not in SCALES:
+        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+    return RECIPES[name](scale).changed({"recipe": name, **changes})
+
+
+def _recipe(function: Recipe) -> Recipe:
+    RECIPES[function.__name__] = function
+    return function
+
+
+def _deit(model: str, **changes: Any) -> Config:
+    """DeiT's training of 300 epochs on ImageNet-1K at 224 pixels: about 81 % for a ViT-B, on 8 GPUs for days."""
+    settings = {
+        "data": "folder:imagenet",
+        "image_size": 224,
+        "epochs": 300,
+        "batch_size": 1024,
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "warmup_epochs": 5,
+        "warmup_lr": 1e-6,
+        "min_lr": 1e-5,
+        "drop_path": 0.1,
+        "scale_min": 0.08,
+        "flip": 0.5,
+        "auto_augment": "rand-m9-mstd0.5-inc1",
+        "erasing": 0.25,
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "label_smoothing": 0.1,
+        "amp_dtype": "bfloat16",
+        "compile": True,
+        "workers": 10,
+    }
+    return Config(model=model).changed({**settings, **changes})
+
+
+def _lab(model: str, model_kwargs: dict[str, Any], **changes: Any) -> Config:
+    """One GPU, minutes: small images from a cache on the GPU, light augmentation, 100 epochs."""
+    settings = {
+        "model_kwargs": model_kwargs,
+        "data": "cifar10:data",
+        "image_size": 32,
+        "epochs": 100,
+        "batch_size": 512,
+        "lr": 1e-3,
+        "warmup_epochs": 5,
+        "padding": 4,
+        "flip": 0.5,
+        "amp_dtype": "bfloat16",
+        "compile": True,
+    }
+    return Config(model=model).changed({**settings, **changes})
+
+
+def _smoke(model: str, model_kwargs: dict[str, Any], **changes: Any) -> Config:
+    """A CPU, seconds: the 1,797 digits of scikit-learn, enough to see that it trains."""
+    settings = {
+        "model_kwargs": model_kwargs,
+        "data": "digits",
+        "image_size": 32,
+        "epochs": 1,
+        "batch_size": 128,
+        "lr": 1e-3,
+        "padding": 2,
+        "log_every": 5,
+    }
+    return Config(model=model).changed({**settings, **changes})
+
+
+TINY_VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2}
+
+
+@_recipe
+def digits(scale: str) -> Config:
+    """A small ViT on the embedded digits at 8 × 8 pixels: 20 epochs on a CPU."""
+    del scale  # it has one
+    return Config(
+        model="vit_tiny_patch16_224",
+        model_kwargs={"img_size": 8, "patch_size": 2, "depth": 4, "embed_dim": 64, "num_heads": 4},
+        data="digits",
+        image_size=8,
+        epochs=20,
+        batch_size=64,
+        lr=1e-3,
+        warmup_epochs=1,
+        padding=1,
+        log_every=10,
+    )
+
+
+def _vit(name: str, scale: str) -> Config:
+    if scale == "paper":
+        return _deit(name)
+    if scale == "smoke":
+        return _smoke(name, TINY_VIT)
+    return _lab(name, {"img_size": 32, "patch_size": 4})
+
+
+@_recipe
+def vit_tiny(scale: str) -> Config:
+    return _vit("vit_tiny_patch16_224", scale)
+
+
+@_recipe
+def vit_small(scale: str) -> Config:
+    return _vit("vit_small_patch16_224", scale)
+
+
+@_recipe
+def vit_base(scale: str) -> Config:
+    return _vit("vit_base_patch16_224", scale)
+
+
+@_recipe
+def swin_small(scale: str) -> Config:
+    if scale == "paper":
+        return _deit("swin_small_patch4_window7_224", drop_path=0.3, warmup_epochs=20, clip_grad=5.0)
+    if scale == "smoke":
+        small = {
+            "img_size": 32,
+            "patch_size": 2,
+            "window_size": 4,
+            "embed_dim": 32,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+        }
+        return _smoke("swin_tiny_patch4_window7_224", small)
+    return _lab("swin_small_patch4_window7_224", {"img_size": 32, "patch_size": 2, "window_size": 4})
+
+
+@_recipe
+def cait_s24(scale: str) -> Config:
+    if scale == "paper":
+        return _deit("cait_s24_224", epochs=400)
+    if scale == "smoke":
+        return _smoke("cait_xxs24_224", {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2})
+    return _lab("cait_s24_224", {"img_size": 32, "patch_size": 4})
+
+
+@_recipe
+def pvt_v2_b3(scale: str) -> Config:
+    if scale == "paper":
+        return _deit("pvt_v2_b3", drop_path=0.3)
+    if scale == "smoke":
+        small = {"depths": [1, 1, 1, 1], "embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]}
+        return _smoke("pvt_v2_b0", small)
+    return _lab("pvt_v2_b3", {})
+
+
+@_recipe
+def convmixer(scale: str) -> Config:
+    """ConvMixer, 256 wide and 8 deep, kernel 5: the paper's "Tiny" is not specified further."""
+    size = {"dim": 256, "depth": 8, "kernel_size": 5}
+    if scale == "paper":
+        return _deit("convmixer_768_32", model_kwargs={**size, "patch_size": 14}, lr=1e-2, weight_decay=1e-2)
+    if scale == "smoke":
+        return _smoke("convmixer_768_32", {"dim": 32, "depth": 2, "kernel_size": 5, "patch_size": 4})
+    return _lab("convmixer_768_32", {**size, "patch_size": 2})
+
+
+def _masked(scale: str) -> dict[str, Any]:
+    if scale == "smoke":
+        return {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+    return {"decoder_dim": 192, "decoder_depth": 4, "decoder_heads": 6}
+
+
+@_recipe
+def mae_base(scale: str) -> Config:
+    """Masked autoencoding. At `paper` the setting of Table 5: batch 2048, base lr 1.5e-4 for 256 images, 400 epochs."""
+    if scale == "paper":
+        return _deit(
+            "vit_base_patch16_224", task="mae", epochs=400, batch_size=2048, lr=1.5e-4 * 2048 / 256, warmup_epochs=40,
+            opt_betas=(0.9, 0.95), scale_min=0.2, drop_path=0.0, auto_augment="", erasing=0.0, mixup=0.0, cutmix=0.0,
+            label_smoothing=0.0,
+        )  # fmt: skip
+    return _vit("vit_tiny_patch16_224", scale).changed({"task": "mae", "opt_betas": [0.9, 0.95], **_masked(scale)})
+
+
+@_recipe
+def mae_base_finetune(scale: str) -> Config:
+    """Fine-tuning from a masked autoencoder (checkpoint=…). At `paper`: batch 512, base lr 5e-4 for 256, 100 epochs."""
+    if scale == "paper":
+        return _deit(
+            "vit_base_patch16_224", epochs=100, batch_size=512, lr=5e-4 * 512 / 256, layer_decay=0.65, warmup_epochs=5,
+        )  # fmt: skip
+    return _vit("vit_tiny_patch16_224", scale).changed({"layer_decay": 0.75})

@@ -1,0 +1,135 @@
+"""The parts of a training, put together from a configuration: model, optimiser, schedule, scaler, average.
+
+parts = build(config, data, here)
+parts.called(images)                    # compiled and wrapped, as it is called
+state = parts.saved(step, counters)     # everything between two steps; a collective call where parameters are sharded
+parts.restore(state)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.models.weights import surgery_metadata
+from wellcond.train.checkpoint import SavedState
+from wellcond.train.config import Config
+from wellcond.train.processes import Processes
+from wellcond.train.tasks import Task
+
+__all__ = ["Parts", "build"]
+
+
+@dataclass
+class Parts:
+    """What is trained, and what trains it."""
+
+    model: nn.Module
+    """The plain model: its state dict has timm's names."""
+    called: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    """timm's scheduler, asked by the number of steps done."""
+    scaler: torch.amp.GradScaler
+    ema: Any
+    """timm's ModelEmaV3, or None."""
+    sharded: bool
+    metadata: dict[str, str]
+
+    def saved(self, step: int, counters: Mapping[str, Any]) -> SavedState:
+        if self.sharded:
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+            whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            model, optimizer = get_state_dict(self.model, self.optimizer, options=whole)
+        else:
+            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        return SavedState(
+            step=step,
+            model=cast(dict[str, Tensor], model),
+            optimizer=optimizer,
+            ema=self.ema.module.state_dict() if self.ema is not None else None,
+            scaler=self.scaler.state_dict() if self.scaler.is_enabled() else None,
+            counters=counters,
+            metadata=self.metadata,
+        )
+
+    def restore(self, state: SavedState) -> None:
+        if self.sharded:
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+            set_state_dict(
+                self.model,
+                self.optimizer,
+                model_state_dict=dict(state.model),
+                optim_state_dict=cast(dict[str, Any], state.optimizer),
+                options=StateDictOptions(full_state_dict=True),
+            )
+        else:
+            self.model.load_state_dict(dict(state.model))
+            self.optimizer.load_state_dict(dict(state.optimizer))
+        if self.ema is not None and state.ema is not None:
+            self.ema.module.load_state_dict(dict(state.ema))
+        if state.scaler is not None:
+            self.scaler.load_state_dict(dict(state.scaler))
+
+
+def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) -> Parts:
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import create_scheduler_v2
+
+    model = task.build().to(here.device)
+    metadata = {"format": "pt", **surgery_metadata(_timm_part(model))}
+    if config.shard:
+        _shard(model)
+    ema = None
+    if config.ema_decay is not None:
+        from timm.utils import ModelEmaV3
+
+        ema = ModelEmaV3(model, decay=config.ema_decay)
+    betas = {"betas": config.opt_betas} if config.opt_betas else {}
+    optimizer = create_optimizer_v2(
+        model,
+        opt=config.opt,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        layer_decay=config.layer_decay,
+        **betas,
+    )
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched=config.sched,
+        num_epochs=config.epochs,
+        min_lr=config.min_lr,
+        warmup_lr=config.warmup_lr,
+        warmup_epochs=config.warmup_epochs,
+        warmup_prefix=False,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    called = model
+    if here.world > 1 and not config.shard:
+        ids = [here.device.index] if here.device.type == "cuda" else None
+        called = nn.parallel.DistributedDataParallel(called, device_ids=ids)
+    if config.compile:
+        called = cast(nn.Module, torch.compile(called))
+    scaler = torch.amp.GradScaler(here.device.type, enabled=config.amp_dtype == "float16")
+    return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata)
+
+
+def _timm_part(model: nn.Module) -> nn.Module:
+    """Where the surgery was done: the model, or a MaskedAutoencoder's encoder."""
+    return getattr(model, "encoder", model)
+
+
+def _shard(model: nn.Module) -> None:
+    """Every block by itself, then the rest: parameters are gathered block by block."""
+    from torch.distributed.fsdp import fully_shard
+
+    from wellcond.models.sites import find_blocks
+
+    for block in find_blocks(model):
+        fully_shard(block.module)
+    fully_shard(model)

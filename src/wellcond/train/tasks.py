@@ -1,0 +1,126 @@
+"""What is trained: the model a configuration asks for, its loss, and what is counted in validation.
+
+    task = make_task(config, data)
+    loss = task.loss(model, images, labels)                  # a scalar, for one part of a batch
+    task.count(model, images, labels)                        # sums over samples: batches and ranks merge by adding
+
+The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
+"""
+
+import warnings
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.data import DataSet
+from wellcond.models import gray, remove_skip
+from wellcond.models.weights import match_names, read_weights
+from wellcond.train.config import Config
+
+__all__ = ["Classify", "Task", "make_task"]
+
+
+class Task(Protocol):
+    metric: str
+    """The name of what is best when largest: kept as the best value."""
+
+    def build(self) -> nn.Module:
+        """The model, on the CPU, with its surgery and its starting weights."""
+        ...
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor: ...
+
+    def count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Sums over the samples of a batch, "count" among them."""
+        ...
+
+
+def make_task(config: Config, data: DataSet) -> Task:
+    if config.task == "mae":
+        from wellcond.train.masked import Masked
+
+        return Masked(config, data)
+    return Classify(config, data)
+
+
+class Classify:
+    """Images to classes; also the linear probe, which trains a fresh head alone."""
+
+    metric = "top1"
+
+    def __init__(self, config: Config, data: DataSet):
+        self.config, self.data = config, data
+
+    def build(self) -> nn.Module:
+        config = self.config
+        model = create(config, num_classes=len(self.data.classes), channels=self.data.train.channels)
+        operate(model, config)
+        if config.checkpoint:
+            _start_from(model, config.checkpoint)
+        if config.task == "linear_probe":
+            from wellcond.models.mae import linear_probe
+
+            model = linear_probe(model)
+        return model
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        # Labels are numbers, or shares of the classes where images were mixed or labels smoothed: torch takes both.
+        return nn.functional.cross_entropy(model(images), labels)
+
+    def count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = model(images).float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        return {
+            "loss": nn.functional.cross_entropy(logits, labels, reduction="sum").double(),
+            "top1": top[:, 0].sum().double(),
+            "top5": top.any(1).sum().double(),
+            "count": torch.tensor(float(len(labels)), dtype=torch.float64, device=logits.device),
+        }
+
+
+def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
+    """The timm model, its random weights drawn from the seed."""
+    import timm
+
+    settings: dict[str, Any] = {"num_classes": num_classes, **config.model_kwargs}
+    if channels != 3:
+        settings.setdefault("in_chans", channels)
+    if config.drop_path:
+        settings.setdefault("drop_path_rate", config.drop_path)
+    torch.manual_seed(config.seed)
+    try:
+        return timm.create_model(config.model, pretrained=config.pretrained, **settings)
+    except TypeError as error:
+        raise ValueError(f"timm cannot build {config.model} with {settings}: {error}") from None
+
+
+def operate(model: nn.Module, config: Config) -> None:
+    """Graying, removed skips and another attention, in place."""
+    if config.attention:
+        from wellcond.models import replace_attention  # pyright: ignore[reportAttributeAccessIssue]
+
+        replace_attention(model, config.attention, **config.attention_kwargs)
+    for skip in config.remove_skips:
+        with warnings.catch_warnings():
+            if config.layer_scale is not None:
+                warnings.simplefilter("ignore")
+            remove_skip(model, skip, layer_scale=config.layer_scale)
+    if config.gray:
+        gray(model, config.gray, epsilon=config.epsilon)
+
+
+def _start_from(model: nn.Module, path: str) -> None:
+    """Weights of a file, but for a head that does not fit, which starts fresh. The surgery is the configuration's."""
+    weights, _ = read_weights(path)
+    state = model.state_dict()
+    weights = match_names(weights, state)
+    fits = {name: tensor for name, tensor in weights.items() if name in state and tensor.shape == state[name].shape}
+    head = {name for name in state if name.startswith(("head.", "head_dist.", "fc."))}
+    missing = sorted(state.keys() - fits.keys() - head)
+    if missing:
+        raise ValueError(
+            f"{path} does not fit the model: {len(missing)} of its {len(state)} tensors are missing or of another "
+            f"shape, e.g. {', '.join(missing[:3])}; the same model and model_kwargs as in its own training fit"
+        )
+    model.load_state_dict(fits, strict=False)

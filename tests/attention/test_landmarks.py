@@ -1,5 +1,7 @@
 """Landmarks: which tokens they are, and that only tokens that count are looked at."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -87,9 +89,9 @@ def test_segments_differ_by_one_and_cover_everything(n: int, count: int) -> None
     means, valid = segment_means(x, count)
     assert valid is None
     bounds = [s * n // min(count, n) for s in range(min(count, n) + 1)]
-    lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    lengths = [b - a for a, b in itertools.pairwise(bounds)]
     assert max(lengths) - min(lengths) <= 1
-    expected = torch.stack([x[:, a:b].mean(1) for a, b in zip(bounds, bounds[1:], strict=False)], 1)
+    expected = torch.stack([x[:, a:b].mean(1) for a, b in itertools.pairwise(bounds)], 1)
     torch.testing.assert_close(means, expected)
 
 

@@ -28,6 +28,8 @@ class AttentionCore(nn.Module):
 
     drops_weights: ClassVar[bool] = True
     """Whether it has weights of which dropout could drop some."""
+    takes_bias: ClassVar[bool] = True
+    """Whether each pair of tokens may have a number of its own added to its score: a relative position bias."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -37,6 +39,19 @@ class AttentionCore(nn.Module):
     @property
     def settings(self) -> dict[str, Any]:
         return {}
+
+    def with_bias(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """Attention with `bias` (…, n, m) added to the scores of those pairs that `keep` names."""
+        mask = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
+        return self(query, key, value, mask.to(query.dtype), dropout_p)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())

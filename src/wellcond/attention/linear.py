@@ -97,6 +97,19 @@ class LinearCore(AttentionCore):
         # A model's own 1/√p is for softmax: linear attention has its divisor.
         return linear_attention(query, key, value, attn_mask, dropout_p, is_causal, divisor=self.divisor)
 
+    def with_bias(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        scores = bias if keep is None else bias.masked_fill(~keep, 0)
+        added = F.dropout(scores.to(value.dtype), dropout_p) @ value
+        return self(query, key, value, keep, dropout_p) + added
+
 
 class LinearAttention(AttentionLayer):
     """Multi-head linear attention; `divisor` is its setting."""

@@ -138,6 +138,7 @@ class NystromCore(AttentionCore):
     """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, (num_heads, 33)."""
 
     drops_weights = False
+    takes_bias = False
 
     def __init__(
         self,

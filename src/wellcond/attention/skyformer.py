@@ -181,6 +181,7 @@ class SkyformerCore(AttentionCore):
     """
 
     drops_weights = False
+    takes_bias = False
 
     def __init__(
         self,

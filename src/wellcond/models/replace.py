@@ -1,0 +1,254 @@
+"""Replacing the attention of a model's blocks, in place, and putting the model's own back.
+
+    wellcond.replace_attention(model, "skyformer", num_landmarks=128)     # every block
+    wellcond.attention_of(model)                                          # {'blocks.0': AttentionSettings(…), …}
+    wellcond.restore_attention(model)                                     # the very model of before
+    with wellcond.replace_attention(model, "kernelized", blocks="blocks.1*"):     # only inside
+        model(images)
+
+The class of the attention module is swapped for a subclass whose forward attends in another way; in Hugging Face's
+models the module's own forward asks for it. Everything else stays: the parameters themselves, their names, hooks,
+optimisers, deepcopy and pickle.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, cast
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_attention
+from wellcond.models.attending import Replaced, plain_attention_class, replaced_class
+from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation
+from wellcond.models.sites import Block, Which, find_blocks, select_blocks
+from wellcond.models.skips import SHARDED
+from wellcond.models.surgery import _forget_compiled_code
+
+__all__ = [
+    "AttentionChange",
+    "AttentionSettings",
+    "attention_of",
+    "plan_attention",
+    "put_attention",
+    "replace_attention",
+    "restore_attention",
+]
+
+Plan = dict[nn.Module, AttentionCore | None]  # attention module → how it is to attend; None for its own way
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings:
+    """How one block attends."""
+
+    name: str
+    """`softmax`, `linear`, `kernelized`, `skyformer` or `nystrom`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """All its settings, those left at their defaults too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChange:
+    """What `replace_attention` or `restore_attention` changed; `with` it, or `undo`, takes that change back."""
+
+    blocks: tuple[str, ...]
+    """The blocks whose attention was changed."""
+    _model: nn.Module = field(repr=False)
+    _before: Mapping[nn.Module, AttentionCore | None] = field(default_factory=dict, repr=False)
+
+    def undo(self) -> None:
+        """Let the changed blocks attend as they did before."""
+        plan = dict(self._before)
+        _check_classes(plan)
+        put_attention(self._model, plan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **settings: Any) -> AttentionChange:
+    """Let the blocks of `model` attend like `name`, in place: softmax, linear, kernelized, skyformer or nystrom.
+
+    `settings` are those of the attention, e.g. `num_landmarks=64`. `blocks` is a name ("blocks.3"), an fnmatch pattern,
+    an index, several of these, or None for all. Projections, their weights, norms and rotary positions stay; what a
+    block has that the new attention has no place for is named in a warning (CaiT's talking heads, dropout of attention
+    weights), or refused (the relative position bias of Swin and BEiT, by methods with landmarks). A model replaced
+    already gets the new attention. Wrapped models are changed inside; a compiled one compiles anew.
+
+    Returns what was changed, for use in `with replace_attention(…):`, which puts it back at the end.
+
+    Raises ValueError, before anything is changed, for a block that cannot attend like this.
+    """
+    chosen = select_blocks(find_blocks(model), blocks)
+    wanted = AttentionSettings(name=name, settings=_checked_settings(name, settings))
+    plan = _plan((block, wanted) for block in chosen)
+    _warn(plan)
+    return _change(model, chosen, plan)
+
+
+def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionChange:
+    """Let the blocks attend in the model's own way again, in place; `blocks` as for `replace_attention`.
+
+    Returns what was changed; `with restore_attention(…):` replaces it again at the end.
+    """
+    if blocks is None and not _any_replaced(model):
+        return AttentionChange(blocks=(), _model=model)
+    chosen = [block for block in select_blocks(find_blocks(model), blocks) if _core_of(block) is not None]
+    plan: Plan = {_attention(block): None for block in chosen}
+    _check_classes(plan)
+    return _change(model, chosen, plan)
+
+
+def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
+    """How the blocks attend whose attention was replaced: {"blocks.3": AttentionSettings(name="skyformer", …)}."""
+    if not _any_replaced(model):
+        return {}
+    cores = {block.name: _core_of(block) for block in find_blocks(model)}
+    return {name: _settings_of(core) for name, core in cores.items() if core is not None}
+
+
+def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) -> Plan:
+    """What `put_attention` must do so that exactly these blocks attend like this; ValueError where it could not."""
+    if not wanted and not _any_replaced(model):
+        return {}
+    blocks = {block.name: block for block in find_blocks(model)}
+    if unknown := sorted(wanted.keys() - blocks.keys()):
+        raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
+    present = attention_of(model)
+    plan = _plan((blocks[name], how) for name, how in wanted.items() if present.get(name) != how)
+    back: Plan = {_attention(blocks[name]): None for name in present.keys() - wanted.keys()}
+    _check_classes(back)
+    return plan | back
+
+
+def put_attention(model: nn.Module, plan: Plan) -> None:
+    """Swap the classes as planned."""
+    configs = {}
+    for module, core in plan.items():
+        made: Any = replaced_class(plain_attention_class(module))
+        if issubclass(made, HuggingFaceReplaced):
+            configs[id(module.config)] = module.config
+        if core is not None:
+            module.__class__ = cast(Any, made)
+            module.attention_core = core.train(module.training)
+        elif isinstance(module, Replaced):
+            module.__class__ = module._plain_class
+            del module.attention_core
+    used = {id(module.config) for module in model.modules() if isinstance(module, HuggingFaceReplaced)}
+    for key, config in configs.items():  # one for all blocks
+        choose_implementation(config, ours=key in used)
+    if plan:
+        _forget_compiled_code()
+
+
+def _plan(wanted: Iterable[tuple[Block, AttentionSettings]]) -> Plan:
+    """The changes, checked but not made."""
+    plan: Plan = {}
+    for block, how in wanted:
+        core, module = find_attention(how.name).core(**how.settings), _attention(block)
+        made = _replaceable(block, module)
+        if why := made.refuses(module, core):
+            raise ValueError(f"{block.name} cannot attend like {how.name}: {why}")
+        plan[module] = core
+    _check_classes(plan)
+    return plan
+
+
+def _replaceable(block: Block, module: nn.Module) -> type[Replaced]:
+    kind = type(module).__name__
+    if isinstance(module, AttentionLayer):
+        raise ValueError(
+            f"{block.name} was built with {kind}; build the model with another attn_layer, or without one, instead"
+        )
+    made = replaced_class(plain_attention_class(module))
+    if made is None or "forward" in vars(module):
+        raise ValueError(
+            f"the attention of {block.name}, a {kind}, has a forward that replace_attention does not know (its own, "
+            "one replaced by a hook, or that of another version of its library). Build the model with "
+            "attn_layer=wellcond.attention.SkyformerAttention or the like, where its library takes one"
+        )
+    assert issubclass(made, Replaced)
+    return made
+
+
+def _attention(block: Block) -> nn.Module:
+    if block.attention is None:
+        raise ValueError(f"{block.name} ({type(block.module).__name__}) has no single module that attends")
+    return block.module.get_submodule(block.attention)
+
+
+def _core_of(block: Block) -> AttentionCore | None:
+    if block.attention is None:
+        return None
+    module = block.module.get_submodule(block.attention)
+    return module.attention_core if isinstance(module, Replaced) else None
+
+
+def _check_classes(plan: Iterable[nn.Module]) -> None:
+    """Refuse what a change of class would break."""
+    for module in plan:
+        if SHARDED & {cls.__name__ for cls in type(module).__mro__} or parametrize.is_parametrized(module):
+            raise ValueError(
+                f"an attention's {type(module).__name__} was given that class by fully_shard, parametrize or the like: "
+                "replace and restore attention before that, or on a model without it"
+            )
+        if isinstance(module, Replaced) and type(module) is not replaced_class(module._plain_class):
+            raise ValueError(f"the class {type(module).__name__} was made from a replaced attention; restore that one")
+
+
+def _checked_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with all defaults; ValueError for those that the attention does not have."""
+    kind = find_attention(name)
+    known = kind.core().settings
+    if unknown := sorted(settings.keys() - known.keys()):
+        raise ValueError(f"{name} attention has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    if settings.get("conv_kernel") is not None:
+        raise ValueError(
+            "conv_kernel has weights, which a model that exists lacks; build it with attn_layer=NystromAttention"
+        )
+    return kind.core(**settings).settings
+
+
+def _settings_of(core: AttentionCore) -> AttentionSettings:
+    name = next(name for name, kind in ATTENTIONS.items() if type(core) is kind.core)
+    return AttentionSettings(name=name, settings=core.settings)
+
+
+def _any_replaced(model: nn.Module) -> bool:
+    return any(isinstance(module, Replaced) for module in model.modules())
+
+
+def _change(model: nn.Module, blocks: Iterable[Block], plan: Plan) -> AttentionChange:
+    before = {module: module.attention_core if isinstance(module, Replaced) else None for module in plan}
+    put_attention(model, plan)
+    return AttentionChange(blocks=tuple(block.name for block in blocks), _model=model, _before=before)
+
+
+def _warn(plan: Plan) -> None:
+    lost: dict[str, int] = {}
+    for module, core in plan.items():
+        made = replaced_class(plain_attention_class(module))
+        rate = _dropout(module)
+        if rate and core is not None and not core.drops_weights:
+            what = f"dropout of attention weights (p = {rate}), which it never makes; dropout of outputs stays"
+            lost[what] = lost.get(what, 0) + 1
+        if made is not None and issubclass(made, Replaced) and made.drops and not isinstance(module, Replaced):
+            lost[made.drops] = lost.get(made.drops, 0) + 1
+    for what, count in lost.items():
+        warnings.warn(f"the replaced attention of {count} blocks goes without {what}", stacklevel=3)
+
+
+def _dropout(module: Any) -> float:
+    for name in ("attn_drop", "dropout"):
+        if isinstance(drop := getattr(module, name, None), nn.Dropout):
+            return drop.p
+    rate = getattr(module, "attention_dropout", getattr(module, "dropout_prob", 0.0))
+    return float(rate) if isinstance(rate, int | float) else 0.0

@@ -1,7 +1,7 @@
 """How training images are varied: the settings, checked when they are made.
 
-    Augmentation(crop_padding=4, flip=0.5)                               # what CIFAR is usually trained with
-    Augmentation(crop_scale=(0.08, 1.0), flip=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
+    Augmentation(padding=4, flip=0.5)                               # what CIFAR is usually trained with
+    Augmentation(scale_min=0.08, flip=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
     Augmentation()                                                       # the images as they are
 
 Every image draws its own crop, flip, colours and erased box.
@@ -17,15 +17,15 @@ __all__ = ["Augmentation"]
 class Augmentation:
     """What is done to a training image, in this order, and to its label. Nothing, unless asked for."""
 
-    crop_padding: int = 0
+    padding: int = 0
     """Pixels of black added on each side before a crop of the image's own size."""
-    crop_scale: tuple[float, float] | None = None
-    """Crops of this share of the image's area, from and to, resized to the image's size. Not with `crop_padding`."""
+    scale_min: float = 1.0
+    """The smallest share of the area that a random crop takes, resized to the image's size; 1 is off. Not with `padding`."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width over height of such a crop, from and to."""
     flip: float = 0.0
     """The probability that an image is mirrored left to right."""
-    auto_augment: str | None = None
+    auto_augment: str = ""
     """timm's name of a policy, as "rand-m9-mstd0.5-inc1". It needs PIL images, so the data has to be streamed."""
     color_jitter: float = 0.0
     """Brightness, contrast and saturation are each multiplied by a factor between 1 − this and 1 + this."""
@@ -63,16 +63,19 @@ class Augmentation:
         for name in ("flip", "erasing", "mix_prob", "mix_switch"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a probability, from 0 to 1")
-        for name in ("crop_padding", "color_jitter", "mixup", "cutmix"):
+        for name in ("padding", "color_jitter", "mixup", "cutmix"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it cannot be negative, and 0 switches it off")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it goes from 0 to below 1")
-        if self.crop_scale is not None:
-            _check_range("crop_scale", self.crop_scale, top=1.0)
-            _check_range("crop_ratio", self.crop_ratio)
-            if self.crop_padding:
-                raise ValueError("crop_padding and crop_scale are two ways to crop; set one of them")
+        if not 0 < self.scale_min <= 1:
+            raise ValueError(
+                f"scale_min is {self.scale_min}; it is a share of the area, above 0, and 1 switches it off"
+            )
+        if len(self.crop_ratio) != 2 or not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError(f"crop_ratio is {self.crop_ratio}; it is (from, to), above 0")
+        if self.padding and self.scale_min < 1:
+            raise ValueError("padding and scale_min are two ways to crop; set one of them")
         for name, choices in (("erasing_mode", ("const", "rand", "pixel")), ("mix_per", ("batch", "pair"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
@@ -86,9 +89,3 @@ class Augmentation:
                 f"auto_augment={self.auto_augment!r} works on PIL images, but this data is cached as tensors; "
                 "open the data with cache_limit=0, or leave auto_augment out"
             )
-
-
-def _check_range(name: str, bounds: tuple[float, float], top: float = float("inf")) -> None:
-    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= top:
-        limit = "" if top == float("inf") else f" and at most {top:g}"
-        raise ValueError(f"{name} is {bounds}; it is (from, to), above 0{limit}")

@@ -1,7 +1,7 @@
 """Batches of cached images: for training, shuffled and varied on the device, and for evaluation, each image once.
 
     batches = TrainBatches(data.train.to("cuda"), batch_size=512, seed=0, device="cuda",
-                           augmentation=Augmentation(crop_padding=4, flip=0.5), num_classes=10)
+                           augmentation=Augmentation(padding=4, flip=0.5), num_classes=10)
     for images, labels in batches.epoch(3, start=17):      # steps 17, 18, … of epoch 3, to the same bits as always
     for images, labels in EvalBatches(data.val, batch_size=512, device="cuda"):
 

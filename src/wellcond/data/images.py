@@ -24,7 +24,18 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["SUFFIXES", "ImageSample", "decode_image", "read_images", "sample_images"]
+__all__ = [
+    "SUFFIXES",
+    "ImageSample",
+    "decode_image",
+    "decode_opened",
+    "is_image",
+    "read_images",
+    "sample_images",
+    "say_why",
+    "strict_decoding",
+    "walk_images",
+]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # scikit-learn's
@@ -70,7 +81,7 @@ def read_images(folder: str | os.PathLike[str], transform: Transform, *, limit: 
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
-                skipped.append((name, _why(error)))
+                skipped.append((name, say_why(error)))
                 continue
             images.append(_apply(transform, image, name))
             names.append(name)
@@ -119,20 +130,35 @@ def decode_image(opener: Opener) -> "Image":
     Sixteen bits become eight by scaling (Pillow alone would clip them to white). A file that ends too early raises,
     whatever Pillow was told elsewhere in the process.
     """
-    from PIL import Image, ImageFile, ImageOps
+    with strict_decoding():
+        return decode_opened(opener)
+
+
+@contextlib.contextmanager
+def strict_decoding() -> Iterator[None]:
+    """Truncated files raise, and Pillow's warnings are not heard. For the whole process: enter it outside of threads."""
+    from PIL import ImageFile
 
     truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         # Pillow warns of EXIF data it cannot read and of very large pictures; neither changes what is measured.
-        with warnings.catch_warnings(action="ignore"), opener() as file, Image.open(file) as opened:
-            opened.load()
-            image: Image.Image = opened
-            with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
-                image = ImageOps.exif_transpose(opened)
-            image.load()
-            return _to_rgb(image)
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+
+
+def decode_opened(opener: Opener) -> "Image":
+    """`decode_image` for those who are inside `strict_decoding` already, as threads have to be."""
+    from PIL import Image, ImageOps
+
+    with opener() as file, Image.open(file) as opened:
+        opened.load()
+        image: Image.Image = opened
+        with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
+            image = ImageOps.exif_transpose(opened)
+        image.load()
+        return _to_rgb(image)
 
 
 def _to_rgb(image: "Image") -> "Image":
@@ -185,7 +211,7 @@ def _batch(images: Sequence[Tensor], names: Sequence[str]) -> Tensor:
     return torch.stack(list(images))
 
 
-def _why(error: Exception) -> str:
+def say_why(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
@@ -201,7 +227,7 @@ def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[st
     if not path.exists():
         raise ValueError(f"there is no folder {path}; name one that holds images, or a .tar archive of them")
     if path.is_dir():
-        files = dict(_walk(path, skipped))
+        files = {name: lambda file=file: file.open("rb") for name, file in walk_images(path, skipped)}
     elif path.suffix.lower() == ".tar":
         files = _list_archive(path, stack, skipped)
     else:
@@ -214,8 +240,8 @@ def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[st
     return files
 
 
-def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, Opener]]:
-    """Links are followed, since data sets are often made of them, but no folder is entered twice."""
+def walk_images(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, Path]]:
+    """Every image file below, with its name relative to the folder. Links are followed, since data sets are often made of them, but no folder is entered twice."""
     seen: set[str] = set()
 
     def unreadable(error: OSError) -> None:
@@ -229,9 +255,9 @@ def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, O
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
-            if _is_image(name):
+            if is_image(name):
                 file = Path(here, name)
-                yield file.relative_to(folder).as_posix(), lambda file=file: file.open("rb")
+                yield file.relative_to(folder).as_posix(), file
 
 
 def _list_archive(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[str, str]]) -> dict[str, Opener]:
@@ -243,14 +269,14 @@ def _list_archive(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[s
         raise ValueError(f"{path} is no uncompressed tar archive ({error}); unpack it, and name the folder") from error
     try:
         for member in archive:
-            if member.isfile() and _is_image(PurePosixPath(member.name).name):
+            if member.isfile() and is_image(PurePosixPath(member.name).name):
                 files[member.name] = lambda member=member: archive.extractfile(member)  # pyright: ignore[reportArgumentType]
     except tarfile.TarError as error:
         skipped.append((path.name, f"the archive ends too early or is damaged ({error}); what comes before is used"))
     return files
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is no photo but macOS's notes
 
 

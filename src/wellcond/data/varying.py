@@ -33,10 +33,10 @@ ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 def vary_images(pixels: Tensor, draws: Tensor, augmentation: Augmentation) -> Tensor:
     """Crop, flip and colour: (b, c, h, w) uint8 to float32 between 0 and 255."""
     flipped = draws[:, FLIP] < augmentation.flip
-    if augmentation.crop_scale is not None:
+    if augmentation.scale_min < 1:
         floats = _crop_and_resize(pixels.float(), draws, flipped, augmentation)
-    elif augmentation.crop_padding or augmentation.flip:
-        floats = _shift(pixels, draws, flipped, augmentation.crop_padding).float()
+    elif augmentation.padding or augmentation.flip:
+        floats = _shift(pixels, draws, flipped, augmentation.padding).float()
     else:
         floats = pixels.float()
     return _color(floats, draws[:, COLORS], augmentation.color_jitter) if augmentation.color_jitter else floats
@@ -56,9 +56,8 @@ def _shift(pixels: Tensor, draws: Tensor, flipped: Tensor, padding: int) -> Tens
 
 
 def _crop_and_resize(floats: Tensor, draws: Tensor, flipped: Tensor, augmentation: Augmentation) -> Tensor:
-    assert augmentation.crop_scale is not None
     _, _, h, w = floats.shape
-    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], augmentation.crop_scale, augmentation.crop_ratio, h, w)
+    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], (augmentation.scale_min, 1.0), augmentation.crop_ratio, h, w)
     high, wide = torch.where(found, high, h), torch.where(found, wide, w)
     top = (draws[:, 0] * (h - high + 1)).floor()
     left = (draws[:, 1] * (w - wide + 1)).floor()

@@ -1,0 +1,267 @@
+"""Masked autoencoding: a ViT sees a quarter of the patches of each image and predicts the pixels of the others.
+
+    mae = MaskedAutoencoder("vit_base_patch16_224", gray="visible")      # or an encoder that you built with timm
+    mae(images).loss.backward()
+    hand_over(mae.encoder, timm.create_model("vit_base_patch16_224"))    # to fine-tune it
+
+The encoder is timm's own VisionTransformer and stays one: its blocks, hooks and names of weights are timm's, so that
+the probe and all surgery work on it. It reads the visible patches through its own patch projection, side by side in
+one row; a grayed projection therefore grays exactly the visible tokens, in the order they have in the image.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wellcond.models.build import build_model
+from wellcond.models.families import register_family
+from wellcond.models.pixel_decoder import PixelDecoder, sincos_positions
+from wellcond.models.surgery import GrayingSettings, graying_of
+from wellcond.models.surgery import gray as gray_model
+from wellcond.models.transfer import hand_over, linear_probe
+from wellcond.numerics.fused import tokens_of, untokens
+
+__all__ = ["MaskedAutoencoder", "MaskedOutput", "hand_over", "linear_probe"]
+
+PIXEL_EPSILON = 1e-6  # added to a patch's variance: a patch of one colour has none
+
+
+class MaskedOutput(NamedTuple):
+    """What one pass gives. A tuple, since DDP, FSDP and torch.compile look for tensors inside those."""
+
+    loss: Tensor
+    """The mean squared error over all values of all masked patches, a scalar."""
+    prediction: Tensor
+    """(b, n, c·p²): every patch, masked or not, its values in the order (channel, row, column)."""
+    mask: Tensor
+    """(b, n), True where a patch was hidden from the encoder."""
+
+
+class MaskedAutoencoder(nn.Module):
+    """A ViT encoder and a light decoder, trained to fill in masked patches.
+
+    Args:
+        encoder: a timm VisionTransformer, which is taken over as it is but for its head, which goes, and its position
+            embedding; or a name that timm knows, whose weights are then drawn as in the original ViT.
+        encoder_kwargs: with a name, for timm's `create_model`: img_size, patch_size, in_chans …
+        mask_ratio: the share of patches to hide, in (0, 1); at least one is hidden, and at least one is not.
+        normalize_pixels: predict each patch less its mean and over its standard deviation, instead of plain pixels.
+        gray: which tokens are grayed: None, "visible" (those the encoder sees, by themselves), or "all" (before they
+            are masked: what is hidden then leaks into what is seen, for graying mixes tokens). The target of the
+            prediction is the image as it came in, always.
+        graying: how; None leaves an encoder that is grayed as it is (with gray=None too: then its visible tokens are
+            grayed), and otherwise stands for DCT graying with epsilon 0.95.
+        keep_positions: leave the encoder's position embedding as it is, trained if it was, instead of the fixed sines
+            and cosines: for an encoder that was trained before.
+
+    Masks are drawn from torch's generator of the images' device, or from the one given to `forward`.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer | str,
+        *,
+        encoder_kwargs: Mapping[str, Any] | None = None,
+        decoder_dim: int = 512,
+        decoder_depth: int = 8,
+        decoder_heads: int = 16,
+        mask_ratio: float = 0.75,
+        normalize_pixels: bool = False,
+        gray: Literal["visible", "all"] | None = None,
+        graying: GrayingSettings | None = None,
+        keep_positions: bool = False,
+    ):
+        super().__init__()
+        if gray not in (None, "visible", "all"):
+            raise ValueError(f"gray={gray!r}: gray the 'visible' tokens, 'all' of them before masking, or None")
+        if graying is not None and gray is None:
+            raise ValueError("graying says how, but gray=None grays nothing; add gray='visible' or gray='all'")
+        if not 0 < mask_ratio < 1:
+            raise ValueError(f"mask_ratio={mask_ratio} is not between 0 and 1; 0.75 hides three patches of four")
+        if encoder_kwargs is not None and not isinstance(encoder, str):
+            raise ValueError("encoder_kwargs build an encoder by its name; this one is built already")
+        self.encoder = _built(encoder, encoder_kwargs or {}) if isinstance(encoder, str) else encoder
+        embedding = _check_encoder(self.encoder)
+        channels, (ph, pw) = embedding.proj.in_channels, embedding.proj.stride
+        self.grid_size = cast(tuple[int, int], tuple(embedding.grid_size))
+        self.patch_size = (ph, pw)
+        self.image_shape = (channels, self.grid_size[0] * ph, self.grid_size[1] * pw)
+        patches = self.grid_size[0] * self.grid_size[1]
+        self.num_masked = min(max(round(mask_ratio * patches), 1), patches - 1)
+        self.num_visible = patches - self.num_masked
+        self.normalize_pixels = normalize_pixels
+        self.gray_all = gray == "all"
+        self.keep_positions = keep_positions
+        self.decoder = PixelDecoder(
+            encoder_dim=self.encoder.embed_dim,
+            dim=decoder_dim,
+            depth=decoder_depth,
+            heads=decoder_heads,
+            grid_size=self.grid_size,
+            values=channels * ph * pw,
+        ).to(device=embedding.proj.weight.device, dtype=embedding.proj.weight.dtype)
+        if not keep_positions and self.encoder.embed_dim % 4:
+            raise ValueError(f"fixed positions need an embed_dim that 4 divides, not {self.encoder.embed_dim}")
+        # From here on the encoder is changed: every reason to refuse it lies above, but for graying's own settings.
+        if gray is not None and (graying is not None or graying_of(self.encoder) is None):
+            how = graying or GrayingSettings(method="dct")
+            gray_model(self.encoder, how.method, epsilon=how.epsilon, restore_scale=how.restore_scale)
+        self.encoder.reset_classifier(0)  # DDP waits for the gradient of every parameter, and a head would get none
+        if not keep_positions:
+            self.encoder.pos_embed.requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
+            self.set_positions()
+
+    @torch.no_grad()
+    def set_positions(self) -> None:
+        """Write the fixed positions anew: after `to_empty`, or timm's `init_weights`, which draws them at random."""
+        self.decoder.set_positions()
+        positions = self.encoder.pos_embed
+        if not self.keep_positions and positions is not None:
+            patches = self.grid_size[0] * self.grid_size[1]
+            positions.zero_()  # the class token and registers have no place in the image
+            positions[0, positions.shape[1] - patches :] = sincos_positions(
+                self.grid_size, positions.shape[2], device=positions.device
+            ).to(positions.dtype)
+
+    def forward(self, images: Tensor, *, generator: torch.Generator | None = None) -> MaskedOutput:
+        """Mask the images, normalised and (b, c, h, w), and predict what was masked.
+
+        The masks are random in evaluation too: give a seeded generator there, to score the same task each time.
+        """
+        self._check_images(images)
+        visible = self.draw_visible(images.shape[0], images.device, generator)
+        prediction = self.decoder(self.encode(images, visible), visible)
+        mask = torch.ones(prediction.shape[:2], dtype=torch.bool, device=images.device).scatter(1, visible, False)
+        return MaskedOutput(self._loss(images, prediction, mask), prediction, mask)
+
+    def draw_visible(self, batch: int, device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
+        """(batch, num_visible): the patches that each image shows, drawn alike and apart, in the image's order."""
+        patches = self.num_visible + self.num_masked
+        where = device if generator is None else generator.device
+        noise = torch.rand(batch, patches, generator=generator, device=where).to(device)
+        # In order: DCT graying looks at how values change from token to token, and timm's order is the one it knows.
+        return noise.argsort(dim=1)[:, : self.num_visible].sort(dim=1).values
+
+    def encode(self, images: Tensor, visible: Tensor) -> Tensor:
+        """The encoder's normed tokens, (b, prefix + v, d), of those patches alone that `visible` (b, v) counts."""
+        encoder = self.encoder
+        tokens = encoder.patch_embed.norm(self._embed(images, visible))
+        positions = encoder.pos_embed
+        assert positions is not None
+        patches = self.grid_size[0] * self.grid_size[1]
+        placed, ahead = positions[:, positions.shape[1] - patches :], positions[:, : positions.shape[1] - patches]
+        tokens = tokens + take(placed.expand(len(tokens), -1, -1), visible)
+        prefix: list[Tensor] = [token for token in (encoder.cls_token, encoder.reg_token) if token is not None]
+        if prefix:
+            first = torch.cat(prefix, dim=1)
+            first = first + ahead if ahead.shape[1] else first  # timm's `no_embed_class` has no positions for them
+            tokens = torch.cat([first.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = encoder.norm_pre(encoder.pos_drop(tokens))
+        for block in encoder.blocks:
+            if encoder.grad_checkpointing and self.training:
+                tokens = cast(Tensor, checkpoint(block, tokens, use_reentrant=False))
+            else:
+                tokens = block(tokens)
+        # timm keeps one norm: here, or (with mean pooling) after the pool; the other is the identity.
+        return encoder.fc_norm(encoder.norm(tokens))
+
+    def _embed(self, images: Tensor, visible: Tensor) -> Tensor:
+        """The visible patches through the encoder's own projection, which grays what it is given."""
+        ph, pw = self.patch_size
+        if self.gray_all:
+            return take(self.encoder.patch_embed.proj(images).flatten(2).transpose(1, 2), visible)
+        seen = take(tokens_of(images, ph, pw), visible)
+        strip = untokens(seen, (len(seen), images.shape[1], ph, seen.shape[1] * pw), ph, pw)
+        return self.encoder.patch_embed.proj(strip).flatten(2).transpose(1, 2)
+
+    def _loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
+        target, center, scale = self._target(images)
+        error = (prediction.to(target.dtype) - (target - center) / scale).square().mean(dim=2)
+        return torch.where(mask, error, 0).sum() / (len(images) * self.num_masked)
+
+    def _target(self, images: Tensor) -> tuple[Tensor, Tensor | int, Tensor | int]:
+        """The patches' own values, in float32 or better, and what is taken off them and what they are divided by."""
+        tokens = tokens_of(images, *self.patch_size)
+        tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        if not self.normalize_pixels:
+            return tokens, 0, 1
+        variance, mean = torch.var_mean(tokens, dim=2, keepdim=True, correction=0)
+        return tokens, mean, (variance + PIXEL_EPSILON).sqrt()
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor, output: MaskedOutput) -> Tensor:
+        """The images with their masked patches as predicted, to look at; the visible ones stay as they are.
+
+        With `normalize_pixels` the true mean and deviation of each patch are put back, which nobody predicted.
+        """
+        target, center, scale = self._target(images)
+        painted = torch.where(output.mask[..., None], output.prediction.to(target.dtype) * scale + center, target)
+        return untokens(painted, images.shape, *self.patch_size).to(images.dtype)
+
+    def encoder_state_dict(self) -> dict[str, Tensor]:
+        """The encoder's weights under timm's names, for a VisionTransformer of the same settings; it has no head."""
+        return self.encoder.state_dict()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the blocks of encoder and decoder in the backward pass instead of keeping what they computed."""
+        self.encoder.set_grad_checkpointing(enable)
+        self.decoder.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """The names that timm's optimiser factory leaves out of weight decay."""
+        return {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {"decoder.mask_token"}
+
+    def _check_images(self, images: Tensor) -> None:
+        if tuple(self.encoder.patch_embed.grid_size) != self.grid_size:
+            raise ValueError(
+                f"the encoder's grid of patches became {tuple(self.encoder.patch_embed.grid_size)} since the decoder "
+                f"was built for {self.grid_size}; build the MaskedAutoencoder after set_input_size"
+            )
+        if tuple(images.shape[1:]) != self.image_shape or not images.shape[0] or not images.is_floating_point():
+            raise ValueError(
+                f"expected normalised images (batch, {', '.join(map(str, self.image_shape))}), got {images.dtype} of "
+                f"shape {tuple(images.shape)}; resize them, or build the encoder with another img_size or in_chans"
+            )
+
+
+register_family(MaskedAutoencoder, "encoder.patch_embed.proj")
+
+
+def take(tokens: Tensor, which: Tensor) -> Tensor:
+    """Rows (b, v, d) of tokens (b, n, d), for each sample those that `which` (b, v) counts."""
+    return tokens.gather(1, which[..., None].expand(-1, -1, tokens.shape[2]))
+
+
+def _built(name: str, settings: Mapping[str, Any]) -> VisionTransformer:
+    model = build_model(name, model_kwargs={"num_classes": 0, "weight_init": "jax", **settings}).model
+    return cast(VisionTransformer, model.train())
+
+
+def _check_encoder(encoder: nn.Module) -> PatchEmbed:
+    """The encoder's patch embedding; ValueError for an encoder whose tokens cannot be left out one by one."""
+
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"{type(encoder).__name__} cannot be the encoder of a masked autoencoder: {why}")
+
+    plain = isinstance(encoder, VisionTransformer)
+    if not plain or type(encoder)._pos_embed is not VisionTransformer._pos_embed:
+        raise refuse("take a plain timm VisionTransformer, e.g. vit_base_patch16_224")
+    embedding = encoder.patch_embed
+    if not isinstance(embedding, PatchEmbed) or not isinstance(embedding.proj, nn.Conv2d):
+        raise refuse(f"its patch_embed is a {type(embedding).__name__}, which does not project patch by patch")
+    if encoder.pos_embed is None:
+        raise refuse("it has no position embedding; build it with pos_embed='learn'")
+    if encoder.attn_pool is not None:
+        raise refuse("its attention pooling would stay untrained; build it with global_pool='token' or 'avg'")
+    if not isinstance(encoder.patch_drop, nn.Identity):
+        raise refuse("it drops patches itself; build it with patch_drop_rate=0")
+    size, (ph, pw) = cast(tuple[int, int] | None, embedding.img_size), embedding.proj.stride
+    if size is None or size[0] % ph or size[1] % pw or size[0] * size[1] < 2 * ph * pw:
+        patch = (ph, pw)
+        raise refuse(f"images of {size} pixels do not divide into two or more patches of {patch}; choose its img_size")
+    return embedding

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from wellcond.models import weights
+from wellcond.models.replace import attention_of, replace_attention
 from wellcond.models.skips import remove_skip, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
 from wellcond.models.weights import load, save
@@ -99,6 +100,64 @@ def test_a_file_without_skips_into_an_unknown_family_changes_nothing(file: Path)
     with pytest.raises(ValueError, match="this model cannot have: Linear has no blocks"):
         load(model, file)
     assert_untouched(model, before, None)
+
+
+# ---- replaced attention
+
+
+def test_replaced_attention_comes_back_with_the_weights(make_vit: Make, images: Tensor, file: Path) -> None:
+    model = make_vit()
+    replace_attention(model, "skyformer", num_landmarks=6, gamma=0.3)
+    replace_attention(model, "linear", blocks=1)
+    save(model, file)
+    how = json.loads(metadata_of(file)["wellcond"])["attention"]
+    assert how["blocks.1"] == {"name": "linear", "settings": {"divisor": 16.0}}
+    make_vit().load_state_dict(load_file(file))  # the names are timm's
+
+    other = make_vit()
+    assert load(other, file).attention == attention_of(model) == attention_of(other)
+    assert torch.equal(other(images), model(images))
+    replace_attention(other, "kernelized", blocks=0)
+    with pytest.warns(UserWarning, match=r"saved with linear and skyformer attention .* until now it had kernelized"):
+        load(other, file)
+    assert torch.equal(other(images), model(images))
+
+
+def test_a_file_with_its_own_attention_restores_it(make_vit: Make, images: Tensor, file: Path) -> None:
+    model, other = make_vit(), make_vit()
+    save(model, file)
+    assert "attention" not in metadata_of(file)["wellcond"]  # readable by versions that do not know of it
+    replace_attention(other, "linear")
+    with pytest.warns(UserWarning, match="saved with the model's own attention"):
+        assert load(other, file).attention == {}
+    assert torch.equal(other(images), model(images))
+
+
+def test_a_foreign_file_into_a_model_with_another_attention_warns(make_vit: Make, file: Path) -> None:
+    model = make_vit()
+    save_file(model.state_dict(), file)
+    replace_attention(model, "linear", blocks=0)
+    with pytest.warns(UserWarning, match=r"does not say with which attention.*restore_attention"):
+        assert load(model, file).attention.keys() == {"blocks.0"}
+
+
+@pytest.mark.parametrize(
+    ("attention", "word"),
+    [
+        ({"blocks.0": {"name": "performer", "settings": {}}}, "damaged, or newer"),
+        ({"blocks.0": {"name": "linear", "settings": {"gamma": 1}}}, "damaged, or newer"),
+        ({"blocks.9": {"name": "linear", "settings": {}}}, r"cannot have.*no block blocks\.9"),
+    ],
+)
+def test_an_attention_that_cannot_be_changes_nothing(make_vit: Make, file: Path, attention: Any, word: str) -> None:
+    model = make_vit()
+    before = snapshot(model)
+    surgery = {"format": 1, "graying": None, "attention": attention}
+    save_file(make_vit().state_dict(), file, metadata={"wellcond": json.dumps(surgery)})
+    with pytest.raises(ValueError, match=word):
+        load(model, file)
+    assert_untouched(model, before, None)
+    assert attention_of(model) == {}
 
 
 # ---- what is written

@@ -4,9 +4,11 @@
     loaded = wellcond.load(fresh_model, "grayed.safetensors")  # grays the model as it was when saved
     loaded.graying                                             # GrayingSettings(method='dct', …)
     loaded.skips                                               # {'blocks.3': ('sa',)}: the removed ones
+    loaded.attention                                           # {'blocks.3': AttentionSettings(…)}: the replaced ones
 
-Weights trained with graying, or without a skip, are wrong in a model that differs there, and no weight's name tells. So
-the surgery stands in the file's metadata, and `load` repeats it, or warns where a file does not say.
+Weights trained with graying, without a skip or with another attention are wrong in a model that differs there, and no
+weight's name tells. So the surgery stands in the file's metadata, and `load` repeats it, or warns where a file does not
+say.
 """
 
 import argparse
@@ -27,8 +29,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from wellcond.attention import find_attention
 from wellcond.graying import TokenGraying
 from wellcond.models.families import find_projection, unwrap
+from wellcond.models.replace import AttentionSettings, attention_of, plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 
@@ -36,10 +40,9 @@ __all__ = ["Loaded", "load", "match_names", "read_weights", "save", "surgery_met
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
-# What a file may say was done to its model. Replaced attention will stand here too; a version that does not know an
-# entry refuses the file, since weights without their surgery are silently wrong. So skips are written only if some are
-# removed.
-ENTRIES = {"format", "graying", "skips"}
+# What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
+# without their surgery are silently wrong. So skips and attention are written only if some are removed or replaced.
+ENTRIES = {"format", "graying", "skips", "attention"}
 
 # Where training loops keep the moving average of the weights.
 EMA_KEYS = ("state_dict_ema", "model_ema")
@@ -47,6 +50,7 @@ EMA_KEYS = ("state_dict_ema", "model_ema")
 logger = logging.getLogger(__name__)
 
 Skips = dict[str, tuple[str, ...]]
+Attention = dict[str, AttentionSettings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class Loaded:
     """How the model is grayed now."""
     skips: Skips
     """The skips that are removed from the model now, by block."""
+    attention: Attention
+    """How the blocks attend whose attention is replaced now."""
     metadata: dict[str, str]
     """The metadata given to `save`."""
     missing: list[str]
@@ -66,7 +72,8 @@ class Loaded:
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the model's weights to a safetensors file, with its graying and removed skips in the metadata.
+    """Write the model's weights to a safetensors file, with its graying, removed skips and replaced attention as
+    metadata.
 
     The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor under two names is
     written twice: the file loads strictly into the plain model, with or without wellcond. It is written aside and
@@ -105,11 +112,13 @@ def surgery_metadata(model: nn.Module) -> dict[str, str]:
     surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
     if skips := skips_of(model):
         surgery["skips"] = skips
+    if attention := attention_of(model):
+        surgery["attention"] = {name: asdict(how) for name, how in attention.items()}
     return {METADATA_KEY: json.dumps(surgery)}
 
 
 def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:
-    """Load weights into the model, and gray it and remove its skips as it was when they were saved.
+    """Load weights into the model, and gray it, remove its skips and replace its attention as when they were saved.
 
     | the file | the model | what happens |
     |---|---|---|
@@ -118,7 +127,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
 
     Likewise for removed skips: those of the file are removed and all others restored, with a warning if that changes a
-    model that lacked some already.
+    model that lacked some already. And likewise for replaced attention.
 
     Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
     training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. `ema=True`
@@ -130,19 +139,25 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     weights, metadata = read_weights(path, ema=ema)
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
-    wanted, wanted_skips = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {})
-    present, present_skips = graying_of(model), skips_of(model)
+    wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
+    present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
         find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
     try:
         plan = plan_skips(model, wanted_skips) if recorded else {}
     except ValueError as error:
         raise ValueError(f"{path} was saved with removed skips that this model cannot have: {error}") from error
+    try:
+        attention_plan = plan_attention(model, wanted_attention) if recorded else {}
+    except ValueError as error:
+        raise ValueError(f"{path} was saved with an attention that this model cannot have: {error}") from error
     missing, unexpected = _load_state(unwrap(model), weights, path, strict=strict)
     if recorded:
         _restore_graying(model, wanted, present, path)
         put_skips(plan)
         _tell_of_skips(wanted_skips, present_skips, path)
+        put_attention(model, attention_plan)
+        _tell_of_attention(wanted_attention, present_attention, path)
     elif present is not None:
         warnings.warn(
             f"{path} does not say whether its weights were trained with graying; the model stays grayed ({present}). "
@@ -156,8 +171,20 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
             "the answer for the next time",
             stacklevel=2,
         )
+    if not recorded and present_attention:
+        warnings.warn(
+            f"{path} does not say with which attention its weights were trained; the model stays as it is "
+            f"({_attention_in_words(present_attention)}). If they were trained with the model's own, call "
+            "wellcond.restore_attention(model); wellcond.save records the answer for the next time",
+            stacklevel=2,
+        )
     return Loaded(
-        graying=graying_of(model), skips=skips_of(model), metadata=metadata, missing=missing, unexpected=unexpected
+        graying=graying_of(model),
+        skips=skips_of(model),
+        attention=attention_of(model),
+        metadata=metadata,
+        missing=missing,
+        unexpected=unexpected,
     )
 
 
@@ -196,8 +223,28 @@ def _in_words(skips: Skips) -> str:
     return f"removed skips ({'; '.join(blocks[:3])}{f' and {len(blocks) - 3} blocks more' if len(blocks) > 3 else ''})"
 
 
-def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips]:
-    """The graying and the removed skips in the metadata; ValueError for what this version cannot restore."""
+def _tell_of_attention(wanted: Attention, present: Attention, path: Path) -> None:
+    if wanted == present:
+        return
+    if not present:
+        logger.info("replaced attention as %s says: %s", path, _attention_in_words(wanted))
+        return
+    warnings.warn(
+        f"{path} was saved with {_attention_in_words(wanted)}, and so is the model now; until now it had "
+        f"{_attention_in_words(present)}",
+        stacklevel=3,
+    )
+
+
+def _attention_in_words(attention: Attention) -> str:
+    if not attention:
+        return "the model's own attention"
+    names = sorted({how.name for how in attention.values()})
+    return f"{' and '.join(names)} attention in {len(attention)} blocks ({next(iter(attention))} first)"
+
+
+def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attention]:
+    """Graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
     try:
         surgery = json.loads(text)
         version, graying = surgery["format"], surgery["graying"]
@@ -206,6 +253,9 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips]:
         if settings is not None:
             TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
         skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
+        attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
+        for how in attention.values():
+            find_attention(how.name).core(**how.settings)  # checks the names and values
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
@@ -216,7 +266,7 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips]:
         raise ValueError(
             f"{path} was written by a newer wellcond ({what} of its metadata); upgrade wellcond to load it"
         )
-    return settings, skips
+    return settings, skips, attention
 
 
 def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -18,8 +18,8 @@ _HOME = {
     ),
     "wellcond.graying": ("TokenGraying", "gray_tokens"),
     "wellcond.models": (
-        "gray", "graying_of", "is_grayed", "load", "register_blocks", "register_family", "remove_skip", "restore_skip",
-        "save", "sites", "skips_of", "ungray",
+        "attention_of", "gray", "graying_of", "is_grayed", "load", "register_blocks", "register_family", "remove_skip",
+        "replace_attention", "restore_attention", "restore_skip", "save", "sites", "skips_of", "ungray",
     ),
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wellcond.graying import TokenGraying as TokenGraying
     from wellcond.graying import gray_tokens as gray_tokens
     from wellcond.models import (
+        attention_of,
         gray,
         graying_of,
         is_grayed,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
         register_blocks,
         register_family,
         remove_skip,
+        replace_attention,
+        restore_attention,
         restore_skip,
         save,
         sites,

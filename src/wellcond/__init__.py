@@ -23,6 +23,7 @@ _HOME = {
     ),
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
+    "wellcond.theory": ("leverage_scores", "statistical_dimension"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     )
     from wellcond.probe import Probe
     from wellcond.stability import instability_ratio, instability_score, instability_scores
+    from wellcond.theory import leverage_scores, statistical_dimension
 
 
 def __getattr__(name: str):

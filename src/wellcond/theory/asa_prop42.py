@@ -31,6 +31,12 @@ SIZES = tuple(10.0**e for e in (-3, -2, -1, -0.5, 0, 0.5, 1, 2, 3))
 STATEMENT = Statement(
     id=ID,
     title="Proposition 4.2: the skip brings the condition number down",
+    plain=(
+        "The skip usually lowers the condition number, often by orders of magnitude, but not because M is "
+        "positive semi-definite: there are such M for which the skip makes it worse, and M that are not for which "
+        "it helps. What decides is how large the branch is beside the skip, and whether the branch already undoes "
+        "the input's condition number."
+    ),
     claim="κ(XM + X) ≪ κ(XM) where M = W_Q W_Kᵀ XᵀX W_V is positive semi-definite.",
     instead=(
         "For symmetric PSD M: κ(M + I) = (1 + λmax)/(1 + λmin) ≤ κ(M), hence κ(XM + X) ≤ κ(X)(1 + λmax)/(1 + λmin). If "
@@ -38,14 +44,14 @@ STATEMENT = Statement(
         "+ X) ≤ κ(XM), "
         "smaller by the factor (1 + 1/λmin)/(1 + 1/λmax), which is large only if λmin is far below 1: scale decides. "
         "For any M with ‖M‖ < 1: κ(XM + X) ≤ κ(X)(1 + ‖M‖)/(1 − ‖M‖): "
-        "a skip protects what is added to it as long as the branch is small."
+        "a skip protects as long as the branch is small. PSD is neither sufficient nor needed."
     ),
     tested=(
         f"d = {D}, n = {', '.join(map(str, LENGTHS))}, ‖M‖ = 1 (and 10⁻³ to 10³ in the chart). PSD M three ways: "
         "tied (W_V = W_K W_Qᵀ, so that M = A XᵀX Aᵀ), independent "
         "of X (a Wishart matrix), whitening ((XᵀX)^(−1/2)). Not PSD: independent Gaussian, uniform and orthogonal "
         "weights, "
-        f"one head and {HEADS}; softmax with its skip."
+        f"one head and {HEADS}; softmax with its skip. For trained blocks, M is divided by n√p."
     ),
     not_tested="Training itself: the proposition speaks of one map, not of what gradient descent makes of it.",
 )  # fmt: skip
@@ -179,7 +185,7 @@ def examples() -> list[Example]:
 
 def chart(draws: int, seed: int) -> Lines:
     """κ(XM + X)/κ(XM) against the size of M."""
-    count, n = max(20, min(draws, 100)), LENGTHS[-1]
+    count, n = max(40, draws // 4), LENGTHS[-1]
     source = generator(seed, ID, "chart")
     x = tokens(count, n, D, source)
     w = [weights("gaussian", count, D, D, source) for _ in range(3)]

@@ -43,14 +43,14 @@ def check(
     *,
     draws: int = DRAWS,
     seed: int = 0,
-    trained: str | Path | None = None,
+    trained: Sequence[str | Path] = (),
     on_case: Callable[[Case], None] | None = None,
 ) -> Finding:
     """Check one statement.
 
     Args:
         draws: draws for each case; a few expensive cases take fewer, and say how many.
-        trained: a file of `wellcond.theory.trained`; without one, no trained weights, and the finding says so.
+        trained: files of `wellcond.theory.trained`; without one, no trained weights, and the finding says so.
         on_case: called after each case, for a progress bar.
 
     Raises ValueError for an unknown id, fewer than 40 draws, or a file that holds no blocks.
@@ -58,7 +58,7 @@ def check(
     module = _module(name)
     if draws < 40:
         raise ValueError(f"{draws} draws cannot show a failure rate below 0.1; take 40 or more")
-    blocks = read_blocks(trained) if trained is not None else []
+    blocks = read_blocks(trained)
     cases: list[Case] = []
     for case in module.cases(draws, seed, blocks):
         cases.append(case)
@@ -74,7 +74,7 @@ def check(
         examples=module.examples(),
         chart=chart,
         draws=draws,
-        trained=describe(trained) if trained is not None else "none was given",
+        trained=describe(trained),
     )
 
 

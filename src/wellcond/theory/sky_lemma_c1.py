@@ -26,6 +26,9 @@ SUMMANDS = 64
 STATEMENT = Statement(
     id=ID,
     title="Lemma C.1: the matrix Bernstein inequality",
+    plain=(
+        "A known theorem, and nothing here contradicts it: the failure rates stay far below the bound."
+    ),
     claim="P(‖ΣX_k‖ ≥ t) ≤ 2n·exp(−(t²/2)/(σ² + Rt/3)) for independent centred self-adjoint n × n matrices, ‖X_k‖ ≤ "
     "R, σ² ≥ ‖ΣE X_k²‖.",
     instead="Nothing needs replacing. The factor 2n is what it costs not to know the matrices; for those that "

@@ -29,9 +29,14 @@ PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
 STATEMENT = Statement(
     id=ID,
     title="Lemma C.2: how many columns keep a Gram matrix",
+    plain=(
+        "The lemma holds with the constant of its proof, and its assumption that HHᵀ is diagonal is not needed."
+    ),
     claim="If HHᵀ is diagonal and d ≥ (28/3)(s/β)·ln(2n/δ), then P(‖HΠΠᵀHᵀ − HHᵀ‖ > ½‖H‖²) < δ.",
-    instead="The same without a diagonal HHᵀ, which the proof never needs. The constant is generous: the chart "
-    "shows at which part of d failures begin.",
+    instead=(
+        "The same without a diagonal HHᵀ, which the proof never needs. How much room the constant leaves depends on H: "
+        "little for a flat spectrum, much for one that decays."
+    ),
     tested=f"n = {', '.join(map(str, SIZES))}; flat, decaying and spiky spectra with diagonal HHᵀ, and Gaussian H, "
     f"whose HHᵀ is not; δ = {', '.join(map(str, DELTAS))}; the constant of the proof.",
     not_tested="n beyond these; δ below 0.05, which would take more draws.",

@@ -19,6 +19,8 @@ class Statement:
 
     id: str
     title: str
+    plain: str
+    """What came out, for a reader in a hurry."""
     claim: str
     """The paper's statement, with its constants."""
     instead: str
@@ -35,4 +37,4 @@ def share(cases: Sequence[Case]) -> str:
     """`12 of 400 (3 %)`: the failures of several cases together, among the draws that could be decided."""
     failures = sum(case.failures for case in cases)
     decided = sum(case.draws - case.undecided for case in cases)
-    return f"{failures} of {decided}" + (f" ({100 * failures / decided:.1f} %)" if decided else "")
+    return f"{failures} of {decided} ({100 * failures / decided:.1f} %)" if decided else "none of the (undecidable)"

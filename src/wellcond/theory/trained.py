@@ -1,12 +1,13 @@
 """Matrices of a trained model's blocks, kept in a small safetensors file, for statements about trained weights.
 
-    blocks = read_blocks("evidence/trained/digits-vit-blocks.safetensors")
+    blocks = read_blocks(["evidence/trained/digits-vit-blocks.safetensors"])
     x, wq, wk, wv = blocks[0].attention()     # (images, n, d) and (images, d, d), float64
 
 The file has, for each block `NAME`: `NAME.x` (images, n, d), the attention's normed input; `NAME.w_q`, `.w_k`, `.w_v`
 (heads, d, d/heads), multiplied from the right; and, where the MLP was kept, `NAME.x_mlp`, `NAME.w_up`, `NAME.w_down`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,27 +46,29 @@ class TrainedBlock:
         return x, up.expand(len(x), -1, -1), down.expand(len(x), -1, -1)
 
 
-def read_blocks(path: str | Path) -> list[TrainedBlock]:
-    """The blocks of a file, in its order. Raises ValueError for a file that is not such a one."""
+def read_blocks(paths: Sequence[str | Path]) -> list[TrainedBlock]:
+    """The blocks of one file, or of several that hold parts of the same blocks. Raises ValueError for other files."""
     found: dict[str, dict[str, Tensor]] = {}
-    try:
-        with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118 (not a dict)
-                block, _, name = key.rpartition(".")
-                found.setdefault(block, {})[name] = file.get_tensor(key)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is no safetensors file of trained blocks ({error})") from None
+    for path in paths:
+        try:
+            with safe_open(path, "pt") as file:
+                for key in file.keys():  # noqa: SIM118 (not a dict)
+                    block, _, name = key.rpartition(".")
+                    found.setdefault(block, {})[name] = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} is no safetensors file of trained blocks ({error})") from None
     for block, tensors in found.items():
         missing = {"x", "w_q", "w_k", "w_v"} - tensors.keys()
         if missing:
-            raise ValueError(
-                f"{path}: {block or 'a block'} lacks {', '.join(sorted(missing))}; see wellcond.theory.trained"
-            )
+            raise ValueError(f"{block or 'a block'} of {', '.join(map(str, paths))} lacks {', '.join(sorted(missing))}")
     return [TrainedBlock(name=name, tensors=tensors) for name, tensors in sorted(found.items())]
 
 
-def describe(path: str | Path) -> str:
-    """Model and source as the file's metadata has them."""
-    with safe_open(path, "pt") as file:
-        about = file.metadata() or {}
-    return "; ".join(about[key] for key in ("model", "source") if key in about) or Path(path).name
+def describe(paths: Sequence[str | Path]) -> str:
+    """Model and source as the files' metadata have them; of parts of one model, once."""
+    said: dict[str, None] = {}
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+        said["; ".join(about[key] for key in ("model", "source") if key in about) or Path(path).name] = None
+    return " and ".join(said) or "none was given"

@@ -42,6 +42,12 @@ def test_it_is_what_compat_gives() -> None:
     assert torch.equal(out, same)
 
 
+def test_gradients() -> None:
+    q, k, v = (torch.randn(2, 1, 6, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    draws = torch.rand(4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda *parts: skyformer_compat(*parts, draws=draws), (q, k, v))
+
+
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="as many queries as keys"):
         skyformer_compat(torch.randn(4, 2), torch.randn(5, 2), torch.randn(5, 2))

@@ -62,10 +62,9 @@ def test_gradients_through_masks_and_pseudo_inverse() -> None:
     for attn_mask in (None, mask):
 
         def out(*parts: Tensor, attn_mask=attn_mask) -> Tensor:
-            # the start of the iteration is a constant for autograd, so only a converged one is a function of the matrix
-            return nystrom_attention(*parts, attn_mask, num_landmarks=3, num_iterations=25)
+            return nystrom_attention(*parts, attn_mask, num_landmarks=3)
 
-        assert torch.autograd.gradcheck(out, (q, k, v), atol=1e-4)
+        assert torch.autograd.gradcheck(out, (q, k, v))
 
 
 @pytest.mark.parametrize(

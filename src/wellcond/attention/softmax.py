@@ -6,6 +6,7 @@
 It is here so that a comparison changes one word. A query whose keys are all masked gets zeros.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,7 +27,17 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(QKᵀ · scale) V, by `torch.nn.functional.scaled_dot_product_attention`; scale is 1/√p unless given."""
     check_inputs(query, key, value)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    if attn_mask is None:
+        return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
+    # Not every kernel behind it gives zeros for a row without keys: such a row attends to all keys, and is cleared.
+    if attn_mask.dtype == torch.bool:
+        gone = ~attn_mask.any(-1, keepdim=True)
+        attn_mask = attn_mask | gone
+    else:
+        gone = attn_mask.isneginf().all(-1, keepdim=True)
+        attn_mask = attn_mask.masked_fill(gone, 0)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    return out.masked_fill(gone, 0)
 
 
 class SoftmaxCore(AttentionCore):

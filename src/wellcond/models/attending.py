@@ -113,7 +113,7 @@ def _three(x: Tensor, heads: int) -> tuple[Tensor, ...]:
     return x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-@register_forward("timm.layers.attention.Attention")
+@register_forward("timm.layers.attention.Attention", TIMM + "vision_transformer.Attention")
 class _ViT(Replaced):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         q, k, v = _three(self.qkv(x), self.num_heads)

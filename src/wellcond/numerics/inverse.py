@@ -69,7 +69,7 @@ def transposed_start(matrix: Tensor, *, shared: bool = False) -> Tensor:
     c is ‖·‖₁ · ‖·‖∞ of each matrix, no less than σmax². `shared` is the rule of published code: c is one number, the
     largest column sum in the whole tensor, so that a result depends on all matrices of the batch.
     """
-    magnitudes = matrix.detach().abs()
+    magnitudes = matrix.abs()
     if shared:
         return matrix.mT / magnitudes.sum(-2).amax()
     bound = magnitudes.sum(-2).amax(-1) * magnitudes.sum(-1).amax(-1)

@@ -50,7 +50,8 @@ def run(path: str | os.PathLike[str] = OUTPUT, *, epochs: int = EPOCHS, seed: in
         "model": f"timm vit_tiny_patch16_224, qkv_bias=False, {settings}",
         "source": f"trained by wellcond.experiments.trained_blocks, {epochs} epochs, on 1,500 digits of scikit-learn",
         "what": (
-            f"blocks {', '.join(map(str, BLOCKS))}: x_mlp, the MLP's normed input of {IMAGES} test images (images, n, d); "
+            f"blocks {', '.join(map(str, BLOCKS))}: x_mlp, the MLP's normed input of {IMAGES} test images (images, "
+            "n, d); "
             "w_up (d, 4d) and w_down (4d, d), multiplied from the right; no biases"
         ),
         "licence": "Apache-2.0; the images are scikit-learn's (BSD-3-Clause)",

@@ -141,7 +141,8 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     wide = [c for c in usual if c.settings["n"] < D and c.settings["weights"] != "orthogonal"]
     narrow = pick("linear", expansion=0.5)
     found = [
-        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, {share(wide)} for "
+        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, {share(wide)} "
+        "for "
         f"n < d; orthogonal weights, any n: {share([c for c in usual if c.settings['weights'] == 'orthogonal'])}.",
         f"Square weights: {share(pick('linear', expansion=1.0))} violate it. A bottleneck (expansion 1/2): "
         f"{share([c for c in narrow if c.settings['n'] >= D])} for n ≥ d, "

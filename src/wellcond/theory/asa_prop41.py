@@ -219,8 +219,10 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     found = [
         f"n ≥ d, one head, linear: {share(enough)} draws violate the bound.",
         f"n < d, one head, linear, orthogonal weights: {share(short)} draws violate it; Gaussian and uniform weights: "
-        f"{share(loose)}, where C makes the bound so large (median {max(c.bound for c in loose):.2g}) that it says little.",
-        f"{HEADS} heads, linear, n ≥ d, orthogonal weights: {share(heads)} draws violate it; softmax, orthogonal weights: "
+        f"{share(loose)}, where C makes the bound so large (median {max(c.bound for c in loose):.2g}) that it says "
+        "little.",
+        f"{HEADS} heads, linear, n ≥ d, orthogonal weights: {share(heads)} draws violate it; softmax, orthogonal "
+        "weights: "
         f"{share(soft)}.",
         f"C is not close to one: its median for Gaussian weights is {gaussian.y[0]:.3g} at d = {gaussian.x[0]} and "
         f"{gaussian.y[-1]:.3g} at d = {gaussian.x[-1]}, growing like d^{slope:.1f}. It is 1 for orthogonal weights.",
@@ -229,7 +231,8 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     if trained:
         blind, seen = sum(c.undecided for c in trained), sum(c.draws for c in trained)
         found.append(
-            f"Trained blocks: {sum(c.failures for c in trained)} violations in {seen} tests (images × heads × softmax or "
+            f"Trained blocks: {sum(c.failures for c in trained)} violations in {seen} tests (images × heads × "
+            "softmax or "
             f"not), of which {blind} cannot be decided in float64, since both sides exceed 10¹⁰; bounds have medians "
             f"from {min(c.bound for c in trained):.2g} to {max(c.bound for c in trained):.2g} and say nothing."
         )

@@ -298,7 +298,7 @@ class _Run:
     def _sync(self, last: bool) -> Any:
         """Gradients travel between processes only with the last part of a batch."""
         called = self.parts.called
-        inner = getattr(called, "_orig_mod", called)
+        inner: Any = getattr(called, "_orig_mod", called)
         return inner.no_sync() if not last and hasattr(inner, "no_sync") else contextlib.nullcontext()
 
     def _make_probe(self) -> StepProbe | None:

@@ -77,8 +77,8 @@ class Parts:
 
 
 def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) -> Parts:
-    from timm.optim import create_optimizer_v2
-    from timm.scheduler import create_scheduler_v2
+    from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+    from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
 
     model = task.build().to(here.device)
     metadata = {"format": "pt", **surgery_metadata(_timm_part(model))}
@@ -86,10 +86,10 @@ def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) 
         _shard(model)
     ema = None
     if config.ema_decay is not None:
-        from timm.utils import ModelEmaV3
+        from timm.utils import ModelEmaV3  # pyright: ignore[reportPrivateImportUsage]
 
         ema = ModelEmaV3(model, decay=config.ema_decay)
-    betas = {"betas": config.opt_betas} if config.opt_betas else {}
+    betas: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
     optimizer = create_optimizer_v2(
         model,
         opt=config.opt,

@@ -8,9 +8,10 @@ The surgery (removed skips, another attention, graying) is done here, before the
 """
 
 import warnings
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from wellcond.data import DataSet
@@ -61,7 +62,7 @@ class Classify:
         if config.task == "linear_probe":
             from wellcond.models.mae import linear_probe
 
-            model = linear_probe(model)
+            model = linear_probe(cast(VisionTransformer, model))
         return model
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -114,6 +115,11 @@ def _start_from(model: nn.Module, path: str) -> None:
     """Weights of a file, but for a head that does not fit, which starts fresh. The surgery is the configuration's."""
     weights, _ = read_weights(path)
     state = model.state_dict()
+    if any(name.startswith("encoder.") for name in weights):  # a masked autoencoder's: its decoder has done its work
+        encoder = {name.removeprefix("encoder."): t for name, t in weights.items() if name.startswith("encoder.")}
+        # With mean pooling timm keeps its last norm behind the pool.
+        pooled = "fc_norm.weight" in state and "norm.weight" not in state
+        weights = {f"fc_{name}" if pooled and name.startswith("norm.") else name: t for name, t in encoder.items()}
     weights = match_names(weights, state)
     fits = {name: tensor for name, tensor in weights.items() if name in state and tensor.shape == state[name].shape}
     head = {name for name in state if name.startswith(("head.", "head_dist.", "fc."))}

@@ -20,7 +20,7 @@ class Augmentation:
     padding: int = 0
     """Pixels of black added on each side before a crop of the image's own size."""
     scale_min: float = 1.0
-    """The smallest share of the area that a random crop takes, resized to the image's size; 1 is off. Not with `padding`."""
+    """The smallest share of the area that a random crop takes, to be resized; 1 is off. Not with `padding`."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width over height of such a crop, from and to."""
     flip: float = 0.0

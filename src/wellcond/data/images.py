@@ -136,7 +136,7 @@ def decode_image(opener: Opener) -> "Image":
 
 @contextlib.contextmanager
 def strict_decoding() -> Iterator[None]:
-    """Truncated files raise, and Pillow's warnings are not heard. For the whole process: enter it outside of threads."""
+    """Truncated files raise, and Pillow's warnings are not heard, in the whole process: enter it outside of threads."""
     from PIL import ImageFile
 
     truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
@@ -227,7 +227,9 @@ def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[st
     if not path.exists():
         raise ValueError(f"there is no folder {path}; name one that holds images, or a .tar archive of them")
     if path.is_dir():
-        files = {name: lambda file=file: file.open("rb") for name, file in walk_images(path, skipped)}
+        files: dict[str, Opener] = {
+            name: lambda file=file: file.open("rb") for name, file in walk_images(path, skipped)
+        }
     elif path.suffix.lower() == ".tar":
         files = _list_archive(path, stack, skipped)
     else:
@@ -241,7 +243,10 @@ def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[st
 
 
 def walk_images(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, Path]]:
-    """Every image file below, with its name relative to the folder. Links are followed, since data sets are often made of them, but no folder is entered twice."""
+    """Every image file below, with its name relative to the folder.
+
+    Links are followed, since data sets are often made of them, but no folder is entered twice.
+    """
     seen: set[str] = set()
 
     def unreadable(error: OSError) -> None:

@@ -1,0 +1,224 @@
+"""Small sets, decoded once: uint8 files that are mapped into memory, so that no epoch decodes anything again.
+
+    data = open_cached(source, image_size=64, cache_dir=Path("cache"))
+
+A set's folder, NAME-64px-HASH, holds train.npy and val.npy (rows, 3, 64, 64), their labels and sums, and cache.json
+with the source, its fingerprint, the size, the counts and what was skipped. It is written aside and renamed; one whose
+source changed, or which misses something, is built anew. Of several processes one builds, and the others wait for it.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+
+from wellcond.data.dataset import DataSet, Images, pixel_sums
+from wellcond.data.files import ImageFiles, Listing, Part, Skipped, Source, check_labels
+from wellcond.data.images import say_why, strict_decoding
+from wellcond.records import read_json, write_json
+
+__all__ = ["CACHE_LIMIT", "Progress", "default_cache_dir", "open_cached"]
+
+FORMAT = 1
+CACHE_LIMIT = 16 << 30
+"""Bytes of decoded pixels above which a set is streamed from its files instead."""
+CHUNK = 512  # images decoded between two calls of the progress
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how many are done, and of how many."""
+
+
+def default_cache_dir() -> Path:
+    """$WELLCOND_CACHE, or where this system keeps caches."""
+    if os.environ.get("WELLCOND_CACHE"):
+        return Path(os.environ["WELLCOND_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wellcond"
+
+
+def open_cached(
+    source: Source, *, image_size: int, cache_dir: Path, limit: int = CACHE_LIMIT, progress: Progress | None = None
+) -> DataSet:
+    """The set from its cache, which is built if need be; streamed from its files if it is larger than `limit` bytes."""
+    from filelock import FileLock
+
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "_", source.name)[:60] or "data"
+    folder = cache_dir / f"{slug}-{image_size}px-{sha256(source.where.encode()).hexdigest()[:8]}"
+    found = _load(folder, source, image_size, limit)
+    if found is not None:
+        return found
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):  # the system lets go of it when its holder dies
+        found = _load(folder, source, image_size, limit)
+        if found is not None:
+            return found
+        for left in cache_dir.glob(f".{folder.name}.*.tmp"):  # of one that died while it was building
+            shutil.rmtree(left, ignore_errors=True)
+        aside = cache_dir / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+        aside.mkdir()
+        try:
+            listing = source.list(aside)
+            listing.check(source.name)
+            count = len(listing.train.labels) + len(listing.val.labels)
+            if _too_large(count, image_size, limit):
+                return _streamed(source, listing, image_size, limit)
+            _check_disk(cache_dir, count, image_size)
+            _build(aside, source, listing, image_size, progress)
+            _put(aside, folder)
+        except OSError as error:
+            if error.errno not in (28, 122):  # no space, over quota
+                raise
+            raise ValueError(f"the disk of {cache_dir} is full; free some space, or name another cache_dir") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    found = _load(folder, source, image_size, limit)
+    assert found is not None, f"{folder} cannot be read back"
+    return found
+
+
+def _too_large(count: int, image_size: int, limit: int) -> bool:
+    return count * 3 * image_size**2 > limit
+
+
+def _streamed(source: Source, listing: Listing, image_size: int, limit: int) -> DataSet:
+    if not source.random_access:
+        raise ValueError(
+            f"{source.name} is too large for a cache of {limit / 2**30:.3g} GiB, and compressed shards cannot be "
+            "streamed; unpack them to .tar (gunzip), or raise cache_limit"
+        )
+    train, val = (ImageFiles(part, image_size=image_size) for part in (listing.train, listing.val))
+    return DataSet(name=source.name, classes=listing.classes, train=train, val=val, skipped=listing.skipped)
+
+
+# ---- building
+
+
+def _check_disk(cache_dir: Path, count: int, image_size: int) -> None:
+    needed, free = count * 3 * image_size**2, shutil.disk_usage(cache_dir).free
+    if needed > free:
+        raise ValueError(
+            f"decoding {count} images of {image_size} × {image_size} takes {needed / 2**30:.1f} GiB, but the disk of "
+            f"{cache_dir} has {free / 2**30:.1f} GiB free; name another cache_dir, or lower cache_limit to stream them"
+        )
+
+
+def _build(aside: Path, source: Source, listing: Listing, image_size: int, progress: Progress | None) -> None:
+    skipped: Skipped = list(listing.skipped)
+    counts: dict[str, int] = {}
+    for split, part in (("train", listing.train), ("val", listing.val)):
+        total = len(part.labels)
+        pixels = open_memmap(
+            aside / f"{split}.npy", mode="w+", dtype=np.uint8, shape=(total, 3, image_size, image_size)
+        )
+        labels: list[int] = []
+        for done, row, decoded in _decode(part, image_size):
+            if isinstance(decoded, str):
+                skipped.append((part.name(row), decoded))
+            else:
+                pixels[len(labels)] = decoded
+                labels.append(int(part.labels[row]))
+            if progress is not None and (done % CHUNK == 0 or done == total):
+                progress(f"decoding {source.name} ({split})", done, total)
+        pixels.flush()
+        check_labels(labels, listing.classes, f"the {split} part of {source.name}{_say_skipped(skipped)}")
+        np.save(aside / f"{split}.labels.npy", np.asarray(labels, np.int64))
+        np.save(aside / f"{split}.sums.npy", pixel_sums(torch.from_numpy(pixels[: len(labels)])).numpy())
+        counts[split] = len(labels)
+    files = [f"{split}{kind}.npy" for split in counts for kind in ("", ".labels", ".sums")]
+    for name in files:
+        with open(aside / name, "rb") as file:
+            os.fsync(file.fileno())
+    about: dict[str, Any] = {
+        "format": FORMAT, "source": source.name, "fingerprint": source.fingerprint, "image_size": image_size,
+        "classes": listing.classes, "counts": counts, "skipped": skipped,
+        "bytes": {name: (aside / name).stat().st_size for name in files},
+    }  # fmt: skip
+    for unpacked in aside.glob("*.tar"):
+        unpacked.unlink()
+    write_json(aside / "cache.json", about)
+
+
+def _say_skipped(skipped: Skipped) -> str:
+    return f" ({len(skipped)} files could not be read, such as {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
+
+
+def _decode(part: Part, image_size: int) -> Iterator[tuple[int, int, "np.ndarray[Any, Any] | str"]]:
+    """(how many are done, row, pixels or why there are none), in order. Pillow decodes outside of Python's lock."""
+
+    def one(row: int) -> "np.ndarray[Any, Any] | str":
+        try:
+            return _fit(part.read(row), image_size)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
+            return say_why(error)
+
+    total = len(part.labels)
+    with strict_decoding(), ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for start in range(0, total, CHUNK):
+            rows = range(start, min(total, start + CHUNK))
+            for row, decoded in zip(rows, pool.map(one, rows), strict=True):
+                yield row + 1, row, decoded
+
+
+def _fit(image: Any, image_size: int) -> "np.ndarray[Any, Any]":
+    """(3, size, size): the shorter side resized, the middle of the longer one kept; nothing done where it fits."""
+    from PIL import Image
+
+    width, height = image.size
+    if min(width, height) != image_size:
+        scale = image_size / min(width, height)
+        width, height = max(image_size, round(width * scale)), max(image_size, round(height * scale))
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - image_size) // 2, (height - image_size) // 2
+    if (width, height) != (image_size, image_size):
+        image = image.crop((left, top, left + image_size, top + image_size))
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def _put(aside: Path, folder: Path) -> None:
+    if folder.exists():  # stale: whoever has it mapped keeps what is mapped
+        old = aside.with_suffix(".old.tmp")
+        os.replace(folder, old)
+        shutil.rmtree(old, ignore_errors=True)
+    os.replace(aside, folder)
+
+
+# ---- reading
+
+
+def _load(folder: Path, source: Source, image_size: int, limit: int) -> DataSet | None:
+    """The set, or None if the cache is missing, stale, incomplete or larger than it may be."""
+    try:
+        about = read_json(folder / "cache.json")
+        if (about["format"], about["fingerprint"], about["image_size"]) != (FORMAT, source.fingerprint, image_size):
+            return None
+        if any((folder / name).stat().st_size != size for name, size in about["bytes"].items()):
+            return None
+        if _too_large(sum(about["counts"].values()), image_size, limit):
+            return None
+        train, val = (_map(folder, split, about["counts"][split]) for split in ("train", "val"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    train = train.measured()
+    val = val.normalised_by(train.mean, train.std)
+    skipped = [(str(name), str(why)) for name, why in about["skipped"]]
+    return DataSet(name=source.name, classes=list(about["classes"]), train=train, val=val, skipped=skipped)
+
+
+def _map(folder: Path, split: str, count: int) -> Images:
+    # "c" maps privately: torch wants memory it could write to, and the file never changes.
+    pixels = torch.from_numpy(np.load(folder / f"{split}.npy", mmap_mode="c")[:count])
+    labels, sums = (torch.from_numpy(np.load(folder / f"{split}.{kind}.npy")) for kind in ("labels", "sums"))
+    if len(labels) != count or len(pixels) != count:
+        raise ValueError("the counts do not fit")
+    unknown = torch.zeros(3)  # until the training part is measured
+    return Images(pixels, labels, mean=unknown, std=unknown, sums=sums)

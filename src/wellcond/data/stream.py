@@ -1,0 +1,172 @@
+"""Batches of images that are decoded when they are needed, for sets too large for the cache; timm's transforms.
+
+    batches = StreamBatches(data.train, batch_size=256, seed=0, augmentation=…, num_classes=1000, workers=8)
+    for images, labels in batches.epoch(3, start=1000):     # as with TrainBatches, to the same bits as always
+    batches.skipped                                         # [("train/n01440764/a.JPEG", "image file is truncated")]
+
+Each image's transform runs with generators seeded by (seed, epoch, row), whichever worker it is in. An image that
+cannot be read is named, and its place in a training batch taken by the next one; an evaluation leaves it out.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from wellcond.data.augment import Augmentation
+from wellcond.data.batches import Share, eval_cuts, finish_batch
+from wellcond.data.draws import draw_order, make_key
+from wellcond.data.files import ImageFiles
+from wellcond.data.images import say_why, strict_decoding
+
+__all__ = ["StreamBatches", "StreamEvalBatches"]
+
+TRIES = 100  # images in a row that cannot be read, before that is an error
+Sample = tuple[Tensor | None, int, list[tuple[str, str]]]
+
+
+class StreamBatches:
+    """`TrainBatches` for `ImageFiles`."""
+
+    def __init__(
+        self, images: ImageFiles, *, batch_size: int, seed: int, rank: int = 0, world: int = 1,
+        device: torch.device | str = "cpu", augmentation: Augmentation, num_classes: int, drop_last: bool = True,
+        workers: int = 4, interpolation: str = "random",
+    ) -> None:  # fmt: skip
+        augmentation.check_batches(batch_size, streamed=True)
+        if augmentation.padding:
+            raise ValueError("padding is for cached sets of small images; streamed images are cropped by scale_min")
+        self.images, self.seed, self.augmentation, self.num_classes = images, seed, augmentation, num_classes
+        self.device, self.workers = torch.device(device), workers
+        self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
+        self.steps_per_epoch = self.share.steps
+        self.skipped: list[tuple[str, str]] = []
+        self.transform = _train_transform(images, augmentation, interpolation)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
+        self.share.check_start(start)
+        order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).tolist()
+        spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
+        decoded = _Decoded(self.images, self.transform, seed=make_key(self.seed, epoch), replace=True)
+        loader = _load(decoded, [order[low:high] for low, high, _, _ in spans], self.workers, self.device)
+        for step, (images, labels, skipped) in enumerate(loader, start):
+            _remember(self.skipped, skipped)
+            _, _, offset, total = spans[step - start]
+            yield finish_batch(
+                images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True), self.augmentation,
+                num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step, offset=offset, total=total,
+            )  # fmt: skip
+
+
+class StreamEvalBatches:
+    """`EvalBatches` for `ImageFiles`."""
+
+    def __init__(
+        self, images: ImageFiles, *, batch_size: int, rank: int = 0, world: int = 1,
+        device: torch.device | str = "cpu", workers: int = 4, interpolation: str = "bicubic", crop_pct: float = 0.875,
+    ) -> None:  # fmt: skip
+        from timm.data.transforms_factory import create_transform
+
+        self.images, self.device, self.workers = images, torch.device(device), workers
+        rows = list(range(rank, len(images), world))
+        self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
+        self._parts = [part for part in self._parts if part]
+        self.skipped: list[tuple[str, str]] = []
+        self.transform = create_transform(
+            images.image_size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, **_normalising(images)
+        )
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        decoded = _Decoded(self.images, self.transform, seed=0, replace=False)
+        for images, labels, skipped in _load(decoded, self._parts, self.workers, self.device):
+            _remember(self.skipped, skipped)
+            if len(labels):
+                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+
+def _train_transform(images: ImageFiles, how: Augmentation, interpolation: str) -> Any:
+    from timm.data.transforms_factory import create_transform
+
+    settings: dict[str, Any] = {
+        "is_training": True, "hflip": how.flip, "color_jitter": how.color_jitter or None,
+        "auto_augment": how.auto_augment or None, "re_prob": how.erasing, "re_mode": how.erasing_mode,
+        "interpolation": interpolation, **_normalising(images),
+    }  # fmt: skip
+    if how.scale_min < 1:
+        settings |= {"scale": (how.scale_min, 1.0), "ratio": how.crop_ratio}
+    else:  # the shorter side resized and the middle kept: no random crop unless asked for
+        settings |= {"train_crop_mode": "rkrc", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    return create_transform(images.image_size, **settings)
+
+
+def _normalising(images: ImageFiles) -> dict[str, Any]:
+    return {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
+
+
+class _Decoded(Dataset[Sample]):
+    """Decoded and transformed images by row, each with generators of its own."""
+
+    def __init__(self, images: ImageFiles, transform: Any, *, seed: int, replace: bool) -> None:
+        self.images, self.transform, self.seed, self.replace = images, transform, seed, replace
+
+    def __getitem__(self, row: int) -> Sample:
+        skipped: list[tuple[str, str]] = []
+        place = row
+        while True:
+            try:
+                with strict_decoding():
+                    image = self.images.read(place)
+                break
+            except MemoryError:
+                raise
+            except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
+                skipped.append((self.images.name(place), say_why(error)))
+            if not self.replace:
+                return None, -1, skipped
+            if len(skipped) >= TRIES:
+                raise ValueError(f"{TRIES} images in a row cannot be read, such as {skipped[0][0]}: {skipped[0][1]}")
+            place = (place + 1) % len(self.images)
+        with _own_generators(make_key(self.seed, row)):
+            return self.transform(image), int(self.images.labels[place]), skipped
+
+
+@contextmanager
+def _own_generators(key: int) -> Iterator[None]:
+    """Transforms draw from the global generators; these are seeded for one image and put back as they were."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm's transforms use it)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            random.seed(key)
+            np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
+            torch.manual_seed(key >> 1)
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+
+def _load(decoded: _Decoded, parts: list[list[int]], workers: int, device: torch.device) -> Any:
+    return DataLoader(
+        decoded, batch_sampler=parts, num_workers=workers, collate_fn=_collate, pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # DataLoader would draw its workers' seed from the global one
+        prefetch_factor=4 if workers else None,
+    )  # fmt: skip
+
+
+def _collate(samples: list[Sample]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+    images = [image for image, _, _ in samples if image is not None]
+    labels = torch.tensor([label for image, label, _ in samples if image is not None], dtype=torch.int64)
+    return torch.stack(images) if images else torch.empty(0), labels, [item for _, _, s in samples for item in s]
+
+
+def _remember(known: list[tuple[str, str]], new: list[tuple[str, str]]) -> None:
+    known += [item for item in dict.fromkeys(new) if item not in known]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellcond.bench import graying, kappa, probe
+from wellcond.bench import attention, graying, kappa, probe
 from wellcond.bench.photographs import photographs
 from wellcond.bench.timing import interleaved_ms
 from wellcond.records import read_json
@@ -42,6 +42,27 @@ def test_probe(tmp_path):
     assert {row["pass"] for row in record["rows"]} == {"as trained", "as trained, no attention", "exact"}
     assert all(row["step ms"] > 0 for row in record["rows"])
     assert record["every"] == 100
+
+
+def test_attention(tmp_path):
+    record = read_json(attention.run(output=tmp_path / "attention.json", device="cpu", quick=True))
+    assert {"softmax (SDPA)", "skyformer", "kernelized", "nystromformer"} <= {row["method"] for row in record["rows"]}
+    assert all(row["both ms"] > 0 and row["times faster"] > 0 for row in record["rows"])
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
+def test_the_exponent_of_a_power_law_is_found(exponent):
+    rows = [
+        {
+            "kind": "length",
+            "method": "m",
+            "n": n,
+            "tokens": max(n, 65536),
+            "both ms": max(n, 65536) * n ** (exponent - 1),
+        }
+        for n in attention.LENGTHS
+    ]
+    assert attention.cost_exponent(rows, "m") == pytest.approx(exponent)
 
 
 def test_graying(tmp_path, monkeypatch):

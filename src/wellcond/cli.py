@@ -200,9 +200,11 @@ def theory(
     ] = None,
     seed: Annotated[int, typer.Option(help="Where the random numbers begin.")] = 0,
     trained: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            help="Matrices of trained blocks; by default evidence/trained's, if here.", exists=True, dir_okay=False
+            help="Matrices of trained blocks, one file or several; by default evidence/trained's, if here.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the JSON files.", file_okay=False)] = Path("evidence/theory"),
@@ -296,3 +298,11 @@ def bench_probe(
     from wellcond.bench import probe
 
     probe.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("attention")
+def bench_attention(output: BenchOutput = None, device: Device = None, quick: Quick = False) -> None:
+    """Every attention over the length: time and memory, against torch's own and the published order of operations."""
+    from wellcond.bench import attention
+
+    attention.run(output=output, device=device, quick=quick)

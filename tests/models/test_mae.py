@@ -359,9 +359,9 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize(("where", "method"), [(None, ""), ("visible", "dct"), ("all", "svd")])
+@pytest.mark.parametrize(("where", "method"), [("visible", "dct"), ("all", "svd")])
 def test_compiles_in_one_graph(where: Any, method: str) -> None:
-    mae = make_mae(gray=where, graying=GrayingSettings(method=method) if where else None)
+    mae = make_mae(gray=where, graying=GrayingSettings(method=method))
     compiled, images = torch.compile(mae, fullgraph=True, backend="aot_eager"), pictures().float()
     outs, gradients = [], []
     for model in (mae, compiled):

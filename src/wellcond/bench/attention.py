@@ -89,12 +89,7 @@ def _peers(device: torch.device, *, landmarks: int) -> list[Peer]:
     peers = [
         Peer("softmax (SDPA)", softmax_attention, half),
         Peer("skyformer", lambda q, k, v: skyformer_attention(q, k, v, num_landmarks=landmarks), half),
-        Peer(
-            "skyformer, as published",
-            lambda q, k, v: skyformer_compat(q, k, v, num_landmarks=landmarks),
-            torch.float32,
-            False,
-        ),
+        Peer("skyformer, as published", lambda q, k, v: skyformer_compat(q, k, v, num_landmarks=landmarks), full),
         Peer("nystromformer", lambda q, k, v: nystrom_attention(q, k, v, num_landmarks=landmarks), half),
         Peer("kernelized", kernelized_attention, half),
         Peer("linear", linear_attention, half),

@@ -37,9 +37,10 @@ def run(
     images = photographs(batch, seed=SEED).to(where)
     torch.manual_seed(SEED)
     name = "vit_tiny_patch16_224" if quick else MODEL
+    settings: dict[str, Any] = {"depth": 1} if quick else {}
     rows: list[dict[str, Any]] = []
     for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
-        model = timm.create_model(name, num_classes=1000, **({"depth": 1} if quick else {})).to(where).train()
+        model = timm.create_model(name, num_classes=1000, **settings).to(where).train()
         called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
         rows += _costs(model, called, images, how, quick)
     show(

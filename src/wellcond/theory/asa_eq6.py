@@ -137,19 +137,21 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
         for s in ("κ(W_up W_down), expansion 4", "κ(W_up)κ(W_down), expansion 4")
     )
     usual = pick("linear", expansion=4.0)
-    tall = [c for c in usual if c.settings["n"] >= D and c.settings["weights"] != "orthogonal"]
-    wide = [c for c in usual if c.settings["n"] < D and c.settings["weights"] != "orthogonal"]
+    orthogonal = [c for c in usual if c.settings["weights"] == "orthogonal"]
+    independent = [c for c in usual if c.settings["weights"] in ("gaussian", "uniform")]
+    tall = [c for c in independent if c.settings["n"] >= D]
+    wide = [c for c in independent if c.settings["n"] < D]
+    gelus = [c for c in pick("GELU", expansion=4.0) if c.settings["weights"] != "trained"]
     narrow = pick("linear", expansion=0.5)
     found = [
-        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, {share(wide)} "
-        "for "
-        f"n < d; orthogonal weights, any n: {share([c for c in usual if c.settings['weights'] == 'orthogonal'])}.",
+        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, "
+        f"{share(wide)} for n < d; orthogonal weights, any n: {share(orthogonal)}.",
         f"Square weights: {share(pick('linear', expansion=1.0))} violate it. A bottleneck (expansion 1/2): "
         f"{share([c for c in narrow if c.settings['n'] >= D])} for n ≥ d, "
         f"{share([c for c in narrow if c.settings['n'] < D])} for n < d.",
         f"At d = {product.x[-1]} and expansion 4 the median κ(W_up W_down) is {product.y[-1]:.3g}, and "
         f"κ(W_up)κ(W_down) {factors.y[-1]:.3g}.",
-        f"With GELU in between: {share(pick('GELU', expansion=4.0))} draws violate it at expansion 4.",
+        f"With GELU in between: {share(gelus)} draws violate it at expansion 4.",
     ]
     trained = pick("linear", weights="trained")
     if trained:

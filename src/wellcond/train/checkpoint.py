@@ -43,11 +43,13 @@ class SavedState:
 
 def save(folder: Path, state: SavedState, *, keep: int) -> Path:
     """Write `state` and remove all but the newest `keep`. OSError leaves what there was."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp"):  # of a process that was killed while writing
         shutil.rmtree(left, ignore_errors=True)
+    older = [step for step in saved_steps(folder) if step < state.step]
     final = folder / f"{PREFIX}{state.step:08d}"
     aside = folder / f".{final.name}.{secrets.token_hex(4)}.tmp"
     aside.mkdir()
@@ -57,6 +59,7 @@ def save(folder: Path, state: SavedState, *, keep: int) -> Path:
             save_file(_plain(state.ema), aside / "ema.safetensors", metadata=dict(state.metadata))
         rest = {
             "step": state.step,
+            "averaged": state.ema is not None,
             "optimizer": dict(state.optimizer),
             "scaler": None if state.scaler is None else dict(state.scaler),
             "counters": dict(state.counters),
@@ -69,24 +72,30 @@ def save(folder: Path, state: SavedState, *, keep: int) -> Path:
             shutil.rmtree(final)
         aside.rename(final)
         _to_disk(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, SafetensorError | RuntimeError):  # what these writers make of a full disk
+            raise OSError(f"{folder}: {error}") from error
         raise
-    for step in saved_steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"{PREFIX}{step:08d}", ignore_errors=True)
+    # Later states than this one were broken, else the run would have gone on from them.
+    kept = [*older, state.step][-keep:]
+    for step in saved_steps(folder):
+        if step not in kept:
+            shutil.rmtree(folder / f"{PREFIX}{step:08d}", ignore_errors=True)
     return final
 
 
 def latest(folder: Path) -> SavedState | None:
     """The newest state that can be read; those that cannot are named in a warning."""
-    for step in reversed(saved_steps(folder)):
+    steps = saved_steps(folder)
+    for step in reversed(steps):
         path = folder / f"{PREFIX}{step:08d}"
         try:
             return _read(path)
         except Exception as error:
+            back = "to the state before" if step > steps[0] else "to the beginning, for there is no state before"
             warnings.warn(
-                f"{path} is not a whole saved state ({type(error).__name__}: {error}); going back to the one before",
-                stacklevel=2,
+                f"{path} is not a whole saved state ({type(error).__name__}: {error}); going back {back}", stacklevel=2
             )
     return None
 
@@ -103,11 +112,11 @@ def _read(path: Path) -> SavedState:
     with safe_open(path / "model.safetensors", "pt") as file:
         model = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
         metadata = file.metadata() or {}
+    rest = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     ema = None
-    if (path / "ema.safetensors").exists():
+    if rest["averaged"]:
         with safe_open(path / "ema.safetensors", "pt") as file:
             ema = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    rest = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     return SavedState(
         step=rest["step"],
         model=model,

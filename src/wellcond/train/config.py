@@ -25,6 +25,7 @@ Task = Literal["classify", "mae", "linear_probe"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
+SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # those of timm's that know their step by its number alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,7 @@ class Config:
         yield from _choices("on_divergence", self.on_divergence, ("stop", "rollback"))
         yield from _choices("gray", self.gray, ("", "svd", "dct"))
         yield from _choices("gray_masked", self.gray_masked, ("visible", "all"))
+        yield from _choices("sched", self.sched, SCHEDULES)
         yield from _choices("tracker", self.tracker, ("", "tensorboard", "wandb", "trackio"))
         for skip in self.remove_skips:
             yield from _choices("remove_skips", skip, ("sa", "mlp"))
@@ -170,6 +172,9 @@ class Config:
             "eval_every",
             "keep",
             "probe_samples",
+            "decoder_dim",
+            "decoder_depth",
+            "decoder_heads",
         ):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, got {getattr(self, name)}"
@@ -183,6 +188,9 @@ class Config:
             "save_every",
             "workers",
             "padding",
+            "color_jitter",
+            "mixup",
+            "cutmix",
         ):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 yield f"{name} must not be negative, got {getattr(self, name)}"
@@ -197,6 +205,18 @@ class Config:
             yield f"ema_decay must be between 0 and 1, got {self.ema_decay}"
         if self.warmup_epochs > self.epochs:
             yield f"warmup_epochs={self.warmup_epochs} is longer than the training of epochs={self.epochs}"
+        if self.clip_grad is not None and not self.clip_grad > 0:
+            yield f"clip_grad must be above 0, got {self.clip_grad}; none does not clip"
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            yield f"layer_decay must be in (0, 1], got {self.layer_decay}"
+        if not all(0 <= beta < 1 for beta in self.opt_betas):
+            yield f"opt_betas are from 0 to below 1, got {self.opt_betas}"
+        yield from self._combinations(world)
+        yield from self._unknown_optimizer()
+        yield from self._unknown_model()
+
+    def _combinations(self, world: int) -> Iterable[str]:
+        """Settings that are possible alone and not together, or that would be ignored in silence."""
         parts = world * self.accumulate
         if self.batch_size % parts:
             yield (
@@ -211,7 +231,27 @@ class Config:
             yield "an average of weights (ema_decay) of a sharded model is not supported; leave one of them"
         if self.shard and self.amp_dtype == "float16":
             yield "float16 with a scaler is not supported for a sharded model; amp_dtype=bfloat16 needs none"
-        yield from self._unknown_model()
+        if self.shard and world == 1:
+            yield "shard=true spreads parameters over processes, and there is one; torchrun starts more"
+        if (self.mixup or self.cutmix) and self.batch_size // parts % 2:
+            yield f"mixup and cutmix mix pairs, but a process's part of a batch is {self.batch_size // parts} images"
+        if self.padding and self.scale_min < 1:
+            yield "padding and scale_min are two ways to crop; set one of them"
+        if self.task == "mae" and not self.mask_ratio > 0:
+            yield f"masked autoencoding needs masked patches: mask_ratio is {self.mask_ratio}"
+        if self.attention_kwargs and not self.attention:
+            yield "attention_kwargs are for another attention; name it with attention=…"
+        if self.layer_scale is not None and not self.remove_skips:
+            yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
+
+    def _unknown_optimizer(self) -> Iterable[str]:
+        from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage]
+
+        known = list_optimizers()
+        name = self.opt.lower().rpartition("_")[2]  # lookahead_adamw is adamw, wrapped
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            yield f"timm knows no optimiser {self.opt!r}{'; did you mean ' + ', '.join(near) + '?' if near else ''}"
 
     def _unknown_model(self) -> Iterable[str]:
         if self.model.startswith(("hf-hub:", "local-dir:")):
@@ -269,9 +309,8 @@ def _as_type(name: str, value: Any, hint: Any) -> Any:
             raise ValueError
         return kind(value)
     except (ValueError, TypeError, SyntaxError):
-        word = {int: "a whole number", float: "a number", bool: "true or false"}.get(
-            kind, "key=value pairs such as a=1,b='x'"
-        )
+        words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "numbers such as 0.9,0.95"}
+        word = words.get(origin or kind, "key=value pairs such as a=1,b='x'")
         raise ValueError(f"{name} must be {word}, got {value!r}") from None
 
 

@@ -16,6 +16,7 @@ __all__ = ["Divergence", "Watch"]
 
 FIRST = 20  # steps whose mean loss is the start
 SMOOTH = 0.98  # weight of the past in the running loss
+ABOVE = 1.05  # times the start: a model that learns nothing stays at it, give or take, and is not lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Watch:
                 self.running = loss
                 continue
             self.running = SMOOTH * self.running + (1 - SMOOTH) * loss
-            if self.running <= self.start:
+            if self.running <= ABOVE * self.start:
                 self.above_since = None
             elif self.above_since is None:
                 self.above_since = step

@@ -1,19 +1,22 @@
 """A run's folder: its configuration, its rows, its saved states and its page.
 
 folder = RunFolder.open("runs/a", config)          # new, or the same run going on; another configuration is refused
-folder.log({"step": 20, "loss": 1.9})              # metrics.jsonl
+folder.log({"step": 20, "loss": 1.9})              # metrics.jsonl; on a full disk rows wait for the next time
 folder.forget_after(step)                          # rows of steps that will be run again
 
 config.json  metrics.jsonl  probe.jsonl  checkpoints/  report.html
 """
 
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wellcond import records
+from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config
 
 __all__ = ["RunFolder"]
@@ -27,31 +30,32 @@ class RunFolder:
     path: Path
     writes: bool = True
     """Whether this process is the one that writes."""
+    unwritten: dict[Path, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """Rows that found no room yet."""
 
     @classmethod
-    def open(cls, path: str | Path, config: Config, *, writes: bool = True) -> "RunFolder":
+    def open(cls, path: str | Path, config: Config) -> "RunFolder":
         """The folder for a run of `config`: made, or taken up where it stopped.
 
         ValueError where it holds the run of another configuration, with the difference, or something that is no run.
         """
         path = Path(path)
-        folder = cls(path=path, writes=writes)
+        folder = cls(path=path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; give --output the name of a folder")
         known = path / "config.json"
-        if known.exists():
-            folder._check_same(config)
-        elif path.exists() and any(path.iterdir()):
-            kind = "saved states but no config.json" if (path / "checkpoints").exists() else "other files"
+        if known.exists() and not folder._is_same(config):
+            known.unlink()  # nothing was trained with it: a mistake was mended, and may be
+        elif not known.exists() and folder._strangers():
+            kind = "saved states but no config.json" if saved_steps(folder.checkpoints) else "other files"
             raise ValueError(
                 f"{path} holds {kind}: it cannot be told which run that is. Put the config.json back, or give --output "
                 "a new folder"
             )
-        elif writes:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            records.write_json(
-                known, {"what": "wellcond train", "config": config.as_json(), "environment": records.environment()}
-            )
+        if not known.exists():
+            payload = {"what": "wellcond train", "config": config.as_json(), "environment": records.environment()}
+            records.write_json(known, payload)
+        folder.checkpoints.mkdir(exist_ok=True)
         return folder
 
     @property
@@ -70,34 +74,93 @@ class RunFolder:
     def probe(self) -> Path:
         return self.path / "probe.jsonl"
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process may train here. The system lets go of it when this one dies, however it dies."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        with open(self.path / ".lock", "a") as file:
+            try:
+                # A lock of this process alone: its forked workers, which may outlive it, do not inherit it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise ValueError(
+                    f"another process is training in {self.path}; wait for its end, or give --output a new folder"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+
     def log(self, row: Mapping[str, Any]) -> None:
-        if self.writes:
-            records.append_rows(self.metrics, [row])
+        self._append(self.metrics, [row])
+
+    def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._append(self.probe, rows)
+
+    def flush(self) -> None:
+        """Write the rows that found no room before; OSError where there still is none."""
+        for file, rows in list(self.unwritten.items()):
+            size = file.stat().st_size if file.exists() else 0
+            try:
+                records.append_rows(file, rows)
+            except OSError:
+                if file.exists() and file.stat().st_size > size:
+                    os.truncate(file, size)  # some of the rows may have been written: they will be again
+                raise
+            del self.unwritten[file]
 
     def forget_after(self, step: int) -> None:
-        """Drop the rows of steps after `step`: they were written by a process that died before its state was saved."""
-        for file in (self.metrics, self.probe) if self.writes else ():
+        """Drop the rows of what will be done again: they are of a process that died before it saved its next state.
+
+        A metric stands under the number of steps done, a measurement under that of the steps done before it: the
+        state after 20 steps has the metrics of 20, and measures 20 again.
+        """
+        for file, last in ((self.metrics, step), (self.probe, step - 1)) if self.writes else ():
             if file.exists():
                 rows = records.read_rows(file)
-                kept = [row for row in rows if row.get("step", 0) <= step]
-                if len(kept) < len(rows) or rows == []:
-                    aside = file.with_suffix(".tmp")
+                kept = [row for row in rows if row.get("step", 0) <= last]
+                if len(kept) < len(rows) or not rows:
+                    aside = file.with_name(f".{file.name}.tmp")
                     aside.unlink(missing_ok=True)
                     records.append_rows(aside, kept)
                     aside.replace(file)
 
-    def space(self) -> int:
-        return shutil.disk_usage(self.path).free
+    def _append(self, file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        if not self.writes:
+            return
+        warned = file in self.unwritten
+        self.unwritten.setdefault(file, []).extend(rows)
+        try:
+            self.flush()
+        except OSError as error:
+            if not warned:
+                warnings.warn(f"{file} cannot be written ({error}); its rows wait in memory", stacklevel=3)
 
-    def _check_same(self, config: Config) -> None:
+    def _strangers(self) -> bool:
+        """Whether there is more than a run leaves that is killed before its configuration was written."""
+        if not self.path.exists():
+            return False
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        return bool(names - {"checkpoints"} or saved_steps(self.checkpoints))
+
+    def _is_same(self, config: Config) -> bool:
+        """Whether the run there is this one; False if it is another that nothing was saved of yet."""
+        differ: dict[str, Any] = {}
         try:
             known = Config.from_json(records.read_json(self.path / "config.json")["config"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path / 'config.json'} cannot be read as a run of wellcond: {error}") from None
-        differ = {k: v for k, v in config.differences(known).items() if k not in MAY_CHANGE}
-        if differ:
+            differ = {k: v for k, v in config.differences(known).items() if k not in MAY_CHANGE}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path / 'config.json'} cannot be read as a run of wellcond ({error}). Put the right one back, "
+                "or give --output a new folder"
+            ) from None
+        if differ and (saved_steps(self.checkpoints) or self.metrics.exists()):
             shown = ", ".join(f"{name}: {theirs!r} there, {mine!r} now" for name, (mine, theirs) in differ.items())
             raise ValueError(
                 f"{self.path} holds a run with another configuration ({shown}). Give the same settings to go on with "
                 "it, or --output a new folder"
             )
+        return not differ

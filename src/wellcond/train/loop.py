@@ -10,6 +10,7 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 import contextlib
 import hashlib
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,13 +60,27 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
     here = join(device)
     try:
         config.check(world=here.world)
-        folder = RunFolder.open(output, config, writes=here.is_main)
-        here.wait()
-        with _numerics(config), interruptible() as asked:
+        with _opened(output, config, here) as folder, _numerics(config), interruptible() as asked:
             run = _Run(config, folder, here, quiet=quiet)
             return run.go(asked)
     finally:
         here.leave()
+
+
+@contextlib.contextmanager
+def _opened(output: str | Path, config: Config, here: Processes) -> Iterator[RunFolder]:
+    """The run's folder, made or checked by the main process, which holds it; the others wait for its word."""
+    with contextlib.ExitStack() as stack:
+        problem, folder = None, RunFolder(path=Path(output), writes=False)
+        if here.is_main:
+            try:
+                folder = RunFolder.open(output, config)
+                stack.enter_context(folder.held())
+            except (ValueError, OSError) as error:
+                problem = error
+        if here.any(problem is not None):
+            raise problem or ValueError("the main process could not open the run's folder; it says why")
+        yield folder
 
 
 class _Run:
@@ -110,6 +125,8 @@ class _Run:
 
     def go(self, asked: Any) -> Outcome:
         step = self._restore()
+        if step == 0 and self.config.on_divergence == "rollback":
+            self._save(0)  # there has to be a state to go back to
         with self.progress.running(step):
             while step < self.total:
                 try:
@@ -118,7 +135,6 @@ class _Run:
                     step = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
                 self.metrics = self._evaluate()
-        self._save(step)
         self.tracker.close()
         return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
 
@@ -135,20 +151,15 @@ class _Run:
             self.progress.step(step, images=config.batch_size)
             if step % config.log_every == 0 or step == self.total:
                 self._log(step, loss)
-            if self.here.any(asked()):
-                self._save(step)
+            at_end = step % self.steps_per_epoch == 0
+            if at_end and (step // self.steps_per_epoch % config.eval_every == 0 or step == self.total):
+                self._validate(step)
+            # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
+            stop = self.here.any(asked())
+            if stop or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
+                self._save(step, must=stop or step == self.total)
+            if stop and step < self.total:
                 raise Interrupted(f"stopped at step {step} of {self.total}; the same command goes on")
-            if config.save_every and step % config.save_every == 0:
-                self._save(step)
-        done = step // self.steps_per_epoch
-        self._judge(step)
-        if done % config.eval_every == 0 or step == self.total:
-            self.metrics = self._evaluate()
-            self.counters["best"] = max(self.counters["best"], self.metrics.get(self.task.metric, -math.inf))
-            self._record({"step": step, "epoch": done, "split": "val", **self.metrics, "best": self.counters["best"]})
-            self.progress.evaluated(self.metrics)
-        if not config.save_every:
-            self._save(step)
         return step
 
     def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
@@ -176,6 +187,14 @@ class _Run:
         if parts.ema is not None:
             parts.ema.update(parts.model, step=step)
         return total
+
+    def _validate(self, step: int) -> None:
+        self._judge(step)
+        self.metrics = self._evaluate()
+        self.counters["best"] = max(self.counters["best"], self.metrics.get(self.task.metric, -math.inf))
+        epoch = step // self.steps_per_epoch
+        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": self.counters["best"]})
+        self.progress.evaluated(self.metrics)
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
@@ -235,10 +254,16 @@ class _Run:
         good = (
             latest(self.folder.checkpoints) if self.config.on_divergence == "rollback" and rolls < ROLLBACKS else None
         )
-        self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        event = {"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"}
         if good is None:
+            self._record(event)
+            self._keep_lost(problem.step)
             raise Diverged(self._what_was_lost(problem))
+        self.folder.forget_after(good.step)
+        self._record(event)
         self._load(good)
+        self.saved_step = good.step
+        self.probe = self._make_probe()  # one that has measured nothing yet
         self.counters["rollbacks"] = rolls + 1
         self.counters["lr_factor"] *= 0.5
         warnings.warn(
@@ -248,6 +273,15 @@ class _Run:
         )
         return good.step
 
+    def _keep_lost(self, step: int) -> None:
+        """The weights as they are now, for who wants to look, where no run goes on from them: `diverged/`."""
+        state = self.parts.saved(step, self.counters)
+        if self.here.is_main:
+            try:
+                save(self.folder.path / "diverged", state, keep=1)
+            except OSError as error:
+                warnings.warn(f"the diverged weights could not be saved: {error}", stacklevel=2)
+
     def _what_was_lost(self, problem: Divergence) -> str:
         worst = self.progress.worst
         where = f"; the worst block at the last measurement was {worst}" if worst else ""
@@ -256,35 +290,48 @@ class _Run:
 
     # The state
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, must: bool = False) -> None:
+        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`."""
         if step == self.saved_step:
             return
-        counters = {**self.counters, "watch": self.watch.state_dict()}
+        self._judge(step)
+        counters = {**self.counters, "watch": self.watch.state_dict(), "worst": self.progress.worst}
         state = self.parts.saved(step, counters)
+        broken = next((name for name, tensor in state.model.items() if not tensor.isfinite().all()), None)
+        if self.here.any(broken is not None):
+            raise _Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
+        failed = None
         if self.here.is_main:
             try:
+                self.folder.flush()  # the rows first: a state that is there has its rows
                 save(self.folder.checkpoints, state, keep=self.config.keep)
             except OSError as error:
-                message = f"the state of step {step} could not be saved: {error}. The one before is still there"
-                if step >= self.total:
-                    raise OSError(message) from error
-                warnings.warn(message + "; training goes on", stacklevel=2)
-        self.here.wait()
-        self.saved_step = step
+                failed = f"the state of step {step} could not be saved: {error}. The one before is still there"
+        if not self.here.any(failed is not None):
+            self.saved_step = step
+        elif must:
+            raise OSError(f"{failed or 'the main process could not save the state'}; make room, and start again")
+        elif failed:
+            warnings.warn(f"{failed}; training goes on", stacklevel=2)
 
     def _restore(self) -> int:
         state = latest(self.folder.checkpoints)
-        if state is None:
-            self.folder.forget_after(-1)
-            return 0
-        self._load(state)
-        self.folder.forget_after(state.step)
-        self.saved_step = state.step
-        return state.step
+        step = 0 if state is None else state.step
+        if self.here.any(step != self.here.of_main(step)):
+            raise ValueError(
+                f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
+                "file system that all machines share"
+            )
+        if state is not None:
+            self._load(state)
+            self.saved_step = state.step
+        self.folder.forget_after(step)
+        return step
 
     def _load(self, state: Any) -> None:
         self.parts.restore(state)
         counters = dict(state.counters)
+        self.progress.worst = counters.pop("worst")
         self.watch.load_state_dict(counters.pop("watch"))
         self.counters.update(counters)
 
@@ -304,14 +351,13 @@ class _Run:
     def _make_probe(self) -> StepProbe | None:
         if not self.config.probe_every:
             return None
-        probe = StepProbe(
+        return StepProbe(
             self.parts.called,
             self.config.probe_sites or None,
             every=self.config.probe_every,
             max_samples=self.config.probe_samples,
             run=self.folder.name,
         )
-        return probe.to(self.folder.probe)
 
     @contextlib.contextmanager
     def _measured(self, step: int) -> Iterator[None]:
@@ -321,6 +367,7 @@ class _Run:
         self.probe.begin(step)
         yield
         if self.probe.end():
+            self.folder.measured(self.probe.rows())
             found = summary(self.probe.rows())
             self.tracker.log(found, step=step)
             self.progress.measured(self.probe.rows())
@@ -341,6 +388,7 @@ def _seed(*parts: int) -> None:
 def _numerics(config: Config) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix products start
         torch.use_deterministic_algorithms(True)
     try:
         yield

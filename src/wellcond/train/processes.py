@@ -39,6 +39,14 @@ class Processes:
             return flag
         return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
 
+    def of_main(self, number: int) -> int:
+        """The main process's number."""
+        if self.world == 1:
+            return number
+        told = torch.tensor(number, device=self.device)
+        dist.broadcast(told, 0)
+        return int(told)
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()

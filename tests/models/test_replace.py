@@ -295,7 +295,7 @@ def test_training_draws_landmarks_by_torchs_seed_and_evaluation_does_not(vit: nn
 
 @pytest.fixture
 def bert() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5.0")  # older ones are refused
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=64
     )
@@ -348,7 +348,7 @@ def test_hugging_face_some_blocks(bert: nn.Module) -> None:
 
 
 def test_hugging_face_vision_models_keep_rotations_and_more() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5.0")  # older ones are refused
     size = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 64}
     images = torch.randn(2, 3, 64, 64)
     for name in ("ViT", "CLIPVision", "Dinov2", "DINOv3ViT"):

@@ -9,13 +9,14 @@ keys.
 """
 
 import functools
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wellcond.attention import AttentionCore
-from wellcond.models.attending import Replaced, register_forward
+from wellcond.models.attending import Replaced, plain_attention_class, register_forward
 
 __all__ = ["HuggingFaceReplaced", "choose_implementation", "register_with_transformers"]
 
@@ -41,8 +42,9 @@ class HuggingFaceReplaced(Replaced):
 
     @classmethod
     def refuses(cls, module: Any, core: AttentionCore) -> str:
-        if not hasattr(getattr(module, "config", None), "_attn_implementation"):
-            return "it does not choose its attention by transformers' interface (transformers before 4.56?)"
+        forward: Any = inspect.unwrap(plain_attention_class(module).forward)
+        if "ALL_ATTENTION_FUNCTIONS" not in forward.__code__.co_names or not hasattr(module, "config"):
+            return "in this version of transformers it does not choose its attention by their interface; upgrade to 5"
         chosen = module.config._attn_implementation
         if chosen not in {*OURS, *OURS.values(), None}:
             return f'its attention implementation is {chosen}; model.set_attn_implementation("sdpa") first'

@@ -151,6 +151,8 @@ def test_masks_follow_the_seed_or_the_generator() -> None:
     drawn = [mae(images, generator=torch.Generator().manual_seed(5)).mask for _ in range(2)]
     assert torch.equal(*drawn)
     assert torch.equal(torch.get_rng_state(), state)
+    visible = mae.draw_visible(3, "cpu", torch.Generator().manual_seed(5))
+    assert torch.equal(mae(images, visible=visible).mask, drawn[0])
 
 
 @pytest.mark.parametrize("ratio", [1e-9, 0.01, 0.5, 0.99, 1 - 1e-9])
@@ -373,6 +375,10 @@ def test_compiles_in_one_graph(where: Any, method: str) -> None:
     assert torch.equal(outs[0].mask, outs[1].mask)
     torch.testing.assert_close(outs[0].prediction, outs[1].prediction, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
+    images = pictures(5).float()  # a last, smaller batch: another size of batch, compiled for any
+    visible = mae.draw_visible(5, "cpu", torch.Generator().manual_seed(0))
+    torch.testing.assert_close(compiled(images, visible=visible).loss, mae(images, visible=visible).loss)
+    assert compiled(images).loss.isfinite()
 
 
 @pytest.fixture(scope="module")
@@ -513,6 +519,9 @@ def test_images_of_another_kind_are_refused() -> None:
         mae(torch.zeros(2, 3, 12, 20, dtype=torch.uint8))
     with pytest.raises(ValueError, match="expected"):
         mae(torch.zeros(0, 3, 12, 20))
+    for visible in (torch.arange(5).expand(2, -1), torch.arange(4)):
+        with pytest.raises(ValueError, match=r"of shape \(2, 4\)"):
+            mae(torch.randn(2, 3, 12, 20), visible=visible)
     mae.encoder.set_input_size((16, 20))
     with pytest.raises(ValueError, match="after set_input_size"):
         mae(torch.randn(2, 3, 16, 20))

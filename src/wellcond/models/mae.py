@@ -128,13 +128,22 @@ class MaskedAutoencoder(nn.Module):
                 self.grid_size, positions.shape[2], device=positions.device
             ).to(positions.dtype)
 
-    def forward(self, images: Tensor, *, generator: torch.Generator | None = None) -> MaskedOutput:
+    def forward(
+        self, images: Tensor, *, generator: torch.Generator | None = None, visible: Tensor | None = None
+    ) -> MaskedOutput:
         """Mask the images, normalised and (b, c, h, w), and predict what was masked.
 
-        The masks are random in evaluation too: give a seeded generator there, to score the same task each time.
+        The masks are random in evaluation too: give a seeded generator there, to score the same task each time; or to
+        a compiled model, which takes no generator, what `draw_visible` drew from one.
         """
         self._check_images(images)
-        visible = self.draw_visible(images.shape[0], images.device, generator)
+        if visible is None:
+            visible = self.draw_visible(images.shape[0], images.device, generator)
+        elif generator is not None or visible.shape != (images.shape[0], self.num_visible):
+            raise ValueError(
+                f"visible is what draw_visible gives, of shape {(images.shape[0], self.num_visible)}, and takes the "
+                f"place of a generator; got shape {tuple(visible.shape)}{' and a generator' if generator else ''}"
+            )
         prediction = self.decoder(self.encode(images, visible), visible)
         mask = torch.ones(prediction.shape[:2], dtype=torch.bool, device=images.device).scatter(1, visible, False)
         return MaskedOutput(self._loss(images, prediction, mask), prediction, mask)
@@ -142,8 +151,10 @@ class MaskedAutoencoder(nn.Module):
     def draw_visible(self, batch: int, device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
         """(batch, num_visible): the patches that each image shows, drawn alike and apart, in the image's order."""
         patches = self.num_visible + self.num_masked
-        where = device if generator is None else generator.device
-        noise = torch.rand(batch, patches, generator=generator, device=where).to(device)
+        if generator is None:  # not as an argument: with one, torch.compile refuses batches of another size
+            noise = torch.rand(batch, patches, device=device)
+        else:
+            noise = torch.rand(batch, patches, generator=generator, device=generator.device).to(device)
         # In order: DCT graying looks at how values change from token to token, and timm's order is the one it knows.
         return noise.argsort(dim=1)[:, : self.num_visible].sort(dim=1).values
 
@@ -182,7 +193,7 @@ class MaskedAutoencoder(nn.Module):
     def _loss(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
         target, center, scale = self._target(images)
         error = (prediction.to(target.dtype) - (target - center) / scale).square().mean(dim=2)
-        return torch.where(mask, error, 0).sum() / (len(images) * self.num_masked)
+        return torch.where(mask, error, 0).sum() / mask.sum()
 
     def _target(self, images: Tensor) -> tuple[Tensor, Tensor | int, Tensor | int]:
         """The patches' own values, in float32 or better, and what is taken off them and what they are divided by."""

@@ -193,10 +193,10 @@ def measure(
 def theory(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(help="Which statements, e.g. asa-prop41 sky-lemma3; by default all.", metavar="[ID]…"),
+        typer.Argument(help="Which statements, e.g. asa-prop41 sky-lemma3; by default all.", metavar="ID"),
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=40, help="Draws for each case; more go deeper.  [default: 400]")
+        int | None, typer.Option(min=40, help="Draws for each case, by default 400; more go deeper.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Where the random numbers begin.")] = 0,
     trained: Annotated[

@@ -83,7 +83,9 @@ def _progress(console: Console) -> Progress:
 
 def _table(findings: Sequence[Finding]) -> Table:
     """Bound, measured value and margin of the case that comes closest to the bound, or breaks it most."""
-    table = Table(title="Theory, case by case the worst", title_justify="left", pad_edge=False)
+    table = Table(
+        title="The papers' statements: the worst case inside each claim", title_justify="left", pad_edge=False
+    )
     for column in ("statement", "bound", "measured", "margin"):
         table.add_column(column, justify="left" if column == "statement" else "right")
     table.add_column("verdict")

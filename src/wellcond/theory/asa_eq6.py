@@ -32,17 +32,15 @@ STATEMENT = Statement(
     title="Equation 6: an MLP only multiplies the condition number",
     plain=(
         "With the usual fourfold expansion the bound is wrong: W_up is wide, W_down is tall, and two "
-        "well-conditioned matrices of that kind can have an ill-conditioned product. With random weights they "
-        "nearly always do. What the paper takes from it, that an MLP multiplies the condition number once and "
+        "well-conditioned matrices of that kind can have an ill-conditioned product. With independent random "
+        "weights and n ≥ d they mostly do. What the paper takes from it, that an MLP multiplies the condition number once and "
         "does not cube it, stays true with another constant."
     ),
     claim="κ(X W_up W_down) ≤ κ(W_up)κ(W_down)·κ(X) for an MLP with a linear activation, W_up of d × 4d.",
     instead=(
         "κ(X W_up W_down) ≤ κ(W_up W_down)·κ(X), for every n and every expansion of at least 1. The constant is the "
-        "condition number of the product. It is "
-        "below κ(W_up)κ(W_down) if the inner dimension is kept (square weights, or W_down with the column space of "
-        "W_upᵀ), and for "
-        "independent weights with expansion 4 it grows like d, while κ(W_up)κ(W_down) tends to 9. The linear growth "
+        "condition number of the product. It is below κ(W_up)κ(W_down) if the inner dimension is kept (square "
+        "weights, or W_down with the column space of W_upᵀ), and for independent weights with expansion 4 it grows like d, while κ(W_up)κ(W_down) tends to 9. The linear growth "
         "in κ(X), in contrast to attention's cube, stays true."
     ),
     tested=f"d = {D}, n = {', '.join(map(str, LENGTHS))}; expansions 4, 1 and 1/2; Gaussian, uniform and orthogonal "

@@ -49,15 +49,12 @@ STATEMENT = Statement(
     ),
     claim="κ(X W_Q W_Kᵀ Xᵀ X W_V) ≤ C·κ(X)³, with C = κ(W_Q)κ(W_K)κ(W_V) statistically close to unity.",
     instead=(
-        "For n ≥ d, one head and invertible weights the inequality holds as it stands, and is attained by W = I; C "
-        "is 1 for "
-        "orthogonal weights only, and grows like d³ for independent entries. For any n and one head with an n × n "
-        "attention matrix A: κ(A X W_V) ≤ κ(A)κ(X)κ(W_V), which covers softmax (for linear attention, A = X W_Q W_Kᵀ "
-        "Xᵀ, "
-        "it says something where n ≤ d). With several heads and n ≥ d: κ(XM) ≤ κ(X)κ(M), M being the d × d matrix of "
-        "the heads' W_Q W_Kᵀ XᵀX W_V side by side; κ(M) is not bounded by the weights' κ. An upper bound alone does "
-        "not make an output "
-        "ill-conditioned: W_Q W_Kᵀ = (XᵀX)⁻¹ gives back κ(X W_V)."
+        "For n ≥ d, one head and invertible weights the inequality holds as it stands, and W = I attains it. C is 1 "
+        "where the weights are multiples of orthogonal matrices, and grows like d³ for independent entries. For any n "
+        "and one head with an n × n attention matrix A: κ(A X W_V) ≤ κ(A)κ(X)κ(W_V), which covers softmax (for linear "
+        "attention, A = X W_Q W_Kᵀ Xᵀ, it says something where n ≤ d). With several heads and n ≥ d: κ(XM) ≤ κ(X)κ(M), "
+        "M being the d × d matrix of the heads' W_Q W_Kᵀ XᵀX W_V side by side; κ(M) is not bounded by the weights' κ. "
+        "An upper bound alone does not make an output ill-conditioned: W_Q W_Kᵀ = (XᵀX)⁻¹ gives back κ(X W_V)."
     ),
     tested=(
         f"d = {D} with n = {', '.join(map(str, LENGTHS))}; Gaussian, uniform and orthogonal weights; Gaussian "
@@ -103,6 +100,7 @@ def _judge(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: i
     """One head inside the claim; heads and softmax beyond it; and what is true instead."""
     n, d = x.shape[-2:]
     bound, x_kappa = bound_of(x, wq, wk, wv), kappa(x)
+    settings |= {"median_constant": median(constant(wq, wk, wv)), "median_kappa": median(x_kappa)}
     for h in (1, heads):
         linear = kappa(linear_attention(x, wq, wk, wv, heads=h))
         soft = kappa(softmax_attention(x, wq, wk, wv, heads=h))
@@ -231,7 +229,12 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
         blind, seen = sum(c.undecided for c in trained), sum(c.draws for c in trained)
         found.append(
             f"Trained blocks: {sum(c.failures for c in trained)} violations in {seen} tests (images × heads × softmax "
-            f"or not); {blind} cannot be decided in float64, since both sides exceed 10¹⁰. The bounds have medians "
-            f"from {min(c.bound for c in trained):.2g} to {max(c.bound for c in trained):.2g}: they say nothing."
+            f"or not); {blind} cannot be decided in float64, since both sides exceed 10¹⁰. κ(X) is {_range(trained, 'median_kappa')} "
+            f"(medians), C {_range(trained, 'median_constant')}: the bound says nothing."
         )
     return found
+
+
+def _range(cases: Sequence[Case], key: str) -> str:
+    values = [case.settings[key] for case in cases]
+    return f"{min(values):.2g} to {max(values):.2g}"

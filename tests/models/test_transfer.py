@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import wellcond
 from wellcond.models.mae import MaskedAutoencoder, hand_over, linear_probe
+from wellcond.models.replace import attention_of, replace_attention
 from wellcond.models.surgery import gray, graying_of
 
 SMALL = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
@@ -40,11 +41,13 @@ def pictures() -> Tensor:
 def test_weights_graying_and_skips_are_handed_over(before: str, after: str, pictures: Tensor) -> None:
     mae = trained(global_pool=before)
     wellcond.remove_skip(mae.encoder, "mlp", blocks=1)
+    replace_attention(mae.encoder, "linear", blocks=0)
     model = make_vit(global_pool=after)
     head = model.head.weight.clone()
     assert hand_over(mae.encoder, model) is model
     assert graying_of(model) == graying_of(mae)
     assert wellcond.skips_of(model) == {"blocks.1": ("mlp",)}
+    assert attention_of(model) == attention_of(mae.encoder) != {}
     assert torch.equal(model.head.weight, head)
     assert model.pos_embed.requires_grad
     ours, theirs = (m.norm if isinstance(m.norm, nn.LayerNorm) else m.fc_norm for m in (mae.encoder, model))

@@ -1,7 +1,7 @@
 """What follows masked autoencoding: its encoder as a classifier, fine-tuned whole, or probed by a linear head alone.
 
 model = timm.create_model("vit_base_patch16_224", global_pool="avg", drop_path_rate=0.1)
-hand_over(mae.encoder, model)           # weights, graying and removed skips; the head stays fresh: fine-tune
+hand_over(mae.encoder, model)           # weights and surgery; the head stays fresh: fine-tune
 linear_probe(model)                     # or, without drop path: only a fresh head can be trained
 """
 
@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from wellcond.models.families import find_projection, unwrap
+from wellcond.models.replace import attention_of, plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import gray, graying_of, ungray
 
@@ -22,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def hand_over(encoder: nn.Module, model: Model) -> Model:
-    """Give a timm VisionTransformer the weights of another, in place, with its graying and its removed skips.
+    """Give a timm VisionTransformer the weights of another, in place, with its graying, removed skips and attention.
 
     The model's head stays as it is. Its pooling may differ: with mean pooling timm puts the last norm after the pool,
     and the encoder's is loaded there. Positions are trained or fixed as they were in the model.
@@ -46,11 +47,13 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
             f"the encoder and the {type(unwrap(model)).__name__} differ at {some}; build the model with the encoder's "
             "settings (its img_size too: the model's set_input_size changes it afterwards)"
         )
-    settings, plan = graying_of(encoder), plan_skips(model, skips_of(encoder))
+    settings, skips = graying_of(encoder), plan_skips(model, skips_of(encoder))
+    attention = plan_attention(model, attention_of(encoder))
     if settings is not None:
         find_projection(model)  # a reason to fail has to come before the first change
     unwrap(model).load_state_dict(weights, strict=False)
-    put_skips(plan)
+    put_skips(skips)
+    put_attention(model, attention)
     if settings is None:
         return ungray(model)
     return gray(model, settings.method, epsilon=settings.epsilon, restore_scale=settings.restore_scale)

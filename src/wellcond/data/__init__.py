@@ -8,16 +8,24 @@ batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cu
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import EvalBatches, TrainBatches
 from wellcond.data.dataset import DataSet, Images
+from wellcond.data.files import ImageFiles
 from wellcond.data.images import ImageSample, read_images, sample_images
+from wellcond.data.loading import eval_batches, train_batches
 from wellcond.data.opening import open_data
+from wellcond.data.stream import StreamBatches, StreamEvalBatches
 
 __all__ = [
     "open_data",
     "DataSet",
     "Images",
+    "ImageFiles",
     "Augmentation",
+    "train_batches",
+    "eval_batches",
     "TrainBatches",
     "EvalBatches",
+    "StreamBatches",
+    "StreamEvalBatches",
     "ImageSample",
     "read_images",
     "sample_images",

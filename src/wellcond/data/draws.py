@@ -28,23 +28,32 @@ def make_key(*numbers: int) -> int:
 
 def draw_uniform(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
     """(rows, count) float32 in [0, 1), 24 bits each. Another `stream` gives other numbers for another purpose."""
-    key = _signed(make_key(seed, epoch, stream))
-    per_row = _scramble_all(rows.to(torch.int64) * _signed(STEP) + key)
-    which = torch.arange(1, count + 1, device=rows.device) * _signed(STEP)
-    return ((_scramble_all(per_row[:, None] + which) >> 40) & 0xFFFFFF).float() * 2**-24
+    return _top_bits(_draw_words(make_key(seed, epoch, stream), rows, count))
 
 
 def draw_normal(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
     """(rows, count) float32 from the standard normal distribution, by Box and Muller's formula."""
-    uniform = draw_uniform(seed=seed, epoch=epoch, rows=rows, count=2 * count, stream=stream)
-    radius = (-2 * torch.log1p(-uniform[:, :count])).sqrt()  # 1 − u is never 0
-    return radius * torch.cos(2 * torch.pi * uniform[:, count:])
+    words = _draw_words(make_key(seed, epoch, stream), rows, (count + 1) // 2)  # 48 bits of each make two numbers
+    radius = (-2 * torch.log1p(-_top_bits(words))).sqrt()  # 1 − u is never 0
+    angle = 2 * torch.pi * _top_bits(words << 24)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
 
 
 def draw_order(*, seed: int, epoch: int, count: int) -> Tensor:
     """The order of an epoch: a permutation of `count` rows, int64 on the CPU."""
     generator = torch.Generator().manual_seed(make_key(seed, epoch) >> 1)
     return torch.randperm(count, generator=generator)
+
+
+def _draw_words(key: int, rows: Tensor, count: int) -> Tensor:
+    per_row = _scramble_all(rows.to(torch.int64) * _signed(STEP) + _signed(key))
+    which = torch.arange(1, count + 1, device=rows.device) * _signed(STEP)
+    return _scramble_all(per_row[:, None] + which)
+
+
+def _top_bits(words: Tensor) -> Tensor:
+    """The highest 24 bits as a number in [0, 1): as many as a float32 holds."""
+    return ((words >> 40) & 0xFFFFFF).float() * 2**-24
 
 
 def _scramble(word: int) -> int:

@@ -4,7 +4,7 @@
     chosen.rows, chosen.valid                                         # (…, d, p); None, or (…, d): which are real
     means, valid = segment_means(key, 64, keep)                       # means of consecutive tokens
 
-`spread`   evenly spaced tokens, the same at every call.
+`spread`   evenly spaced tokens, the same at every call; keys stand halfway between queries, to be of other tokens.
 `random`   drawn without replacement, for each sample apart, from torch's generator or the one given.
 `segment`  means of consecutive segments whose lengths differ by one at most.
 
@@ -54,8 +54,8 @@ def choose_landmarks(
         of_queries = min(n, max(half, count - m))
         of_keys = min(m, count - of_queries)
         parts = [
-            _chosen(tokens, number, method, generator)
-            for tokens, number in ((query, of_queries), (key, of_keys))
+            _chosen(tokens, number, quarter, method, generator)
+            for tokens, number, quarter in ((query, of_queries, 1), (key, of_keys, 3))
             if number
         ]
         return Landmarks(rows=torch.cat(parts, -2))
@@ -67,9 +67,9 @@ def choose_landmarks(
     real = place < of_queries + of_keys
     of_query = place < of_queries
     rows = torch.zeros((), dtype=query.dtype, device=query.device)
-    for tokens, keep, number, where, mine, share in (
-        (query, query_keep, of_queries, place, of_query, count - count // 2),
-        (key, key_keep, of_keys, place - of_queries, real & ~of_query, max(1, count // 2)),
+    for tokens, keep, number, where, mine, share, quarter in (
+        (query, query_keep, of_queries, place, of_query, count - count // 2, 1),
+        (key, key_keep, of_keys, place - of_queries, real & ~of_query, max(1, count // 2), 3),
     ):
         if tokens.shape[-2] == 0:
             continue
@@ -77,7 +77,7 @@ def choose_landmarks(
             longest = -(-tokens.shape[-2] // min(share, tokens.shape[-2]))
             found = _means(tokens, keep, number, where, longest)
         else:
-            found = _picked(tokens, keep, number, where, method, generator)
+            found = _picked(tokens, keep, number, where, quarter, method, generator)
         rows = rows + found.masked_fill(~mine[..., None], 0)
     return Landmarks(rows=rows, valid=real)
 
@@ -111,7 +111,7 @@ def _shares(n: Tensor, m: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return of_queries, torch.minimum(m, count - of_queries)
 
 
-def _chosen(tokens: Tensor, number: int, method: str, generator: torch.Generator | None) -> Tensor:
+def _chosen(tokens: Tensor, number: int, quarter: int, method: str, generator: torch.Generator | None) -> Tensor:
     """`number` of the tokens (…, n, p), all of which count."""
     n, device = tokens.shape[-2], tokens.device
     if method == "segment":
@@ -119,18 +119,25 @@ def _chosen(tokens: Tensor, number: int, method: str, generator: torch.Generator
     if number == n:
         return tokens
     if method == "spread":
-        return tokens.index_select(-2, _spread(torch.arange(number, device=device), n, number))
+        return tokens.index_select(-2, _spread(torch.arange(number, device=device), quarter, n, number))
     lead = _by_sample(tokens)
     draws = torch.rand(*lead, n, generator=generator, device=device)
     return _gather(tokens, draws.topk(number, -1).indices)
 
 
 def _picked(
-    tokens: Tensor, keep: Tensor, number: Tensor, place: Tensor, method: str, generator: torch.Generator | None
+    tokens: Tensor,
+    keep: Tensor,
+    number: Tensor,
+    place: Tensor,
+    quarter: int,
+    method: str,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """For each place (…, d) one of `number` (…, 1) tokens among those that `keep` (…, n) names; beyond, any row."""
     if method == "spread":
-        return _gather(tokens, _position_of(_spread(place, keep.sum(-1, keepdim=True), number.clamp_min(1)), keep))
+        ranks = _spread(place, quarter, keep.sum(-1, keepdim=True), number.clamp_min(1))
+        return _gather(tokens, _position_of(ranks, keep))
     lead = torch.broadcast_shapes(_by_sample(tokens), keep.shape[:-1])
     draws = torch.rand(*lead, tokens.shape[-2], generator=generator, device=tokens.device)
     drawn = draws.masked_fill(~keep, -1).topk(min(place.shape[-1], tokens.shape[-2]), -1).indices
@@ -151,9 +158,9 @@ def _means(tokens: Tensor, keep: Tensor, number: Tensor, place: Tensor, longest:
     return sums / length.clamp_min(1)[..., None].to(sums.dtype)
 
 
-def _spread(place: Tensor, total: int | Tensor, number: int | Tensor) -> Tensor:
-    """The middle of each of `number` equal parts of 0 … total − 1."""
-    return (2 * place + 1) * total // (2 * number)
+def _spread(place: Tensor, quarter: int, total: int | Tensor, number: int | Tensor) -> Tensor:
+    """In each of `number` equal parts of 0 … total − 1, what stands at so many quarters of it."""
+    return (4 * place + quarter) * total // (4 * number)
 
 
 def _position_of(ranks: Tensor, keep: Tensor) -> Tensor:

@@ -108,8 +108,14 @@ class Launcher:
         self.process.stdin.flush()
         return self._answer()
 
-    def start(self, arguments: list[str], *, log: Path, world: int = 1) -> Started:
-        """A command; with `world`, as many of it with the variables that torchrun would set."""
+    def start(
+        self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0
+    ) -> Started:
+        """A command; with `world`, as many of it with the variables that torchrun would set.
+
+        `elastic` is how many torchrun's own agent starts, and starts once more if one dies. With `slow_disk` it takes
+        so many seconds until a file is on the disk.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -117,7 +123,8 @@ class Launcher:
         for rank in range(world):
             together = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
             env = {k: str(v) for k, v in (together | {"MASTER_PORT": port}).items()} if world > 1 else {}
-            pids.append(self.ask({"start": arguments, "env": env, "log": str(log)})["pid"])
+            request = {"start": arguments, "env": env, "log": str(log), "elastic": elastic, "slow_disk": slow_disk}
+            pids.append(self.ask(request)["pid"])
         return Started(self, pids, log)
 
     def close(self) -> None:
@@ -136,13 +143,12 @@ def command(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Starte
     """Starts `wellcond train digits` with the smallest model, in a process or several; ends what a test left."""
     begun: list[Started] = []
 
-    def start(output: Path, *settings: str, world: int = 1, small: bool = True) -> Started:
+    def start(output: Path, *settings: str, **how: Any) -> Started:
         model = ",".join(f"{k}={v}" for k, v in SMALL.items())
-        sets = [f"model_kwargs={model}", "batch_size=256", "log_every=1", "warmup_epochs=0"] if small else []
         arguments = ["train", "digits", "--output", str(output), "--device", "cpu"]
-        for setting in (*sets, *settings):
+        for setting in (f"model_kwargs={model}", "batch_size=256", "log_every=1", "warmup_epochs=0", *settings):
             arguments += ["--set", setting]
-        started = launcher.start(arguments, log=tmp_path / f"log-{len(begun)}.txt", world=world)
+        started = launcher.start(arguments, log=tmp_path / f"log-{len(begun)}.txt", **how)
         begun.append(started)
         return started
 

@@ -1,12 +1,15 @@
 """Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file} → {"pid": n}; {"poll": n} → {"code": m | null}.
+A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, "elastic": 0, "slow_disk": 0} → {"pid": n};
+{"poll": n} → {"code": m | null}.
 """
 
 import json
 import os
 import signal
 import sys
+import time
+from typing import Any
 
 
 def preload() -> None:
@@ -17,29 +20,32 @@ def preload() -> None:
     import timm.utils  # noqa: F401
     import torch._dynamo
     import torch.distributed.checkpoint.state_dict
-    import torch.distributed.fsdp  # noqa: F401
+    import torch.distributed.fsdp
+    import torch.distributed.launcher.api  # noqa: F401
 
     import wellcond.cli
     import wellcond.experiments.training
     import wellcond.train.loop  # noqa: F401
 
 
-def start(arguments: list[str], environment: dict[str, str], log: str) -> int:
+def start(request: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.environ.update(environment)
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.environ.update(request["env"])
+        handle = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(handle, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.argv = ["wellcond", *arguments]
-        from wellcond.cli import main
-
-        main()
+        if request["slow_disk"]:
+            slow_down(request["slow_disk"])
+        if request["elastic"]:
+            run_elastic(request["start"], request["elastic"])
+        else:
+            run_command(request["start"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -47,6 +53,45 @@ def start(arguments: list[str], environment: dict[str, str], log: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run_command(arguments: list[str]) -> None:
+    from wellcond.cli import main
+
+    sys.argv = ["wellcond", *arguments]
+    main()
+
+
+def worker(arguments: list[str]) -> int:
+    """A command in a process of torchrun's agent, which takes any SystemExit for a failure."""
+    try:
+        run_command(arguments)
+    except SystemExit as end:
+        if end.code not in (0, None):
+            raise
+    return 0
+
+
+def run_elastic(arguments: list[str], number: int) -> None:
+    """What `torchrun --nproc-per-node N --max-restarts 1` does, with processes that are forked."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=number, max_restarts=1, start_method="fork", monitor_interval=0.1,
+        rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", run_id=str(os.getpid()),
+    )  # fmt: skip
+    elastic_launch(config, worker)(arguments)
+
+
+def slow_down(seconds: float) -> None:
+    """A disk that takes its time, so that a test meets the moment of writing."""
+    fsync = os.fsync
+
+    def slow(handle: int) -> None:
+        time.sleep(seconds)
+        fsync(handle)
+
+    os.fsync = slow
 
 
 def poll(pid: int) -> int | None:
@@ -63,7 +108,7 @@ def serve() -> None:
         if "poll" in request:
             answer = {"code": poll(request["poll"])}
         else:
-            answer = {"pid": start(request["start"], request["env"], request["log"])}
+            answer = {"pid": start(request)}
         print(json.dumps(answer), flush=True)
 
 

@@ -16,7 +16,7 @@ __all__ = ["write_page"]
 
 PARTS = {
     "claim": "Inside the claim",
-    "beyond": "Beyond it: several heads, softmax and the like",
+    "beyond": "Beyond the claim, where it is carried further",
     "instead": "What is true instead",
 }
 SEVERAL = 12  # cases that are shown of a part, worst first; the file has them all

@@ -42,16 +42,15 @@ STATEMENT = Statement(
     id=ID,
     title="Equation 24: a depthwise convolution only multiplies the condition number",
     plain=(
-        "The equation treats the convolution as one matrix, which it is only if all channels share a kernel. With "
-        "a kernel per channel, columns that were orthogonal may end up equal, however well-conditioned each "
-        "kernel is. For small random kernels the bound is not violated, since it is far too large to be."
+        "The equation treats the convolution as one matrix, which it is only if all channels share a kernel. With a "
+        "kernel per channel, columns that were orthogonal may end up equal, however well-conditioned each kernel is. "
+        "For small random kernels the bound is not violated, since it is far too large to be."
     ),
     claim="κ(W_CD X) ≤ κ(W_CD)·κ(X) for a depthwise convolution W_CD.",
     instead=(
         "κ(TX) ≤ κ(T)·κ(X) where all channels share one kernel (T is then a square matrix to the left of X). With a "
-        "kernel per channel nothing follows from κ(W_CD): "
-        "columns that were orthogonal may come to lie on each other. Kernels that differ little from a common one do "
-        "little harm: with e = max_j‖T_j − T‖·‖X‖_F < σmin(T)σmin(X), "
+        "kernel per channel nothing follows from κ(W_CD): columns that were orthogonal may come to lie on each other. "
+        "Kernels that differ little from a common one do little harm: with e = max_j‖T_j − T‖·‖X‖_F < σmin(T)σmin(X), "
         "κ(output) ≤ (σmax(T)σmax(X) + e)/(σmin(T)σmin(X) − e)."
     ),
     tested=f"{SIDE} × {SIDE} places with {', '.join(map(str, CHANNELS))} channels; {KERNEL} × {KERNEL} kernels, "
@@ -151,9 +150,8 @@ def examples() -> list[Example]:
             title="Two places, two channels: one kernel waits, the other shifts, and both channels become the same",
             text=(
                 "X = I. Channel 1 is convolved with the identity, channel 2 with a circular shift by one. Both are "
-                "orthogonal, so that κ(W_CD) = 1, and the "
-                f"output has the same column twice (in float64 its κ is {float(kappa(nearly)):.3g} when the second "
-                "column is off by a thousandth)."
+                "orthogonal, so that κ(W_CD) = 1, and the output has the same column twice (its κ is "
+                f"{float(kappa(nearly)):.3g} when the second column is off by a thousandth)."
             ),
             matrices={"X": x.tolist(), "T_1": x.tolist(), "T_2": shift.tolist(), "output": out.tolist()},
             bound=float(bound_of(x[None], t)[0]),
@@ -195,8 +193,8 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
         f"{share(pick(kernels='all-pass', tokens='orthonormal'))} draws violate it; with Gaussian X "
         f"{share(pick(kernels='all-pass', tokens='Gaussian'))}.",
         f"Random {KERNEL} × {KERNEL} kernels: {share(free)} violate it, since κ(W_CD) of random kernels is large "
-        f"(median bound {max(c.bound for c in free):.3g} "
-        f"against a measured {max(c.measured for c in free):.3g} at most): nothing is violated, and little is said.",
+        f"(median bound {max(c.bound for c in free):.3g} against a measured {max(c.measured for c in free):.3g} at "
+        "most): nothing is violated, and little is said.",
         f"One kernel for all channels: {share(shared)} violate it.",
         f"As kernels move apart, κ of {square.name} goes from {square.y[0]:.3g} to {square.y[-1]:.3g} (median), "
         "while every condition number in the bound stays 1.",

@@ -31,17 +31,18 @@ STATEMENT = Statement(
     id=ID,
     title="Equation 6: an MLP only multiplies the condition number",
     plain=(
-        "With the usual fourfold expansion the bound is wrong: W_up is wide, W_down is tall, and two "
-        "well-conditioned matrices of that kind can have an ill-conditioned product. With independent random "
-        "weights and n ≥ d they mostly do. What the paper takes from it, that an MLP multiplies the condition number once and "
-        "does not cube it, stays true with another constant."
+        "With the usual fourfold expansion the bound is wrong: W_up is wide, W_down is tall, and two well-conditioned "
+        "matrices of that kind can have an ill-conditioned product. With independent random weights and n ≥ d they "
+        "mostly do. What the paper takes from it, that an MLP multiplies the condition number once and does not cube "
+        "it, stays true with another constant."
     ),
     claim="κ(X W_up W_down) ≤ κ(W_up)κ(W_down)·κ(X) for an MLP with a linear activation, W_up of d × 4d.",
     instead=(
         "κ(X W_up W_down) ≤ κ(W_up W_down)·κ(X), for every n and every expansion of at least 1. The constant is the "
         "condition number of the product. It is below κ(W_up)κ(W_down) if the inner dimension is kept (square "
-        "weights, or W_down with the column space of W_upᵀ), and for independent weights with expansion 4 it grows like d, while κ(W_up)κ(W_down) tends to 9. The linear growth "
-        "in κ(X), in contrast to attention's cube, stays true."
+        "weights, or W_down with the column space of W_upᵀ), and for independent weights with expansion 4 it grows "
+        "like d, while κ(W_up)κ(W_down) tends to 9. The linear growth in κ(X), in contrast to attention's cube, stays "
+        "true."
     ),
     tested=f"d = {D}, n = {', '.join(map(str, LENGTHS))}; expansions 4, 1 and 1/2; Gaussian, uniform and orthogonal "
     f"weights; GELU beside the linear activation; widths to {WIDTHS[-1]}.",
@@ -85,7 +86,7 @@ def _judge(name: str, x: Tensor, up: Tensor, down: Tensor, *, part, **settings) 
     if hidden >= x.shape[-1]:
         known = kappa(x) * kappa(up @ down)
         yield compare(f"κ(X)κ(W_up W_down), {name}", known, measured, part="instead", **settings)
-    yield compare(f"GELU, {name}", bound, kappa(gelu(x @ up) @ down), part="beyond", **settings)
+    yield compare(f"GELU, {name}", bound, kappa_at_rank(gelu(x @ up) @ down, rank), part="beyond", **settings)
 
 
 def examples() -> list[Example]:
@@ -97,8 +98,7 @@ def examples() -> list[Example]:
             title="Two tokens, two wide, three hidden units: perfectly conditioned weights, ill-conditioned output",
             text=(
                 "X = I. W_up has orthonormal rows, W_down orthonormal columns, and the third hidden unit, from which "
-                "W_down reads most of its second "
-                "output, is never written by W_up. The output is diag(1, 0.01)."
+                "W_down reads most of its second output, is never written by W_up. The output is diag(1, 0.01)."
             ),
             matrices={"X": x.tolist(), "W_up": up.tolist(), "W_down": down.tolist()},
             bound=float(bound_of(x, up, down)),
@@ -142,8 +142,8 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     gelus = [c for c in pick("GELU", expansion=4.0) if c.settings["weights"] != "trained"]
     narrow = pick("linear", expansion=0.5)
     found = [
-        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, "
-        f"{share(wide)} for n < d; orthogonal weights, any n: {share(orthogonal)}.",
+        f"Expansion 4, Gaussian and uniform weights: {share(tall)} draws violate the bound for n ≥ d, {share(wide)} "
+        f"for n < d; orthogonal weights, any n: {share(orthogonal)}.",
         f"Square weights: {share(pick('linear', expansion=1.0))} violate it. A bottleneck (expansion 1/2): "
         f"{share([c for c in narrow if c.settings['n'] >= D])} for n ≥ d, "
         f"{share([c for c in narrow if c.settings['n'] < D])} for n < d.",

@@ -42,24 +42,24 @@ STATEMENT = Statement(
     id=ID,
     title="Proposition 4.1: attention without its skip cubes the condition number",
     plain=(
-        "The cube is an upper bound for one head of linear attention with at least as many tokens as dimensions. "
-        "With fewer tokens, with several heads, or with softmax the proof multiplies matrices in an order in "
-        "which condition numbers do not multiply, and the bound is violated. The constant in front is not near "
-        "one for random weights: it grows with the cube of the width."
+        "The cube is an upper bound for one head of linear attention with at least as many tokens as dimensions. With "
+        "fewer tokens, with several heads, or with softmax the proof multiplies matrices in an order in which "
+        "condition numbers do not multiply, and the bound is violated. The constant in front is not near one for "
+        "random weights: it grows with the cube of the width."
     ),
     claim="κ(X W_Q W_Kᵀ Xᵀ X W_V) ≤ C·κ(X)³, with C = κ(W_Q)κ(W_K)κ(W_V) statistically close to unity.",
     instead=(
         "For n ≥ d, one head and invertible weights the inequality holds as it stands, and W = I attains it. C is 1 "
         "where the weights are multiples of orthogonal matrices, and grows like d³ for independent entries. For any n "
         "and one head with an n × n attention matrix A: κ(A X W_V) ≤ κ(A)κ(X)κ(W_V), which covers softmax (for linear "
-        "attention, A = X W_Q W_Kᵀ Xᵀ, it says something where n ≤ d). With several heads and n ≥ d: κ(XM) ≤ κ(X)κ(M), "
-        "M being the d × d matrix of the heads' W_Q W_Kᵀ XᵀX W_V side by side; κ(M) is not bounded by the weights' κ. "
-        "An upper bound alone does not make an output ill-conditioned: W_Q W_Kᵀ = (XᵀX)⁻¹ gives back κ(X W_V)."
+        "attention, A = X W_Q W_Kᵀ Xᵀ, it says something where n ≤ d). With several heads and n ≥ d: κ(XM) ≤ "
+        "κ(X)κ(M), M being the d × d matrix of the heads' W_Q W_Kᵀ XᵀX W_V side by side; κ(M) is not bounded by the "
+        "weights' κ. An upper bound alone does not make an output ill-conditioned: W_Q W_Kᵀ = (XᵀX)⁻¹ gives back κ(X "
+        "W_V)."
     ),
     tested=(
-        f"d = {D} with n = {', '.join(map(str, LENGTHS))}; Gaussian, uniform and orthogonal weights; Gaussian "
-        f"tokens; one head and {HEADS} heads; linear and "
-        f"softmax attention; C for d up to {WIDTHS[-1]}; in float64."
+        f"d = {D} with n = {', '.join(map(str, LENGTHS))}; Gaussian, uniform and orthogonal weights; Gaussian tokens; "
+        f"one head and {HEADS} heads; linear and softmax attention; C for d up to {WIDTHS[-1]}; in float64."
     ),
     not_tested="Biases, the output projection, dropout, tokens with heavy tails, and d beyond the range above.",
 )
@@ -153,8 +153,8 @@ def examples() -> list[Example]:
             title="Two tokens, three wide (n < d): orthogonal weights, C = 1, and no bound",
             text=(
                 f"X keeps two coordinates and W_Q is a rotation by {degrees:g}° of the last two; W_K = W_V = I. All "
-                "condition numbers are 1, so that Eq. 5 "
-                "says κ ≤ 1. The attention matrix X W_Q Xᵀ is diag(1, cos), and so is the output."
+                "condition numbers are 1, so that Eq. 5 says κ ≤ 1. The attention matrix X W_Q Xᵀ is diag(1, cos), "
+                "and so is the output."
             ),
             matrices={"X": x.tolist(), "W_Q": turn.tolist()},
             bound=float(bound_of(x, turn, eye, eye)),
@@ -164,8 +164,8 @@ def examples() -> list[Example]:
             title="Three heads of width one (n = d): orthogonal weights, and no bound",
             text=(
                 f"X = W_Q = W_K = I and W_V a rotation by {degrees:g}°: head i multiplies token i by ⟨k_i, v_i⟩, "
-                "which is 1, cos and cos. "
-                "With one head the output would be W_V itself, κ = 1: splitting into heads is what breaks the bound."
+                "which is 1, cos and cos. With one head the output would be W_V itself, κ = 1: splitting into heads "
+                "is what breaks the bound."
             ),
             matrices={"X": eye.tolist(), "W_V": turn.tolist()},
             bound=float(bound_of(eye, eye, eye, turn)),
@@ -175,8 +175,7 @@ def examples() -> list[Example]:
             title="Softmax of small scores: nearly the same average for every token",
             text=(
                 "X = W_V = I and W_Q = W_K = I/1000. κ of every factor is 1, whatever the scale of the weights; "
-                "softmax "
-                "feels the scale: with small scores all its rows are nearly 1/n, and all outputs nearly equal."
+                "softmax feels the scale: with small scores all its rows are nearly 1/n, and all outputs nearly equal."
             ),
             matrices={"X": eye.tolist(), "W_Q": small.tolist()},
             bound=float(bound_of(eye, small, small, eye)),
@@ -216,9 +215,9 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     loose = pick("linear", "claim", lambda s: s["n"] < s["d"] and s["weights"] != "orthogonal")
     found = [
         f"n ≥ d, one head, linear: {share(enough)} draws violate the bound.",
-        f"n < d, one head, linear, orthogonal weights: {share(short)} draws violate it; Gaussian and uniform weights: "
-        f"{share(loose)}, where C makes the bound so large (median {max(c.bound for c in loose):.2g}) that it says "
-        "little.",
+        f"n < d, one head, linear, orthogonal weights: {share(short)} draws violate it; Gaussian and uniform "
+        f"weights: {share(loose)}, where C makes the bound so large (median {max(c.bound for c in loose):.2g}) that "
+        "it says little.",
         f"{HEADS} heads, linear, n ≥ d, orthogonal weights: {share(heads)} draws violate it; softmax, orthogonal "
         f"weights: {share(soft)}.",
         f"C is not close to one: its median for Gaussian weights is {gaussian.y[0]:.3g} at d = {gaussian.x[0]} and "
@@ -229,8 +228,9 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
         blind, seen = sum(c.undecided for c in trained), sum(c.draws for c in trained)
         found.append(
             f"Trained blocks: {sum(c.failures for c in trained)} violations in {seen} tests (images × heads × softmax "
-            f"or not); {blind} cannot be decided in float64, since both sides exceed 10¹⁰. κ(X) is {_range(trained, 'median_kappa')} "
-            f"(medians), C {_range(trained, 'median_constant')}: the bound says nothing."
+            f"or not); {blind} cannot be decided in float64, since both sides exceed 10¹⁰. κ(X) is "
+            f"{_range(trained, 'median_kappa')} (medians), C {_range(trained, 'median_constant')}: the bound says "
+            "nothing."
         )
     return found
 

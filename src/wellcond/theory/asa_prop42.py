@@ -32,26 +32,24 @@ STATEMENT = Statement(
     id=ID,
     title="Proposition 4.2: the skip brings the condition number down",
     plain=(
-        "The skip usually lowers the condition number, often by orders of magnitude, but not because M is "
-        "positive semi-definite: there are such M for which the skip makes it worse, and M that are not for which "
-        "it helps. What decides is how large the branch is beside the skip, and whether the branch already undoes "
-        "the input's condition number."
+        "The skip usually lowers the condition number, often by orders of magnitude, but not because M is positive "
+        "semi-definite: there are such M for which the skip makes it worse, and M that are not for which it helps. "
+        "What decides is how large the branch is beside the skip, and whether the branch already undoes the input's "
+        "condition number."
     ),
     claim="κ(XM + X) ≪ κ(XM) where M = W_Q W_Kᵀ XᵀX W_V is positive semi-definite.",
     instead=(
-        "For symmetric PSD M: κ(M + I) = (1 + λmax)/(1 + λmin) ≤ κ(M), hence κ(XM + X) ≤ κ(X)(1 + λmax)/(1 + λmin). If "
-        "moreover M has the right singular vectors of X and its eigenvalues grow with σ (M = c·XᵀX does), then κ(XM "
-        "+ X) ≤ κ(XM), "
-        "smaller by the factor (1 + 1/λmin)/(1 + 1/λmax), which is large only if λmin is far below 1: scale decides. "
-        "For any M with ‖M‖ < 1: κ(XM + X) ≤ κ(X)(1 + ‖M‖)/(1 − ‖M‖): "
-        "a skip protects as long as the branch is small. PSD is neither sufficient nor needed."
+        "For symmetric PSD M: κ(M + I) = (1 + λmax)/(1 + λmin) ≤ κ(M), hence κ(XM + X) ≤ κ(X)(1 + λmax)/(1 + λmin). "
+        "If moreover M has the right singular vectors of X and its eigenvalues grow with σ (M = c·XᵀX does), then "
+        "κ(XM + X) ≤ κ(XM), smaller by the factor (1 + 1/λmin)/(1 + 1/λmax), which is large only if λmin is far below "
+        "1: scale decides. For any M with ‖M‖ < 1: κ(XM + X) ≤ κ(X)(1 + ‖M‖)/(1 − ‖M‖): a skip protects as long as "
+        "the branch is small. PSD is neither sufficient nor needed."
     ),
     tested=(
-        f"d = {D}, n = {', '.join(map(str, LENGTHS))}, ‖M‖ = 1 (and 10⁻³ to 10³ in the chart). PSD M three ways: "
-        "tied (W_V = W_K W_Qᵀ, so that M = A XᵀX Aᵀ), independent "
-        "of X (a Wishart matrix), whitening ((XᵀX)^(−1/2)). Not PSD: independent Gaussian, uniform and orthogonal "
-        "weights, "
-        f"one head and {HEADS}; softmax with its skip. For trained blocks, M is divided by n√p."
+        f"d = {D}, n = {', '.join(map(str, LENGTHS))}, ‖M‖ = 1 (and 10⁻³ to 10³ in the chart). PSD M three ways: tied "
+        "(W_V = W_K W_Qᵀ, so that M = A XᵀX Aᵀ), independent of X (a Wishart matrix), whitening ((XᵀX)^(−1/2)). Not "
+        f"PSD: independent Gaussian, uniform and orthogonal weights, one head and {HEADS}; softmax with its skip. For "
+        "trained blocks, M is divided by n√p."
     ),
     not_tested="Training itself: the proposition speaks of one map, not of what gradient descent makes of it.",
 )  # fmt: skip
@@ -154,9 +152,8 @@ def examples() -> list[Example]:
             title="A PSD M for which the skip makes it fifty times worse",
             text=(
                 f"X = diag({a:g}, 1) and M = diag(1/{a:g}, 1), which is W_Q XᵀX with W_Q = diag({a:g}⁻³, 1): the "
-                "attention whitens X, XM = I. "
-                "Adding X back brings its condition number back. Both upper bounds of the proof are in order; the "
-                "values are not."
+                "attention whitens X, XM = I. Adding X back brings its condition number back. Both upper bounds of "
+                "the proof are in order; the values are not."
             ),
             matrices={"X": x.tolist(), "M": m.tolist()},
             bound=float(kappa(x @ m)),
@@ -173,8 +170,8 @@ def examples() -> list[Example]:
             title="Eq. 17 of the proof depends on a scale that C cannot see",
             text=(
                 "Eq. 17 says κ(M + I) ≤ (C·σmax² + 1)/(σmin² + 1). With X = diag(10, 0.1) and weights that are "
-                "multiples of I, C = 1 and M = c·XᵀX; "
-                f"for c = {scale:g} the identity is too small to matter, and κ(M + I) is far above the bound."
+                f"multiples of I, C = 1 and M = c·XᵀX; for c = {scale:g} the identity is too small to matter, and κ(M "
+                "+ I) is far above the bound."
             ),
             matrices={"X": wide.tolist(), "M": large.tolist()},
             bound=paper,
@@ -221,8 +218,7 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     loose = [c for c in cases if "not PSD" in c.name]
     found.append(
         f"Independent weights, M not PSD: not lower in {share([c for c in loose if c.name.startswith('smaller')])} "
-        "draws, "
-        f"not tenfold in {share([c for c in loose if c.name.startswith('ten')])}; softmax: not lower in "
+        f"draws, not tenfold in {share([c for c in loose if c.name.startswith('ten')])}; softmax: not lower in "
         f"{share(pick('smaller: softmax, '))}."
     )
     ends = {line.name: (line.y[0], line.y[-1]) for line in lines.lines}

@@ -38,7 +38,8 @@ def wide_times_tall(degrees: float = 89.0) -> Example:
         title="κ(AB) ≤ κ(A)κ(B) fails for a wide A and a tall B",
         text=(
             f"A and B have singular values 1 and 1 each. AB = diag(1, cos {degrees:g}°): what B turns into the third "
-            "coordinate, A drops. The rule needs the inner dimension kept: A of full column rank or B of full row rank."
+            "coordinate, A drops. The rule needs the inner dimension kept: A of full column rank or B of full row "
+            "rank."
         ),
         matrices={"A": a.tolist(), "B": b.tolist()},
         bound=float(kappa(a) * kappa(b)),

@@ -65,6 +65,7 @@ def check(
         if on_case is not None:
             on_case(case)
     chart = module.chart(draws, seed)
+    used = any("trained" in case.name for case in cases)
     return Finding(
         statement=name,
         verdict=verdict(cases),
@@ -74,7 +75,7 @@ def check(
         examples=module.examples(),
         chart=chart,
         draws=draws,
-        trained=describe(trained),
+        trained=describe(trained) if used or not trained else "not used here",
     )
 
 

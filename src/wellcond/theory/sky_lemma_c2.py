@@ -34,8 +34,8 @@ STATEMENT = Statement(
     ),
     claim="If HHᵀ is diagonal and d ≥ (28/3)(s/β)·ln(2n/δ), then P(‖HΠΠᵀHᵀ − HHᵀ‖ > ½‖H‖²) < δ.",
     instead=(
-        "The same without a diagonal HHᵀ, which the proof never needs. How much room the constant leaves depends on H: "
-        "little for a flat spectrum, much for one that decays."
+        "The same without a diagonal HHᵀ, which the proof never needs. How much room the constant leaves depends on "
+        "H: little for a flat spectrum, much for one that decays."
     ),
     tested=f"n = {', '.join(map(str, SIZES))}; flat, decaying and spiky spectra with diagonal HHᵀ, and Gaussian H, "
     f"whose HHᵀ is not; δ = {', '.join(map(str, DELTAS))}; the constant of the proof.",

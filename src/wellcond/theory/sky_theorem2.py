@@ -38,9 +38,9 @@ STATEMENT = Statement(
     id=ID,
     title="Theorem 2: Skyformer's approximation of kernelized attention",
     plain=(
-        "The theorem holds with the constant of its proof, and its bound can be halved. For it to say something, "
-        "an input must have very few directions: for short sequences, those of trained blocks too, it asks for "
-        "more landmarks than there are tokens, where far fewer do in practice."
+        "The theorem holds with the constant of its proof, and its bound can be halved. For it to say something, an "
+        "input must have very few directions: for short sequences, those of trained blocks too, it asks for more "
+        "landmarks than there are tokens, where far fewer do in practice."
     ),
     claim="With d ≥ (56/3)(d_stat/β)·ln(4n/δ) uniformly sampled landmarks, C̃̄ ⪯ C̄ ⪯ C̃̄ + λI, and ‖C̃ − C‖ ≤ λ = "
     "ε‖C‖, with probability 1 − δ.",
@@ -50,8 +50,8 @@ STATEMENT = Statement(
     "hit, and the logarithm is needed. `wellcond.statistical_dimension(q, k, epsilon)` computes d_stat.",
     tested=(
         "Inputs for which the theorem's d is below 2n (clustered tokens, tokens of small norm, a slowly moving "
-        "sequence) and others for which it is not; ε = 0.1 to 0.5, δ = 0.1; queries and keys of trained blocks (first image, "
-        "first head); the exact pseudo-inverse (γ = 0), as the theorem has it."
+        "sequence) and others for which it is not; ε = 0.1 to 0.5, δ = 0.1; queries and keys of trained blocks (first "
+        "image, first head); the exact pseudo-inverse (γ = 0), as the theorem has it."
     ),
     not_tested=(
         "The γ = 0.1 and the six iterations of the implementation, stratified sampling, other δ, and n beyond 512."
@@ -200,8 +200,8 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     real = [c for c in proved if c.settings["says_something"]]
     found = [
         f"{c.name}: below 2n = {c.settings['tokens']}, so that the theorem says something; d_stat = "
-        f"{c.settings['statistical_dimension']:.2f}, β = {c.settings['beta']:.2f}; "
-        f"{c.failures} of {c.draws} draws failed, worst error {c.settings['worst_error']:.2g} λ."
+        f"{c.settings['statistical_dimension']:.2f}, β = {c.settings['beta']:.2f}; {c.failures} of {c.draws} draws "
+        f"failed, worst error {c.settings['worst_error']:.2g} λ."
         for c in real
     ]  # fmt: skip
     empty = [c for c in proved if not c.settings["says_something"]]

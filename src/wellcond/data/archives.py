@@ -96,7 +96,7 @@ def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: 
         if archive.name.endswith("gz"):
             plain = scratch / f"{split}-{number}.tar"
             _unpack(archive, plain, skipped)
-        images: list[ImageFile] = []
+        images: dict[str, ImageFile] = {}
         labels: dict[str, str] = {}
         folders: set[str] = set()
         for member in _members(plain, archive.name, skipped):
@@ -105,16 +105,16 @@ def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: 
             elif not member.isreg() or PurePosixPath(member.name).name.startswith("."):
                 continue
             elif is_image(PurePosixPath(member.name).name):
-                images.append(ImageFile(f"{archive.name}:{member.name}", str(plain), member.offset_data, member.size))
+                name = f"{archive.name}:{member.name}"
+                images[member.name] = ImageFile(name, str(plain), member.offset_data, member.size)
             elif _key(member.name)[1] in ("cls", "label", "json"):
                 labels.update(_read_label(ImageFile(member.name, str(plain), member.offset_data, member.size), archive))
-        here = [(image, labels.get(_key(image.name.partition(":")[2])[0], "")) for image in images]
-        here = [(image, label or _class_of(image.name.partition(":")[2])) for image, label in here]
-        for image, label in here:
+        here = [(image, labels.get(_key(name)[0]) or _class_of(name)) for name, image in images.items()]
+        for name, (_, label) in zip(images, here, strict=True):
             if not label:
                 raise ValueError(
-                    f"{image.name} has no label: put {_key(PurePosixPath(image.name).name)[0]}.cls beside it in the "
-                    "archive, or put it into a folder named after its class"
+                    f"{name} in {archive} has no label: put {_key(name)[0]}.cls beside it in the archive, or put it "
+                    "into a folder named after its class"
                 )
         found += here
         empty = folders - {label for _, label in here} - {""}

@@ -90,6 +90,14 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     if config.drop_path:
         settings.setdefault("drop_path_rate", config.drop_path)
     torch.manual_seed(config.seed)
+    if config.model.startswith("convmixer") and settings.keys() & {"dim", "depth", "kernel_size", "patch_size"}:
+        # Their names fix the size, and timm's functions for them take no other; the class does.
+        from timm.models.convmixer import ConvMixer
+
+        try:
+            return ConvMixer(**settings)
+        except TypeError as error:
+            raise ValueError(f"a ConvMixer of another size needs dim and depth: {error}") from None
     try:
         return timm.create_model(config.model, pretrained=config.pretrained, **settings)
     except TypeError as error:

@@ -2,9 +2,9 @@
 
     out = fused_skyformer(query, key, value, rows, keep, scale=s, gamma=0.1)
 
-The same as in skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but with the inverse of each head made by
-one program, tokens left in half precision, and a gradient written by hand. With U = κ(L, K)V, Y = ZU and g the gradient
-of the result, the landmarks' side is
+The same as in skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but with the inverse of each head made
+by one program, tokens left in half precision, and a gradient written by hand. With U = κ(L, K)V, Y = ZU and g the
+gradient of the result, the landmarks' side is
 
     dY = κ(L, Q) g,    dU = Z dY,    dκ(L, L) = −dU Yᵀ,
 
@@ -25,7 +25,7 @@ WIDEST = 128
 
 
 def can_fuse(query: Tensor, value: Tensor, rows: Tensor, *, gamma: float) -> bool:
-    """Whether the kernels take these: on a GPU, float32 or below, at most 128 landmarks of at most 128 values, γ > 0."""
+    """Whether the kernels take these: on a GPU, no float64, at most 128 landmarks of at most 128 values, γ > 0."""
     return (
         query.ndim == 4
         and gamma > 0
@@ -65,7 +65,7 @@ class _Skyformer(torch.autograd.Function):
 
         sums = stream(rows, key, value, scale=scale, keep=keep, dtype=torch.float32)
         inverse, weights = landmark_inverse(rows, scale=scale, gamma=gamma)
-        solved = inverse @ sums
+        solved = (inverse @ sums.double()).float()
         ctx.save_for_backward(query, key, value, rows, keep, inverse, weights, solved)
         ctx.scale = scale
         return stream(query, rows, solved, scale=scale, dtype=value.dtype)
@@ -80,7 +80,7 @@ class _Skyformer(torch.autograd.Function):
         d_query, _ = pull(query, rows, grad, solved, scale=scale)
         d_rows, d_solved = pull(rows, query, solved, grad, scale=scale, product=True, dtype=torch.float32)
         assert d_solved is not None
-        d_sums = inverse @ d_solved
+        d_sums = (inverse @ d_solved.double()).float()
         d_key, d_value = pull(key, rows, value, d_sums, scale=scale, product=True)
         d_rows = d_rows + pull(rows, key, d_sums, value, scale=scale, keep=keep, dtype=torch.float32)[0]
         pulls = d_sums @ solved.mT

@@ -190,14 +190,18 @@ def pull(
     keep: Tensor | None = None,
     causal: int = 0,
     product: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for."""
+    """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for.
+
+    Both in `dtype`, if that is given.
+    """
     x, y, g, v = (_packed(t) for t in (x, y, g, v))
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c)
     rows, shares, each = _grid(n, m, b * h, tiles)
-    dx = _buffer(shares, (b, h, n, p), x.dtype, x.device)
-    out = _buffer(shares, (b, h, n, c), v.dtype, x.device) if product else dx
+    dx = _buffer(shares, (b, h, n, p), dtype or x.dtype, x.device)
+    out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device) if product else dx
     _pull_kernel[(rows, shares, b * h)](
         x, y, g, v, x if keep is None else keep, dx, out,
         n, m, h, p, c, each, scale,
@@ -205,7 +209,7 @@ def pull(
         WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRODUCT=product,
         PRECISION=_precision(x, v), **tiles,
     )  # fmt: skip
-    return _added(dx, shares, x.dtype), _added(out, shares, v.dtype) if product else None
+    return _added(dx, shares, dtype or x.dtype), _added(out, shares, dtype or v.dtype) if product else None
 
 
 def _packed(t: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ def _padded(width: int) -> int:
 def _tiles(p: int, c: int) -> dict[str, int]:
     widest = max(_padded(p), _padded(c))
     if widest <= 64:
-        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}
+        return {"BM": 128, "BN": 64, "num_warps": 4, "num_stages": 3}
     return {"BM": 64, "BN": 32, "num_warps": 4 if widest <= 128 else 8, "num_stages": 2}
 
 

@@ -206,6 +206,16 @@ def test_shards_with_numbers(tmp_path: Path, make_tree) -> None:
     assert data.train.labels.bincount().tolist() == [6, 6]
 
 
+def test_shards_that_webdataset_wrote(tmp_path: Path, make_tree) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    tree = make_tree()
+    for split in ("train", "val"):
+        with webdataset.TarWriter(str(tmp_path / f"{split}-000.tar")) as writer:
+            for number, file in enumerate(sorted(tree.glob(f"{split}/*/*"))):
+                writer.write({"__key__": f"{number:06d}", "png": file.read_bytes(), "cls": file.parent.name})
+    check_photos(open_small(f"wds:{tmp_path}/*.tar", tmp_path / "cache"), tree)
+
+
 def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, make_tree) -> None:
     tree = make_tree(suffix=".png")
     for split in ("train", "val"):

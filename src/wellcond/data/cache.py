@@ -7,6 +7,7 @@ with the source, its fingerprint, the size, the counts and what was skipped. It 
 source changed, or which misses something, is built anew. Of several processes one builds, and the others wait for it.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -74,7 +75,7 @@ def open_cached(
             _build(aside, source, listing, image_size, progress)
             _put(aside, folder)
         except OSError as error:
-            if error.errno not in (28, 122):  # no space, over quota
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise ValueError(f"the disk of {cache_dir} is full; free some space, or name another cache_dir") from error
         finally:
@@ -118,6 +119,7 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
         pixels = open_memmap(
             aside / f"{split}.npy", mode="w+", dtype=np.uint8, shape=(total, 3, image_size, image_size)
         )
+        _reserve(aside / f"{split}.npy")
         labels: list[int] = []
         for done, row, decoded in _decode(part, image_size):
             if isinstance(decoded, str):
@@ -144,6 +146,13 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
     for unpacked in aside.glob("*.tar"):
         unpacked.unlink()
     write_json(aside / "cache.json", about)
+
+
+def _reserve(path: Path) -> None:
+    """Takes the disk space now, as an error: a mapped file that finds no space later on kills the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _say_skipped(skipped: Skipped) -> str:

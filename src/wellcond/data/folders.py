@@ -47,7 +47,6 @@ def _first(path: Path, suffix: str) -> Path | None:
 def _tree_source(path: Path, train: Path, val: Path) -> Source:
     skipped: Skipped = []
     found = {split.name: sorted(walk_images(split, skipped)) for split in (train, val)}
-    skipped = [(name, why) for name, why in skipped]
     lines = [f"{split} {name} {stat_line(file)}" for split, files in found.items() for name, file in files]
     lines += [f"{split.name} {name}" for split in (train, val) for name in _folders(split)]
 

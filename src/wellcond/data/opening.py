@@ -5,6 +5,7 @@ data = open_data("imagenette", image_size=64, holdout=0.1)           # a folder;
 data = open_data("wds:shards/{train,val}-*.tar.gz", image_size=32)
 """
 
+import os
 from pathlib import Path
 
 from wellcond.data.archives import shard_source
@@ -58,13 +59,14 @@ def _find(spec: str) -> Source:
                 f"{spec!r} names nothing after the colon; write {kind}:{'NAME' if kind == 'hf' else 'PATH'}"
             )
         if kind == "wds":
-            return shard_source(rest)
+            return shard_source(os.path.expanduser(rest))
         if kind == "hf":
             return hub_source(rest)
-        return folder_source(Path(rest)) if kind == "folder" else cifar_source(kind, Path(rest))
-    if not Path(spec).exists():
+        path = Path(rest).expanduser()
+        return folder_source(path) if kind == "folder" else cifar_source(kind, path)
+    if not Path(spec).expanduser().exists():
         raise ValueError(
             f"unknown data {spec!r}: there is no such folder; write digits, a path, folder:PATH, wds:PATTERN, hf:NAME, "
             "cifar10:PATH or cifar100:PATH"
         )
-    return folder_source(Path(spec))
+    return folder_source(Path(spec).expanduser())

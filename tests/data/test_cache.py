@@ -1,0 +1,190 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from wellcond.data import DataSet, ImageFiles, Images, open_data
+from wellcond.records import read_json
+
+SIZE = 16
+
+
+def open_small(tree: Path, cache: Path, **settings) -> tuple[DataSet, int]:
+    """The data, and for how many parts images were decoded."""
+    finished = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        if done == total:
+            finished.append(what)
+
+    return open_data(str(tree), image_size=SIZE, cache_dir=cache, progress=progress, **settings), len(finished)
+
+
+def pixels_of(data: DataSet) -> torch.Tensor:
+    assert isinstance(data.train, Images)
+    return data.train.pixels
+
+
+def cache_folder(cache: Path) -> Path:
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_decoded_once_and_mapped(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    first, built = open_small(tree, cache)
+    again, rebuilt = open_small(tree, cache)
+    assert (built, rebuilt) == (2, 0)
+    assert torch.equal(pixels_of(first), pixels_of(again))
+    assert torch.equal(first.train.labels, again.train.labels)
+    about = read_json(cache_folder(cache) / "cache.json")
+    assert about["counts"] == {"train": 12, "val": 6}
+    assert (about["source"], about["image_size"], about["skipped"]) == ("photos", SIZE, [])
+    assert str(tree.parent) not in (cache_folder(cache) / "cache.json").read_text()
+    mapped = Path("/proc/self/maps")
+    if mapped.exists():
+        assert str(cache_folder(cache) / "train.npy") in mapped.read_text()
+
+
+def test_the_files_are_no_part_of_what_a_reader_changes(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    data, _ = open_small(tree, cache)
+    before = pixels_of(data).clone()
+    pixels_of(data).zero_()  # private pages
+    assert torch.equal(pixels_of(open_small(tree, cache)[0]), before)
+
+
+def test_another_size_or_place_is_another_cache(make_tree, cache: Path) -> None:
+    tree, other = make_tree(), make_tree("deeper/photos")
+    open_small(tree, cache)
+    assert open_small(other, cache)[1] == 2
+    open_data(str(tree), image_size=8, cache_dir=cache)
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 3
+    assert open_small(tree, cache)[1] == 0
+
+
+def test_a_changed_source_is_read_anew(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    old, _ = open_small(tree, cache)
+    before = pixels_of(old).clone()
+    file = tree / "train" / "china" / "000.png"
+    Image.open(file).rotate(180).save(file)
+    new, built = open_small(tree, cache)
+    assert built == 2
+    assert not torch.equal(pixels_of(new)[0], before[0])
+    assert torch.equal(pixels_of(new)[1:], before[1:])
+    assert torch.equal(pixels_of(old), before)  # whoever has the old one open keeps it
+    file.unlink()
+    assert len(open_small(tree, cache)[0].train) == 11
+
+
+@pytest.mark.parametrize("harm", ["short", "missing", "json", "no json", "format", "labels"])
+def test_an_incomplete_cache_is_built_anew(make_tree, cache: Path, harm: str) -> None:
+    tree = make_tree()
+    first, _ = open_small(tree, cache)
+    before = pixels_of(first).clone()
+    del first
+    folder = cache_folder(cache)
+    if harm == "short":
+        os.truncate(folder / "val.npy", 1000)
+    elif harm == "missing":
+        (folder / "train.sums.npy").unlink()
+    elif harm == "json":
+        (folder / "cache.json").write_text('{"format": 1, "source"')
+    elif harm == "no json":
+        (folder / "cache.json").unlink()
+    elif harm == "format":
+        text = (folder / "cache.json").read_text()
+        (folder / "cache.json").write_text(text.replace('"format": 1', '"format": 0'))
+    else:
+        np.save(folder / "train.labels.npy", np.zeros(3, np.int64))
+    data, built = open_small(tree, cache)
+    assert built == 2
+    assert torch.equal(pixels_of(data), before)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from wellcond.data import open_data
+
+def progress(what, done, total):
+    if "(val)" in what:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+open_data(sys.argv[1], image_size=16, cache_dir=Path(sys.argv[2]), progress=progress)
+"""
+
+
+def test_killed_while_building(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tree), str(cache)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = cache.glob(".*.tmp")
+    assert (left / "train.npy").exists()
+    data, built = open_small(tree, cache)  # the dead one's lock is free
+    assert (built, len(data.train)) == (2, 12)
+    assert not list(cache.glob(".*.tmp"))
+
+
+def test_of_several_one_builds_and_the_others_wait(make_tree, cache: Path) -> None:
+    """Threads with a lock each, which keeps them apart as it does processes."""
+    tree = make_tree(train=20)
+    together = threading.Barrier(4)
+    results: list[tuple[DataSet, int]] = []
+
+    def work() -> None:
+        together.wait()
+        results.append(open_small(tree, cache))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(built for _, built in results) == [0, 0, 0, 2]
+    assert all(torch.equal(pixels_of(data), pixels_of(results[0][0])) for data, _ in results)
+
+
+def test_nothing_is_left_of_a_set_that_is_refused(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    for file in (tree / "val" / "china").iterdir():
+        file.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="'china'"):
+        open_small(tree, cache)
+    assert [path.suffix for path in cache.iterdir()] in ([".lock"], [])
+
+
+def test_a_set_beyond_the_limit_is_streamed(make_tree, cache: Path) -> None:
+    tree = make_tree()
+    needed = 18 * 3 * SIZE**2
+    data, built = open_small(tree, cache, cache_limit=needed - 1)
+    assert isinstance(data.train, ImageFiles)
+    assert (built, len(data.train), len(data.val)) == (0, 12, 6)
+    assert isinstance(open_small(tree, cache, cache_limit=needed)[0].train, Images)
+    assert isinstance(open_small(tree, cache, cache_limit=0)[0].train, ImageFiles)  # though there is a cache now
+
+
+def test_a_full_disk_is_named(make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(ValueError, match="name another cache_dir, or lower cache_limit"):
+        open_small(tree, cache)
+
+
+def test_the_default_place(tmp_path: Path, make_tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WELLCOND_CACHE", str(tmp_path / "here"))
+    open_data(str(make_tree()), image_size=SIZE)
+    assert cache_folder(tmp_path / "here").name.startswith(f"photos-{SIZE}px-")

@@ -110,7 +110,7 @@ def at_least(name: str, values: Sequence[float], bound: float, *, unit: str = ""
 
 
 def within(name: str, values: Sequence[float], margin: float, *, unit: str = "") -> Part:
-    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, never by a wide one around zero."""
+    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
     found = interval(values)
@@ -188,5 +188,5 @@ def _signed(value: float) -> str:
 
 def _part_json(part: Part) -> dict[str, Any]:
     found = part.found
-    numbers = None if found is None else {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.count}
+    numbers = {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.count} if found else None
     return {"name": part.name, "outcome": part.outcome, "why": part.why, "found": numbers}

@@ -1,0 +1,102 @@
+"""The two ends of a training measured alike: log κ by block and site at its random start, and after it.
+
+    found = measure_ends(config, Path("runs/a"))         # the run must be finished
+    found["trained"]["sa"], found["untrained"]["sa"]     # one number per block: the mean of log κ over the images
+    found["largest distance from float64"]               # of the trained model, on the first images
+
+A pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs. The
+random start is built again from the seed, so it is the very one that was trained.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.data import EvalBatches, Images, open_data
+from wellcond.probe import Probe
+from wellcond.records import Row
+from wellcond.train.checkpoint import latest
+from wellcond.train.config import Config
+from wellcond.train.tasks import make_task
+
+__all__ = ["SITES", "by_site", "log_kappa_rows", "measure_ends"]
+
+SITES = ("sa", "+sa", "mlp", "+mlp")
+EVERY = 10  # one validation image of so many: 10 % of them
+BATCH = 125
+CHECKED = 32  # images whose κ is computed in float64, too
+
+
+def measure_ends(config: Config, folder: Path, *, device: str | None = None) -> dict[str, Any]:
+    """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    data = open_data(
+        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+    )
+    images = _some_images(data.val)
+    state = latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    model = make_task(config, data).build().to(where).eval()
+    untrained = log_kappa_rows(model, images, where)
+    model.load_state_dict(dict(state.ema or state.model))
+    trained = log_kappa_rows(model, images, where)
+    singles = by_site(log_kappa_rows(model, images[:CHECKED], where))
+    doubles = by_site(log_kappa_rows(model.double(), images[:CHECKED].double(), where))
+    return {
+        "images": len(images),
+        "blocks": len(next(iter(by_site(trained).values()))),
+        "trained": by_site(trained),
+        "untrained": by_site(untrained),
+        "capped": {"trained": _capped(trained), "untrained": _capped(untrained)},
+        "largest distance from float64": _distance(singles, doubles),
+        "checked in float64": min(CHECKED, len(images)),
+    }
+
+
+def _some_images(validation: Any) -> Tensor:
+    """Every tenth, normalised: a set that lies sorted by class gives some of each class, too."""
+    assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
+    rows = torch.arange(0, len(validation), EVERY)
+    return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])
+
+
+@torch.no_grad()
+def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> list[Row]:
+    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the four sites there are."""
+    rows: list[Row] = []
+    for batch in images.split(BATCH):
+        with Probe(model, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
+            model(batch.to(device))
+        rows += [row for row in probe.rows() if row["name"] in ("log_kappa", "capped")]
+    return rows
+
+
+def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Site → the mean log κ of each block, over all samples that have one."""
+    sums: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        if row["name"] == "log_kappa" and row["count"]:
+            total = sums.setdefault((row["site"], row["index"]), [0.0, 0.0])
+            total[0] += row["value"] * row["count"]
+            total[1] += row["count"]
+    found: dict[str, list[float]] = {}
+    for (site, _), (total, count) in sorted(sums.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
+        found.setdefault(site, []).append(round(total / count, 6))
+    return found
+
+
+def _capped(rows: Sequence[Row]) -> int:
+    """Matrices whose κ was beyond float32, so that their log κ counts as the ceiling."""
+    return int(sum(row["value"] for row in rows if row["name"] == "capped"))
+
+
+def _distance(singles: dict[str, list[float]], doubles: dict[str, list[float]]) -> dict[str, float]:
+    """By site: the largest difference of a block's log κ from that in float64. Where float32 was capped it is large."""
+    return {
+        site: round(max(abs(a - b) for a, b in zip(singles[site], doubles[site], strict=True)), 6) for site in singles
+    }

@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 __all__ = ["Processes", "join"]
 
@@ -66,5 +68,10 @@ def join(device: str | None = None) -> Processes:
     else:
         where = torch.device(kind)
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=10))
+        backend, patience = "nccl" if kind == "cuda" else "gloo", timedelta(minutes=10)
+        store, rank, world = next(rendezvous("env://", rank, world, timeout=patience))
+        # torchrun's store outlives a restart, with the addresses of the processes that died: each attempt has its own.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        fresh = PrefixStore(f"attempt-{attempt}", store)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=patience)
     return Processes(rank=rank, world=world, device=where)

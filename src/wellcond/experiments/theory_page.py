@@ -40,8 +40,8 @@ violated. Of a failure rate, the bound is δ, and the margin is δ over the uppe
 USE = """\
 ## For your own inputs
 
-How many landmarks does Skyformer need for this input? About the statistical dimension, where the spectrum decays
-smoothly:
+How many landmarks does Skyformer need for this input? About twice the statistical dimension, where the spectrum
+decays smoothly; several times more where tokens lie in separate clusters:
 
 ```python
 import torch, wellcond

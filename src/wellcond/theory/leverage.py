@@ -6,7 +6,7 @@
 
 C_ij = exp(−‖q_i − k_j‖²·scale/2) is kernelized attention's matrix, C̄ the (n + m)-square matrix of the same kernel over
 queries and keys together, λ = ε‖C‖. Then ℓ_i = [C̄(C̄ + λ)⁻¹]_ii and d_stat = Σℓ_i (Musco & Musco 2017). Where the
-spectrum decays smoothly, one to two times d_stat random landmarks sufficed in our draws; where tokens lie in separate
+spectrum decays smoothly, about twice d_stat random landmarks sufficed in our draws; where tokens lie in separate
 clusters it takes several times more, since each cluster must be hit (docs/theory.md). Where d_stat comes near n + m, no
 small number of landmarks does: the input has no decaying spectrum, and Skyformer is the wrong tool for it.
 

@@ -11,12 +11,12 @@ from wellcond.numerics.triton.landmarks import landmark_inverse
 @pytest.mark.parametrize("spread", [0.05, 1.0])
 def test_the_inverse(d, p, spread, device):
     rows = (torch.randn(2, 1, d, p, generator=torch.Generator().manual_seed(0)) * spread).to(device)
-    inverse, weights = landmark_inverse(rows, scale=p**-0.5, gamma=0.1)
+    gamma = 0.125  # in float32 as in float64
+    inverse, weights = landmark_inverse(rows, scale=p**-0.5, gamma=gamma)
     want = gaussian_weights(rows.double(), rows.double(), scale=p**-0.5)
     assert (weights.double() - want).abs().max() < 1e-5
-    gamma = torch.tensor(0.1).double().item()  # a kernel's numbers are float32
     truth = torch.linalg.inv(weights.double() + gamma * torch.eye(d, dtype=torch.float64, device=device))
-    assert (inverse - truth).norm() < 1e-12 * (d + 0.1) / 0.1 * truth.norm()  # of the weights as they are
+    assert (inverse - truth).norm() < 1e-12 * (d + gamma) / gamma * truth.norm()  # of the weights as they are
 
 
 def test_equal_landmarks_do_no_harm(device):

@@ -61,6 +61,7 @@ def _inverse_kernel(
     exponent = tl.dot(rows, columns, input_precision=PRECISION) * factor - half[:, None] - other[None, :]
     both = inside[:, None] & inside[None, :]
     kernel = tl.where(both, tl.exp2(tl.minimum(exponent, 0.0)), 0.0)
+    kernel = 0.5 * (kernel + tl.trans(kernel))  # to the bit, as sweeping takes it to be
     tl.store(weights + i[:, None] * d + i[None, :], kernel, mask=both)
     diagonal = tl.where(inside, gamma, 1.0).to(tl.float64)  # the padding is an identity
     shifted = kernel.to(tl.float64) + tl.where(i[:, None] == i[None, :], diagonal[:, None], 0.0)

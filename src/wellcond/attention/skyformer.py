@@ -20,6 +20,7 @@ from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, choose_landmarks
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, check_inputs, key_mask
+from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
 from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
 from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, solve_spd
 
@@ -92,13 +93,18 @@ def skyformer_attention(
     if min(query.numel(), key.numel(), value.numel()) == 0:
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
     chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
+    keep = None if mask is None else mask.keep
+    plain = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
+    if plain and chosen.valid is None and can_fuse(query, value, chosen.rows, gamma=gamma):
+        if keep is not None:
+            keep = keep.expand(*key.shape[:-1])
+        return fused_skyformer(query, key, value, chosen.rows, keep, scale=scale, gamma=gamma)
     with torch.autocast(query.device.type, enabled=False):
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
         if mask is not None and mask.weights is not None:
             values = weighted(values, mask.weights)
         if kernel == "softmax":
             values = _as_softmax(values, key, mask, scale)
-        keep = None if mask is None else mask.keep
         sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
         solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
         out = gaussian_product(query, chosen.rows, solved, scale=scale)

@@ -65,7 +65,7 @@ def _stream_kernel(
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -91,6 +91,8 @@ def _stream_kernel(
         yt = _columns_of(y, cols, counts, yn, width, WIDTH)
         w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
         vt = _rows_of(v, cols, counts, vn, values, VALUES)
+        if WIDE:
+            vt = vt.to(tl.float32)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
     c = tl.arange(0, VALUES)
     at = ((share * tl.num_programs(2) + which) * n + rows[:, None]) * values + c[None, :]
@@ -103,7 +105,7 @@ def _pull_kernel(
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -134,7 +136,8 @@ def _pull_kernel(
         w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
         vt = _rows_of(v, cols, counts, vn, values, VALUES)
         if PRODUCT:
-            acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
+            vw = vt.to(tl.float32) if WIDE else vt
+            acc_out = tl.dot(w.to(vw.dtype), vw, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yt.dtype)
         # The sum is of the rounded pulls, so that what all tokens have in common drops out of Σ pulls (y − x).
         total += tl.sum(pulls.to(tl.float32), axis=1)
@@ -163,6 +166,8 @@ def stream(
 ) -> Tensor:
     """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in `dtype`, by default v's.
 
+    Weights are rounded to v's dtype, or to TF32 where a float32 result is asked for.
+
     `causal`: 1 for columns up to the row's number, −1 for those from it on.
     """
     x, y, v = (_packed(t) for t in (x, y, v))
@@ -174,7 +179,8 @@ def stream(
         x, y, v, x if keep is None else keep, out,
         n, m, h, p, c, each, scale,
         *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
-        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRECISION=_precision(x, v),
+        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal,
+        WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
         **tiles,
     )  # fmt: skip
     return _added(out, shares, dtype or v.dtype)
@@ -207,7 +213,7 @@ def pull(
         n, m, h, p, c, each, scale,
         *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
         WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRODUCT=product,
-        PRECISION=_precision(x, v), **tiles,
+        WIDE=dtype == torch.float32, PRECISION=_precision(x, v), **tiles,
     )  # fmt: skip
     return _added(dx, shares, dtype or x.dtype), _added(out, shares, dtype or v.dtype) if product else None
 

@@ -1,0 +1,294 @@
+"""What a training computes: the same whatever it is divided into, counted exactly, and not moved by being measured."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import wellcond
+from wellcond import records
+from wellcond.data import EvalBatches, TrainBatches, open_data
+from wellcond.models.replace import attention_of
+from wellcond.models.skips import skips_of
+from wellcond.models.surgery import graying_of
+from wellcond.train.augmentation import augmentation_of
+from wellcond.train.checkpoint import SavedState, latest
+from wellcond.train.config import Config
+from wellcond.train.loop import Diverged, train
+
+Make = Callable[..., Config]
+
+
+def weights_of(folder: Path) -> SavedState:
+    state = latest(folder / "checkpoints")
+    assert state is not None
+    return state
+
+
+def file_of(folder: Path, name: str = "model.safetensors") -> Path:
+    return folder / "checkpoints" / f"step-{weights_of(folder).step:08d}" / name
+
+
+def run(config: Config, folder: Path) -> tuple[dict[str, float], SavedState]:
+    outcome = train(config, folder, device="cpu", quiet=True)
+    return outcome.metrics, weights_of(folder)
+
+
+def assert_close(one: SavedState, other: SavedState) -> None:
+    """But for rounding, which Adam's division by small second moments may enlarge."""
+    assert one.model.keys() == other.model.keys()
+    for name, tensor in one.model.items():
+        torch.testing.assert_close(tensor, other.model[name], rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def plain(config: Config, **more: Any) -> Any:
+    return timm.create_model(config.model, num_classes=10, in_chans=1, **config.model_kwargs, **more)
+
+
+@torch.no_grad()
+def count_by_hand(model: nn.Module, config: Config) -> dict[str, float]:
+    """Top-1, top-5 and loss over the validation images, one after the other."""
+    data = open_data("digits", image_size=config.image_size, holdout=config.holdout, seed=config.seed)
+    model.eval()
+    first = five = 0
+    losses = []
+    for images, labels in EvalBatches(data.val, batch_size=1):
+        logits = model(images)[0]
+        order = logits.argsort(descending=True)
+        first += int(order[0] == labels[0])
+        five += int(labels[0] in order[:5])
+        losses.append(-torch.log_softmax(logits.double(), 0)[labels[0]].item())
+    count = len(data.val)
+    return {"top1": first / count, "top5": five / count, "loss": sum(losses) / count}
+
+
+# ---- divided in other ways, the same
+
+
+def test_accumulated_parts_give_the_same_step(make_config: Make, tmp_path: Path) -> None:
+    _, whole = run(make_config(epochs=1), tmp_path / "whole")
+    _, parts = run(make_config(epochs=1, accumulate=4), tmp_path / "parts")
+    assert_close(parts, whole)
+    _, other = run(make_config(epochs=1, seed=1), tmp_path / "other")
+    with pytest.raises(AssertionError):  # the comparison would see a difference
+        assert_close(other, whole)
+
+
+def test_two_processes_give_the_same_as_one_and_count_exactly(command: Any, make_config: Make, tmp_path: Path) -> None:
+    settings = ("epochs=2", "mixup=0.8", "label_smoothing=0.1", "eval_every=2")
+    started = command(tmp_path / "two", *settings, world=2)
+    assert started.wait() == [0, 0], started.output()
+    assert command(tmp_path / "one", *settings).wait() == [0]
+    assert_close(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"))
+    counted = [row for row in records.read_rows(tmp_path / "two/metrics.jsonl") if row["split"] == "val"]
+    assert [row["step"] for row in counted] == [10]
+    config = make_config()
+    model = plain(config)
+    model.load_state_dict(load_file(file_of(tmp_path / "two")))
+    truth = count_by_hand(model, config)
+    assert (counted[0]["top1"], counted[0]["top5"]) == (truth["top1"], truth["top5"])
+    assert counted[0]["loss"] == pytest.approx(truth["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [7, 256, 359])
+def test_the_last_partial_batch_is_counted(make_config: Make, tmp_path: Path, batch_size: int) -> None:
+    config = make_config(epochs=1, batch_size=batch_size, log_every=1000)
+    metrics, state = run(config, tmp_path)
+    model = plain(config)
+    model.load_state_dict(dict(state.model))
+    truth = count_by_hand(model, config)
+    assert (metrics["top1"], metrics["top5"]) == (truth["top1"], truth["top5"])
+    assert metrics["loss"] == pytest.approx(truth["loss"], rel=1e-5)
+
+
+# ---- against a loop written by hand
+
+
+def test_a_step_is_what_it_says(make_config: Make, tmp_path: Path) -> None:
+    """Clipping, smoothed and mixed labels, layer decay, weight decay, schedule, EMA: a plain loop with timm's parts."""
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
+
+    config = make_config(
+        epochs=2, clip_grad=0.1, label_smoothing=0.1, mixup=0.8, layer_decay=0.7, ema_decay=0.9, warmup_epochs=1
+    )
+    _, state = run(config, tmp_path)
+    torch.manual_seed(0)
+    model = plain(config).train()
+    average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=config.lr, weight_decay=0.05, layer_decay=0.7)
+    schedule = CosineLRScheduler(
+        optimizer, t_initial=10, warmup_t=5, warmup_lr_init=config.warmup_lr, t_in_epochs=False
+    )
+    data = open_data("digits", image_size=8)
+    batches = TrainBatches(data.train, batch_size=256, seed=0, augmentation=augmentation_of(config), num_classes=10)
+    step = 0
+    for epoch in range(2):
+        for images, labels in batches.epoch(epoch):
+            assert labels.shape == (256, 10)
+            schedule.step_update(step)
+            loss = -(labels * torch.log_softmax(model(images), 1)).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            for parameter in model.parameters():
+                parameter.grad.mul_(min(1.0, 0.1 / (norm.item() + 1e-6)))
+            optimizer.step()
+            decay = 0.0 if step <= 1 else 0.9  # timm's average starts as a copy
+            for name, tensor in model.state_dict().items():
+                average[name] = decay * average[name] + (1 - decay) * tensor
+            step += 1
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(state.model[name], tensor, rtol=1e-4, atol=1e-5)
+        assert state.ema is not None
+        torch.testing.assert_close(state.ema[name], average[name], rtol=1e-4, atol=1e-5)
+
+
+def test_validation_uses_the_average(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(ema_decay=0.9)
+    metrics, state = run(config, tmp_path)
+    model = plain(config)
+    model.load_state_dict(dict(state.ema or {}))
+    assert metrics["loss"] == pytest.approx(count_by_hand(model, config)["loss"], rel=1e-5)
+    model.load_state_dict(dict(state.model))
+    assert metrics["loss"] != pytest.approx(count_by_hand(model, config)["loss"], rel=1e-5)
+
+
+def test_a_holdout_is_validated_on_and_not_trained_on(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(epochs=1, holdout=0.2)
+    metrics, state = run(config, tmp_path)
+    model = plain(config)
+    model.load_state_dict(dict(state.model))
+    held = count_by_hand(model, config)
+    assert metrics["loss"] == pytest.approx(held["loss"], rel=1e-5)
+    assert state.step == 4  # of 1150 images, not 1437
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights(make_config: Make, tmp_path: Path) -> None:
+    full, state = run(make_config(epochs=1), tmp_path / "full")
+    half, rounded = run(make_config(epochs=1, amp_dtype="bfloat16"), tmp_path / "half")
+    assert all(tensor.dtype == torch.float32 for tensor in rounded.model.values())
+    assert any(not torch.equal(tensor, state.model[name]) for name, tensor in rounded.model.items())
+    assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
+
+
+# ---- what is built
+
+
+def test_the_surgery_reaches_the_model_and_its_file(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(
+        epochs=1, remove_skips=["mlp"], gray="dct", epsilon=0.7, attention="skyformer",
+        attention_kwargs={"num_landmarks": 4},
+    )  # fmt: skip
+    metrics, state = run(config, tmp_path)
+    model = plain(config)
+    wellcond.load(model, file_of(tmp_path))
+    graying = graying_of(model)
+    assert graying is not None
+    assert (graying.method, graying.epsilon) == ("dct", 0.7)
+    assert skips_of(model) == {"blocks.0": ("mlp",), "blocks.1": ("mlp",)}
+    assert len(attention_of(model)) == 2
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state.model[name])
+    assert metrics["loss"] == pytest.approx(count_by_hand(model, config)["loss"], rel=1e-4)
+
+
+def test_a_file_of_an_average_loads_too(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(epochs=1, ema_decay=0.9, remove_skips=["sa"])
+    run(config, tmp_path)
+    model = plain(config)
+    wellcond.load(model, file_of(tmp_path, "ema.safetensors"))
+    assert skips_of(model) == {"blocks.0": ("sa",), "blocks.1": ("sa",)}
+
+
+def test_training_starts_from_a_checkpoint_with_a_fresh_head(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(epochs=1)
+    run(config, tmp_path / "before")
+    start = str(file_of(tmp_path / "before"))
+    _, still = run(make_config(epochs=1, lr=0.0, warmup_lr=0.0, checkpoint=start), tmp_path / "still")
+    for name, tensor in load_file(start).items():
+        assert torch.equal(still.model[name], tensor)
+    small = {**config.model_kwargs, "depth": 3}
+    with pytest.raises(ValueError, match="does not fit the model"):
+        run(make_config(checkpoint=start, model_kwargs=small), tmp_path / "deeper")
+
+
+def test_what_cannot_be_built_is_said_and_leaves_the_folder_free(make_config: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="timm cannot build"):
+        run(make_config(model_kwargs={"deepth": 2}), tmp_path)
+    with pytest.raises(ValueError, match="training images"):
+        run(make_config(batch_size=2000), tmp_path)
+    run(make_config(epochs=1), tmp_path)  # the mended command, in the same folder
+
+
+# ---- the probe
+
+
+def test_the_probe_changes_no_bit(make_config: Make, tmp_path: Path) -> None:
+    settings = {"drop_path": 0.2, "model_kwargs": {**make_config().model_kwargs, "proj_drop_rate": 0.1}}
+    _, without = run(make_config(**settings), tmp_path / "without")
+    _, watched = run(make_config(**settings, probe_every=3, probe_samples=16, accumulate=2), tmp_path / "accumulated")
+    _, watched = run(make_config(**settings, probe_every=3, probe_samples=16), tmp_path / "with")
+    for name, tensor in without.model.items():
+        assert torch.equal(watched.model[name], tensor), name
+    for folder in ("with", "accumulated"):
+        rows = records.read_rows(tmp_path / folder / "probe.jsonl")
+        kappas = [row for row in rows if row["name"] == "log_kappa"]
+        assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9]
+        assert len(kappas) == 4 * 2 * 4  # steps × blocks × sites, each once
+    assert not (tmp_path / "without/probe.jsonl").exists()
+
+
+# ---- divergence
+
+
+def test_a_lost_training_names_step_block_and_kappa(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(lr=1e6, probe_every=1, probe_samples=8, save_every=1)
+    with pytest.raises(
+        Diverged, match=r"diverged at step \d+ of 10: .*blocks\.\d [+a-z]+, log κ .*smaller lr"
+    ) as caught:
+        run(config, tmp_path)
+    events = [row for row in records.read_rows(tmp_path / "metrics.jsonl") if row["split"] == "event"]
+    assert f"at step {events[-1]['step']} " in str(caught.value)
+    kept = latest(tmp_path / "checkpoints")  # what is there to go on from is finite
+    assert kept is None or all(tensor.isfinite().all() for tensor in kept.model.values())
+    assert latest(tmp_path / "diverged") is not None
+
+
+def test_a_rolled_back_training_goes_on_with_half_the_step(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(lr=1e6, on_divergence="rollback", save_every=2)
+    with pytest.warns(UserWarning, match="back to step"), pytest.raises(Diverged):
+        run(config, tmp_path / "hopeless")  # half of a million three times is still too much
+    events = [row for row in records.read_rows(tmp_path / "hopeless/metrics.jsonl") if row["split"] == "event"]
+    assert len(events) >= 1
+
+
+def test_a_rollback_that_helps_ends_well(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One loss is spoilt on its way, as a bad batch would: the second time the same step is well."""
+    from wellcond.train.tasks import Classify
+
+    calls, whole = [0], Classify.loss
+
+    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        calls[0] += 1
+        loss = whole(self, model, images, labels)
+        return loss * math.nan if calls[0] == 7 else loss
+
+    monkeypatch.setattr(Classify, "loss", spoilt)
+    config = make_config(on_divergence="rollback", probe_every=2, probe_samples=8)
+    with pytest.warns(UserWarning, match=r"diverged at step 7 .*back to step 5 with lr × 0.5"):
+        _, state = run(config, tmp_path)
+    assert state.step == 10
+    assert state.counters["rollbacks"] == 1
+    rows = records.read_rows(tmp_path / "metrics.jsonl")
+    assert sorted(row["step"] for row in rows if row["split"] == "train") == list(range(1, 11))  # each once
+    lrs = {row["step"]: row["lr"] for row in rows if row["split"] == "train"}
+    assert lrs[6] == pytest.approx(0.5 * config.lr * 0.5 * (1 + math.cos(math.pi * 5 / 10)))
+    measured = [row["step"] for row in records.read_rows(tmp_path / "probe.jsonl") if row["name"] == "log_kappa"]
+    assert {step: measured.count(step) for step in measured} == dict.fromkeys((0, 2, 4, 6, 8), 8)

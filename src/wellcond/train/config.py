@@ -59,7 +59,7 @@ class Config:
     """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`."""
     image_size: int = 224
     cache_dir: str = ""
-    """Where decoded images are kept; by default beside the run."""
+    """Where decoded images are kept; by default WELLCOND_CACHE, or the user's cache folder."""
     holdout: float = 0.0
     """The share of the training set that is held out as validation set, the real one being left alone until the end."""
     padding: int = 0

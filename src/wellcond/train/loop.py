@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import DataSet, EvalBatches, TrainBatches, open_data
+from wellcond.data import DataSet, Images, eval_batches, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
 from wellcond.train.checkpoint import latest, save
@@ -88,12 +88,12 @@ class _Run:
 
     def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
         self.config, self.folder, self.here = config, folder, here
-        cache = Path(config.cache_dir) if config.cache_dir else folder.path / "cache"
+        cache = Path(config.cache_dir) if config.cache_dir else None
         self.data: DataSet = open_data(
             config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
         )
-        self.batches = TrainBatches(
-            self.data.train.to(here.device),
+        self.batches = train_batches(
+            self.data.train,
             batch_size=config.batch_size // (here.world * config.accumulate),
             seed=config.seed,
             rank=here.rank,
@@ -101,8 +101,11 @@ class _Run:
             device=here.device,
             augmentation=augmentation_of(config),
             num_classes=len(self.data.classes),
+            workers=config.workers,
         )
-        self.validation = self.data.val.to(here.device)
+        self.validation = self.data.val
+        if isinstance(self.validation, Images):  # once, and not at every validation
+            self.validation = self.validation.to(here.device)
         self.steps_per_epoch = self.batches.steps_per_epoch // config.accumulate
         if self.steps_per_epoch < 1:
             raise ValueError(
@@ -204,7 +207,7 @@ class _Run:
         model.eval()
         sums: dict[str, Tensor] = {}
         size = max(1, self.config.batch_size // self.here.world)
-        for images, labels in EvalBatches(
+        for images, labels in eval_batches(
             self.validation, batch_size=size, rank=self.here.rank, world=self.here.world, device=self.here.device
         ):
             _seed(self.config.seed, 0, self.here.rank)

@@ -5,6 +5,8 @@
     wellcond measure vit_tiny_patch16_224 --checkpoint last.pth.tar --data-dir photos --untrained
     wellcond train digits --output runs/a --set gray=dct --set probe_every=50
     wellcond report runs/a runs/b
+    wellcond reproduce asa-fig1c --scale smoke
+    wellcond ledger --check    # is docs/claims.md what evidence/ says?
     wellcond theory asa-prop41 # bound, measured value, margin and verdict of a paper's statement
     wellcond bench graying     # ratios, and a JSON file with its environment
 
@@ -268,6 +270,64 @@ def train(
     options |= {"data": data_dir, "amp_dtype": amp_dtype}
     config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
     raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))
+
+
+@app.command()
+def reproduce(
+    claim: Annotated[
+        str, typer.Argument(help="The id of a claim: asa-fig1c; docs/claims.md lists them.", metavar="ID")
+    ],
+    scale: Annotated[str, typer.Option(help="smoke (a CPU, seconds), lab (a GPU, real data) or paper.")] = "lab",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds.  [default: 3; 2 at smoke scale]")] = None,
+    data_dir: Annotated[
+        list[str] | None,
+        typer.Option(help="Where an image set lies: cifar10=FOLDER; once for each set.", metavar="NAME=PATH"),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of every training, as key=value; may be repeated.")
+    ] = None,
+    grid_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of the trainings that choose each arm's learning rate.")
+    ] = None,
+    device: Device = None,
+    output: Annotated[Path, typer.Option(help="Folder for the runs.", file_okay=False)] = Path("runs"),
+    evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
+) -> None:
+    """Run a claim's experiment, or go on with it where it stopped, and write its evidence, figure and verdict."""
+    from wellcond.experiments.reproduce import reproduce
+
+    code = reproduce(
+        claim,
+        scale=scale,
+        seeds=seeds,
+        data_dirs=data_dir or [],
+        output=output,
+        evidence=evidence,
+        settings=settings or [],
+        grid_epochs=grid_epochs,
+        device=device,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def ledger(
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 where page and evidence differ.")
+    ] = False,
+    evidence: Annotated[Path, typer.Option(help="Folder of the evidence.", file_okay=False)] = Path("evidence"),
+    page: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("docs/claims.md"),
+) -> None:
+    """Write docs/claims.md, every claim with its verdict, from evidence/ alone."""
+    from wellcond.experiments import ledger as book
+
+    if not check:
+        typer.echo(f"wrote {book.run(evidence, page)}")
+        return
+    problem = book.check(evidence, page)
+    if problem:
+        raise ValueError(problem)
+    typer.echo(f"{page} is what {evidence} says")
 
 
 @bench.command("graying")

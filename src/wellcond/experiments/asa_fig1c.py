@@ -253,6 +253,7 @@ def plan_paper(options: Options) -> list[str]:
         f"asa-fig1c at paper scale: {len(SETS)} sets × {len(ARMS)} arms × ({len(GRID['paper'])} rates + "
         f"{options.seeds} seeds) = {len(SETS) * per_set} trainings of {config.epochs} epochs at {config.image_size} "
         f"pixels, batch {config.batch_size}, the recipe of DeiT (the paper names none).",
-        f"That is {images:.2g} images, {flops:.1g} floating point operations: some {days:.0f} days of a GPU that keeps "
-        "up 100 TFLOP/s, in practice several machines for days. It is out of reach here, and nothing was run.",
+        f"That is {images:.2g} images and {flops:.1g} floating point operations: {days:.1f} days at 100 TFLOP/s, and a "
+        "model this small keeps up a fraction of that, with pictures to decode and to vary. Several GPUs for days.",
+        "Nothing was run: this scale is out of reach here. wellcond train vit_tiny --scale paper trains one of them.",
     ]

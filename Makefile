@@ -13,10 +13,11 @@ BIN := .venv/bin
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
 	$$candidate -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$candidate && break; \
 	done)
-# uv installs in a fraction of pip's time. It does not read pip's configuration, so where it fails pip tries in its own way.
+# uv installs in a fraction of pip's time, and compiles as pip does: many tests start processes of their own, which would
+# read ten thousand files of source each. It does not read pip's configuration, so where it fails pip tries in its own way.
 define install
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv || true
-	@$(BIN)/python -m uv pip install --python $(BIN)/python --editable '$(1)' || $(BIN)/python -m pip install --editable '$(1)'
+	@$(BIN)/python -m uv pip install --compile-bytecode --python $(BIN)/python --editable '$(1)' || $(BIN)/python -m pip install --editable '$(1)'
 endef
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4
 

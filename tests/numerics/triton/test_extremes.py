@@ -16,10 +16,9 @@ def extremes(x: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor, 
     return extreme_eigenvalues(x.to(device), (gram / size[:, None, None]).to(device), size.to(device))
 
 
-@pytest.mark.parametrize("kappa", [1.0, 1e1, 1e3, 1e5, 1e6, 8e6])
-@pytest.mark.parametrize("side", [20, 70, 90])
+@pytest.mark.parametrize(("side", "kappa"), [(20, 1.0), (20, 1e3), (20, 8e6), (70, 1e1), (70, 1e5), (70, 1e6)])
 def test_condition_numbers(device, side, kappa):
-    x = matrices(2, side, 100, kappa).double()
+    x = matrices(1, side, 100, kappa).double()
     s = torch.linalg.svdvals(x)
     largest, smallest, residual = extremes(x, device)
     found = (largest / smallest).sqrt().cpu() / (s[:, 0] / s[:, -1])
@@ -30,20 +29,20 @@ def test_condition_numbers(device, side, kappa):
         assert trusted.all()
 
 
-@pytest.mark.parametrize("width", [1e-3, 6e-3, 3e-2])
+@pytest.mark.parametrize("width", [1e-3, 3e-2])
 def test_eigenvalues_all_in_one_cluster(device, width):
     """Power iteration gains next to nothing at first, long before it has converged."""
     generator = torch.Generator().manual_seed(2)
-    q = torch.linalg.qr(torch.randn(1, 40, 40, dtype=torch.float64, generator=generator))[0]
-    values = torch.linspace(1, 1 + width, 40, dtype=torch.float64)
+    q = torch.linalg.qr(torch.randn(1, 20, 20, dtype=torch.float64, generator=generator))[0]
+    values = torch.linspace(1, 1 + width, 20, dtype=torch.float64)
     largest, smallest, _ = extremes(q * values.sqrt(), device)
     assert float((largest / smallest).sqrt()) == pytest.approx((1 + width) ** 0.5, rel=1e-3)
 
 
 def test_a_cluster_at_the_small_end(device):
     generator = torch.Generator().manual_seed(1)
-    q = torch.linalg.qr(torch.randn(1, 64, 64, dtype=torch.float64, generator=generator))[0]
-    values = torch.cat([torch.ones(32, dtype=torch.float64), torch.linspace(1e-4, 1.05e-4, 32, dtype=torch.float64)])
+    q = torch.linalg.qr(torch.randn(1, 32, 32, dtype=torch.float64, generator=generator))[0]
+    values = torch.cat([torch.ones(16, dtype=torch.float64), torch.linspace(1e-4, 1.05e-4, 16, dtype=torch.float64)])
     largest, smallest, _ = extremes(q * values.sqrt(), device)
     assert float(largest / smallest) == pytest.approx(1e4, rel=2e-3)
 

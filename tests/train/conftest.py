@@ -109,12 +109,13 @@ class Launcher:
         return self._answer()
 
     def start(
-        self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0
-    ) -> Started:
+        self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0,
+        file_limit: int = 0,
+    ) -> Started:  # fmt: skip
         """A command; with `world`, as many of it with the variables that torchrun would set.
 
         `elastic` is how many torchrun's own agent starts, and starts once more if one dies. With `slow_disk` it takes
-        so many seconds until a file is on the disk.
+        so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one.
         """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -123,7 +124,8 @@ class Launcher:
         for rank in range(world):
             together = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
             env = {k: str(v) for k, v in (together | {"MASTER_PORT": port}).items()} if world > 1 else {}
-            request = {"start": arguments, "env": env, "log": str(log), "elastic": elastic, "slow_disk": slow_disk}
+            request = {"start": arguments, "env": env, "log": str(log)}
+            request |= {"elastic": elastic, "slow_disk": slow_disk, "file_limit": file_limit}
             pids.append(self.ask(request)["pid"])
         return Started(self, pids, log)
 

@@ -1,11 +1,12 @@
 """Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, "elastic": 0, "slow_disk": 0} → {"pid": n};
-{"poll": n} → {"code": m | null}.
+A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}; {"poll": n} → {"code": m or
+null}.
 """
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,6 +43,9 @@ def start(request: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
+        if request["file_limit"]:
+            limits = (request["file_limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if request["elastic"]:
             run_elastic(request["start"], request["elastic"])
         else:

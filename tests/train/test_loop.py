@@ -1,6 +1,7 @@
 """What a training computes: the same whatever it is divided into, counted exactly, and not moved by being measured."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,30 @@ def test_a_rollback_that_helps_ends_well(make_config: Make, tmp_path: Path, monk
     assert lrs[6] == pytest.approx(0.5 * config.lr * 0.5 * (1 + math.cos(math.pi * 5 / 10)))
     measured = [row["step"] for row in records.read_rows(tmp_path / "probe.jsonl") if row["name"] == "log_kappa"]
     assert {step: measured.count(step) for step in measured} == dict.fromkeys((0, 2, 4, 6, 8), 8)
+
+
+# ---- going on
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "mae", "padding": 0, "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "gray": "dct"},
+        {"attention": "skyformer", "attention_kwargs": {"num_landmarks": 2}},
+        {"amp_dtype": "float16"},
+        {"opt": "sgd", "sched": "step", "accumulate": 2, "layer_decay": 0.8},
+        {"mixup": 0.8, "cutmix": 1.0, "erasing": 0.5, "padding": 0, "scale_min": 0.5, "flip": 0.5, "color_jitter": 0.3},
+        {"model": "convmixer_768_32", "model_kwargs": {"dim": 16, "depth": 1, "kernel_size": 3, "patch_size": 4}},
+    ],
+    ids=lambda settings: next(iter(settings)) + "-" + str(next(iter(settings.values()))),
+)
+def test_going_on_reaches_the_same_bits(
+    make_config: Make, assert_same_run: Any, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    config = make_config(**settings, probe_every=3, probe_samples=4)
+    run(config, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/step-00000010")
+    torch.manual_seed(17)  # whatever was drawn before means nothing
+    run(config, tmp_path / "again")
+    assert_same_run(tmp_path / "again", tmp_path / "whole")

@@ -208,4 +208,28 @@ def test_two_processes_do_not_train_in_one_folder(command: Start, tmp_path: Path
     second = command(tmp_path / "run", *SETTINGS)
     assert second.wait() == [1], second.output()
     assert "another process is training in" in second.output()
-    assert first.wait() == [0], first.output()
+    assert first.kill() == [-9], first.output()
+    run_to_the_end(command, tmp_path / "run", *SETTINGS)  # the dead hold nothing
+
+
+def test_a_disk_that_is_full_at_the_end_is_an_error(command: Start, tmp_path: Path) -> None:
+    started = command(tmp_path / "run", "epochs=2", file_limit=3000)
+    assert started.wait() == [1], started.output()
+    assert "the state of step 5 could not be saved" in started.output()
+    assert "training goes on" in started.output()
+    assert "error: OSError: the state of step 10 could not be saved" in started.output()
+    assert "make room, and start again" in started.output()
+
+
+def test_one_process_of_two_without_room_ends_them_all(command: Start, tmp_path: Path) -> None:
+    started = command(tmp_path / "run", "epochs=1", world=2, file_limit=3000)
+    assert started.wait() == [1, 1], started.output()
+    assert "the state of step 5 could not be saved" in started.output()
+
+
+def test_a_folder_that_is_refused_ends_every_process(command: Start, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.txt").write_text("mine")
+    started = command(tmp_path / "run", world=2)
+    assert started.wait() == [1, 1]
+    assert "holds other files" in started.output()

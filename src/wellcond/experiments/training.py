@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from wellcond.report import report_runs
 from wellcond.train.config import Config
@@ -29,20 +30,20 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
         outcome = train(config, output, device=device, quiet=not main)
     except Interrupted as stopped:
         if main:
-            console.print(str(stopped), highlight=False)
+            console.print(str(stopped), highlight=False, soft_wrap=True)
         return 130
     except Diverged as lost:
         if main:
             _page(output, console)
-            console.print(f"[red]{lost}[/red]", highlight=False)
+            console.print(Text(str(lost), style="red"), soft_wrap=True)
         return 3
     if main:
         _page(output, console)
         words = ", ".join(f"{key} {value:.4g}" for key, value in outcome.metrics.items())
-        console.print(f"{outcome.steps} steps; {words}", highlight=False)
+        console.print(f"{outcome.steps} steps; {words}", highlight=False, soft_wrap=True)
     return 0
 
 
 def _page(output: Path, console: Console) -> None:
     if (output / "probe.jsonl").exists():
-        console.print(f"wrote {report_runs([output])}", highlight=False)
+        console.print(f"wrote {report_runs([output])}", highlight=False, markup=False, soft_wrap=True)

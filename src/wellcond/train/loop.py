@@ -309,7 +309,8 @@ class _Run:
                 self.folder.flush()  # the rows first: a state that is there has its rows
                 save(self.folder.checkpoints, state, keep=self.config.keep)
             except OSError as error:
-                failed = f"the state of step {step} could not be saved: {error}. The one before is still there"
+                before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
+                failed = f"the state of step {step} could not be saved: {error}{before}"
         if not self.here.any(failed is not None):
             self.saved_step = step
         elif must:

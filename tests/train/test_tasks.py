@@ -1,0 +1,67 @@
+"""What is trained and counted: classification, a linear probe, masked autoencoding."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from wellcond.data.digits import load_digits
+from wellcond.train.checkpoint import latest
+from wellcond.train.config import Config
+from wellcond.train.loop import train
+from wellcond.train.tasks import Classify, make_task
+
+Make = Callable[..., Config]
+
+
+class Fixed(nn.Module):
+    """Gives these logits, whatever it sees: the truth can be counted on fingers."""
+
+    def __init__(self, logits: torch.Tensor):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits[: len(images)]
+
+
+def test_top_1_and_top_5_are_counted(make_config: Make) -> None:
+    task = Classify(make_config(), load_digits())
+    logits = torch.arange(10.0).repeat(4, 1)  # class 9 first, then 8, 7, 6, 5
+    counted = task.count(Fixed(logits), torch.zeros(4, 1, 8, 8), torch.tensor([9, 5, 4, 8]))
+    assert {name: counted[name].item() for name in ("top1", "top5", "count")} == {"top1": 1, "top5": 3, "count": 4}
+    truth = -torch.log_softmax(logits.double(), 1)[range(4), [9, 5, 4, 8]].sum()
+    assert counted["loss"].item() == pytest.approx(truth.item(), rel=1e-6)
+
+
+def test_the_same_seed_builds_the_same_weights(make_config: Make) -> None:
+    states = [make_task(make_config(seed=seed), load_digits()).build().state_dict() for seed in (0, 0, 1)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert any(not torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+def test_a_linear_probe_trains_its_head_alone(make_config: Make, tmp_path: Path) -> None:
+    small = {"padding": 0, "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "epochs": 1}
+    train(make_config(task="mae", **small), tmp_path / "mae", device="cpu", quiet=True)
+    features = tmp_path / "mae/checkpoints/step-00000005/model.safetensors"
+    before = latest(tmp_path / "mae/checkpoints")
+    assert before is not None
+    config = make_config(task="linear_probe", checkpoint=str(features), epochs=1, weight_decay=0.0)
+    train(config, tmp_path / "probe", device="cpu", quiet=True)
+    after = latest(tmp_path / "probe/checkpoints")
+    assert after is not None
+    frozen = {name: t for name, t in after.model.items() if f"encoder.{name}" in before.model}
+    assert len(frozen) > 20
+    for name, tensor in frozen.items():
+        assert torch.equal(tensor, before.model[f"encoder.{name}"]), name
+    assert any(name.startswith("head") and tensor.abs().sum() > 0 for name, tensor in after.model.items())
+
+
+def test_a_masked_autoencoder_learns(make_config: Make, tmp_path: Path) -> None:
+    small = {"padding": 0, "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "epochs": 1}
+    first = train(make_config(task="mae", **small, lr=0.0, warmup_lr=0.0), tmp_path / "a", device="cpu", quiet=True)
+    second = train(make_config(task="mae", **small, lr=1e-2), tmp_path / "b", device="cpu", quiet=True)
+    assert second.metrics["loss"] < first.metrics["loss"]
+    assert second.metrics["score"] == pytest.approx(-second.metrics["loss"])

@@ -247,7 +247,7 @@ class Config:
     def _unknown_optimizer(self) -> Iterable[str]:
         from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 
-        known = list_optimizers()
+        known = [str(name) for name in list_optimizers()]
         name = self.opt.lower().rpartition("_")[2]  # lookahead_adamw is adamw, wrapped
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

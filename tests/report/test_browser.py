@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from wellcond.experiments import demo
+from wellcond.experiments import demo, demo_graying
 from wellcond.report import Axis, Page, Series, line_chart, section
 
 PHONE, DESKTOP = {"width": 360, "height": 640}, {"width": 1200, "height": 900}
@@ -21,7 +21,8 @@ COMPUTED_COLORS = """() => {
 
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
-    return demo.run(tmp_path_factory.mktemp("demo"))
+    quick = ["epochs=1", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2", "batch_size=256"]
+    return demo.run(tmp_path_factory.mktemp("demo"), settings=quick)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_dark_and_light_differ(visit, demo_page):
 
 def test_charts_download_as_svg_and_csv(visit, demo_page, tmp_path):
     page = visit(demo_page)
-    figure = page.locator("figure.chart").first
+    figure = page.locator("#china-svd-graying-spectrum")
     for ending in ("svg", "csv"):
         with page.expect_download() as download:
             figure.locator(f'a[download$=".{ending}"]').click()
@@ -73,7 +74,7 @@ def test_charts_download_as_svg_and_csv(visit, demo_page, tmp_path):
     assert header == ["index", "as it is", "ε = 0.95", "ε = 0.9", "ε = 0.7", "ε = 0.5"]
     assert len(rows) == 196
     assert 1 / float(rows[-1][1]) == pytest.approx(
-        demo.measure(demo.load_photographs()[0], "none", 1.0).kappa, rel=1e-5
+        demo_graying.measure(demo_graying.load_photographs()[0], "none", 1.0).kappa, rel=1e-5
     )
     visit(tmp_path / "chart.svg")
 
@@ -108,7 +109,7 @@ def test_values_are_read_off_by_pointer_and_by_keys(visit, demo_page):
 
 def test_a_readout_stays_inside_its_figure_on_a_phone(visit, demo_page):
     page = visit(demo_page, viewport=PHONE)
-    figure = page.locator("figure.chart").first
+    figure = page.locator("#china-svd-graying-spectrum")
     for x in (60, 150, 220):
         figure.locator("svg").hover(position={"x": x, "y": 100})
         inner, outer = figure.locator(".reading").bounding_box(), figure.bounding_box()

@@ -1,92 +1,57 @@
-"""The demonstration: two photographs grayed by both methods, measured, and explained on one page.
+"""The demonstration: small transformers trained with and without their skips, photographs grayed, all on one page.
 
-    wellcond demo                  # demo/index.html, and the numbers beside it in demo/graying.json
+    wellcond demo                  # demo/index.html, in about two minutes on two cores; the numbers beside it as JSON
     run(Path("demo"))              # the same
 
-Nothing is trained here. The photographs are scikit-learn's own, so nothing is downloaded, and all of it runs on the
-CPU.
+Nothing is downloaded: the digits and the photographs come with scikit-learn. Interrupted, the same command goes on;
+models that are trained already are not trained again.
 """
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from torch import Tensor
 
-from wellcond.graying import METHODS, explain_graying, gray_tokens
-from wellcond.numerics import measure_conditioning, singular_values
-from wellcond.numerics.fused import tokens_of, untokens
+from wellcond.experiments import demo_graying, demo_page, demo_training
 from wellcond.records import write_record
+from wellcond.train.interrupt import Interrupted
 
-__all__ = ["EPSILONS", "PATCH", "SIZE", "Grayed", "Photograph", "load_photographs", "measure", "run", "shown"]
+__all__ = ["run"]
 
-SIZE, PATCH = 224, 16
-EPSILONS = (0.95, 0.9, 0.7, 0.5)  # those with pictures and a row in the table
-CURVE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-# ImageNet's, with which most timm models are trained.
-MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
-STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+GRAYING, TRAINING, PAGE = "graying.json", "training.json", "index.html"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grayed:
-    """The tokens of a photograph after graying (before it, with the method "none"), measured."""
+def run(output: Path, *, settings: Sequence[str] = (), evidence: Path | None = None) -> Path:
+    """Train, gray, measure; write the page, and the numbers behind it; returns the page's path.
 
-    method: str
-    epsilon: float
-    kappa: float
-    log_kappa: float
-    status: str
-    change: float
-    """‖X̃ − X‖/‖X‖ in the Frobenius norm."""
-    spectrum: list[float] = field(repr=False)
-    """Singular values, largest first."""
-    pixels: np.ndarray = field(repr=False)
-    """The tokens as a picture, (224, 224, 3) from 0 to 1; brightness and contrast of each channel as before."""
-    difference: np.ndarray = field(repr=False)
-    """What graying changed, around a middle gray, stretched until 1 % of the values are cut off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Photograph:
-    """A photograph as a model sees it."""
-
-    name: str
-    pixels: Tensor
-    """(3, 224, 224), from 0 to 1."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """(196, 768): one row per patch."""
-        return tokens_of(((self.pixels - MEAN) / STD)[None], PATCH, PATCH)[0]
-
-
-def run(output: Path) -> Path:
-    """Gray, measure, and write `output/index.html` and `output/graying.json`; returns the page's path."""
-    from wellcond.experiments.demo_page import build  # it imports this module
-
+    Args:
+        settings: fields of the four trainings, `key=value`, e.g. `epochs=1` to see that it runs.
+        evidence: what the page shows of larger experiments; by default the folder of this project, where it is at hand.
+    """
     console = Console()
-    photographs = load_photographs()
-    work = [(photo, method, epsilon) for photo in photographs for method, epsilon in _settings()]
-    if not console.is_terminal:
-        console.print(f"Graying {len(photographs)} photographs in {len(work)} ways …", highlight=False)
-    results: dict[str, list[Grayed]] = {photo.name: [] for photo in photographs}
     with _one_thread():
-        for photo, method, epsilon in track(
-            work, "Graying", console=console, transient=True, disable=not console.is_terminal
-        ):
-            results[photo.name].append(measure(photo, method, epsilon))
-    path = build(photographs, results, paths=explain_paths(), folder=output).write(output / "index.html")
-    write_record(output / "graying.json", _record(results), seed=None)
-    console.print(_terminal_table(results))
-    console.print(f"The page, with pictures and spectra: {path}", highlight=False, soft_wrap=True)
+        try:
+            arms = demo_training.train_arms(output / "runs", settings=settings, console=console)
+        except Interrupted as stopped:
+            raise KeyboardInterrupt(str(stopped)) from stopped  # the state is saved; the command ends with 130
+        photographs = demo_graying.load_photographs()
+        grayed = demo_graying.gray_photographs(photographs, console)
+    found = evidence if evidence is not None else _evidence()
+    page = demo_page.build(arms, photographs, grayed, paths=demo_graying.explain_paths(), folder=output, evidence=found)
+    path = page.write(output / PAGE)
+    write_record(output / GRAYING, demo_graying.as_record(grayed), seed=None)
+    write_record(output / TRAINING, demo_training.as_record(arms), seed=0)
+    console.print(demo_training.terminal_table(arms), demo_graying.terminal_table(grayed))
+    console.print(f"The page, with charts and pictures: {path}", highlight=False, soft_wrap=True)
     return path
+
+
+def _evidence() -> Path | None:
+    """evidence/ of the tree this file lies in; an installed copy has none."""
+    folder = Path(__file__).parents[3] / "evidence"
+    return folder if folder.is_dir() else None
 
 
 @contextlib.contextmanager
@@ -98,92 +63,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def load_photographs() -> list[Photograph]:
-    """scikit-learn's two sample photographs: the square in their middle, 224 pixels wide."""
-    from PIL import Image
-    from sklearn.datasets import load_sample_image
-
-    found = []
-    for name in ("china", "flower"):
-        image = Image.fromarray(load_sample_image(f"{name}.jpg"))
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
-        found.append(Photograph(name=name, pixels=torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255))
-    return found
-
-
-def measure(photo: Photograph, method: str, epsilon: float) -> Grayed:
-    """Gray the photograph's tokens ("none" leaves them as they are) and measure them."""
-    before = photo.tokens
-    after = before if method == "none" else gray_tokens(before, method, epsilon=epsilon)
-    found = measure_conditioning(after)
-    grayed = untokens(after[None], torch.Size((1, 3, SIZE, SIZE)), PATCH, PATCH)[0] * STD + MEAN
-    difference = grayed - photo.pixels
-    reach = difference.abs().quantile(0.99).clamp_min(1e-6)
-    return Grayed(
-        method=method,
-        epsilon=epsilon,
-        kappa=found.kappa.item(),
-        log_kappa=found.log_kappa.item(),
-        status=found.status_names()[0],
-        change=((after - before).norm() / before.norm()).item(),
-        spectrum=singular_values(after).tolist(),
-        pixels=_as_picture(_matched(grayed, photo.pixels)),
-        difference=_as_picture(0.5 + difference / reach / 2),
-    )
-
-
-def explain_paths() -> dict[str, tuple[str, str]]:
-    """For each method the path that graying takes here, and why."""
-    shape = ((SIZE // PATCH) ** 2, 3 * PATCH**2)
-    return {m: explain_graying(m, shape, torch.float32, torch.device("cpu"), EPSILONS[0]) for m in METHODS}
-
-
-def _settings() -> list[tuple[str, float]]:
-    epsilons = sorted({*EPSILONS, *CURVE} - {1.0}, reverse=True)
-    return [("none", 1.0), *((method, epsilon) for method in METHODS for epsilon in epsilons)]
-
-
-def _matched(image: Tensor, like: Tensor) -> Tensor:
-    """Graying at a small epsilon goes far beyond the range of pixels: cut off there, mostly black and white is left."""
-    mean, std = image.mean((1, 2), keepdim=True), image.std((1, 2), keepdim=True)
-    return (image - mean) / std.clamp_min(1e-6) * like.std((1, 2), keepdim=True) + like.mean((1, 2), keepdim=True)
-
-
-def _as_picture(image: Tensor) -> np.ndarray:
-    return image.clamp(0, 1).permute(1, 2, 0).numpy()
-
-
-def _record(results: dict[str, list[Grayed]]) -> dict[str, object]:
-    measurements = []
-    for name, found in results.items():
-        for one in found:
-            values = {k: v for k, v in asdict(one).items() if k not in ("pixels", "difference")}
-            measurements.append({"photograph": name, **values})
-    return {"image_size": SIZE, "patch_size": PATCH, "dtype": "float32", "measurements": measurements}
-
-
-def _terminal_table(results: dict[str, list[Grayed]]) -> Table:
-    table = Table(title="Condition numbers of the tokens", title_justify="left", pad_edge=False)
-    table.add_column("photograph")
-    table.add_column("graying")
-    for name in ("ε", "log κ", "κ", "κ(X)^ε", "change"):
-        table.add_column(name, justify="right")
-    for name, found in results.items():
-        plain = found[0]
-        for index, one in enumerate(shown(found)):
-            predicted = f"{plain.kappa**one.epsilon:,.0f}" if one.method == "svd" else ""
-            epsilon = "" if one.method == "none" else f"{one.epsilon:g}"
-            change = "" if one.method == "none" else f"{one.change:.1%}"
-            values = [epsilon, f"{one.log_kappa:.2f}", f"{one.kappa:,.0f}", predicted, change]
-            last = index == len(shown(found)) - 1
-            table.add_row("" if index else name, one.method, *values, end_section=last)
-    return table
-
-
-def shown(found: list[Grayed]) -> list[Grayed]:
-    """Those that have a row and a picture."""
-    return [one for one in found if one.method == "none" or one.epsilon in EPSILONS]

@@ -18,7 +18,7 @@ from wellcond.experiments.claims import CLAIMS, EXPERIMENTS, THEORY, experiment
 from wellcond.experiments.verdict import Part
 from wellcond.records import read_json, write_text
 
-__all__ = ["Entry", "check", "entries", "page", "run"]
+__all__ = ["Entry", "check", "claim_of", "entries", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
@@ -38,8 +38,8 @@ from the files in [evidence]({evidence}) and from nothing else; `wellcond ledger
 each arm's learning rate from the same grid, chosen on a held-out part of the training set and extended while the best
 lies at its edge; the test set looked at once. The plain arm has to be respectable (CIFAR-10 85, CIFAR-100 58,
 Tiny-ImageNet 41 % top-1) after 100 epochs or more; otherwise the verdict is *undecided*. "No difference" is shown by an
-interval inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32, checked
-in float64, with the untrained model beside.
+interval inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32,
+checked in float64, with the untrained model beside.
 
 **The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
 have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
@@ -189,7 +189,7 @@ def _section(entry: Entry, target: Path) -> str:
     lines = [
         f"## {entry.id}",
         "",
-        f"{_sentence(claim.claim)} Tested on: {claim.test}. Verdict: **{entry.verdict}**.",
+        f"{claim_of(entry)} Tested on: {claim.test}. Verdict: **{entry.verdict}**.",
         "",
     ]
     if entry.verdict == SMOKE_ONLY:
@@ -205,7 +205,9 @@ def _section(entry: Entry, target: Path) -> str:
     return "\n".join(lines)
 
 
-def _sentence(text: str) -> str:
+def claim_of(entry: Entry) -> str:
+    """What is claimed, as a sentence."""
+    text = CLAIMS[entry.id].claim
     return text[0].upper() + text[1:] + "."
 
 

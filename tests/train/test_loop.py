@@ -18,6 +18,7 @@ from wellcond.data import EvalBatches, TrainBatches, open_data
 from wellcond.models.replace import attention_of
 from wellcond.models.skips import skips_of
 from wellcond.models.surgery import graying_of
+from wellcond.train import checkpoint, loop
 from wellcond.train.augmentation import augmentation_of
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config
@@ -262,6 +263,13 @@ def test_a_lost_training_names_step_block_and_kappa(make_config: Make, tmp_path:
     assert latest(tmp_path / "diverged") is not None
 
 
+def test_weights_that_are_not_finite_are_not_saved(make_config: Make, tmp_path: Path) -> None:
+    """After the first step, whose loss was fine: a run would go on from them for ever."""
+    with pytest.raises(Diverged, match=r"diverged at step 1 of 10: the weights \S+ are no longer finite"):
+        run(make_config(opt="sgd", lr=1e20, weight_decay=1e30, save_every=1), tmp_path)
+    assert latest(tmp_path / "checkpoints") is None
+
+
 def test_a_rolled_back_training_goes_on_with_half_the_step(make_config: Make, tmp_path: Path) -> None:
     config = make_config(lr=1e6, on_divergence="rollback", save_every=2)
     with pytest.warns(UserWarning, match="back to step"), pytest.raises(Diverged):
@@ -320,3 +328,28 @@ def test_going_on_reaches_the_same_bits(
     torch.manual_seed(17)  # whatever was drawn before means nothing
     run(config, tmp_path / "again")
     assert_same_run(tmp_path / "again", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("last", [1, 4, 5, 10])
+def test_a_process_that_dies_right_after_saving_has_written_all(
+    make_config: Make, assert_same_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """The rows of a step and its validation come before its state, for who goes on from it does not make them again."""
+    config = make_config(save_every=1, probe_every=1, probe_samples=4)
+    run(config, tmp_path / "whole")
+
+    class Dead(Exception):  # noqa: N818
+        pass
+
+    def save_and_die(folder: Path, state: SavedState, *, keep: int) -> Path:
+        path = checkpoint.save(folder, state, keep=keep)
+        if state.step == last:
+            raise Dead
+        return path
+
+    monkeypatch.setattr(loop, "save", save_and_die)
+    with pytest.raises(Dead):
+        run(config, tmp_path / "died")
+    monkeypatch.undo()
+    run(config, tmp_path / "died")
+    assert_same_run(tmp_path / "died", tmp_path / "whole")

@@ -110,9 +110,8 @@ def digits(scale: str) -> Config:
         image_size=8,
         epochs=20,
         batch_size=64,
-        lr=1e-3,
+        lr=3e-3,
         warmup_epochs=1,
-        padding=1,
         log_every=10,
     )
 

@@ -167,8 +167,9 @@ def _limits_section(arms: Sequence[TrainedArm]) -> Html:
         bullets(
             "It shows real condition numbers of real models: where they are large, and that the skip brings them down.",
             f"It does not rank the models by accuracy ({said}). There is one seed and one learning rate, tuned for "
-            f"none of them, and {DIGITS} test digits leave an error of ± {100 * error:.0f} points. The paper's collapse, "
-            "22 points on CIFAR-10, is one of 12 blocks on photographs; 4 blocks on 8 × 8 pixels are no test of it.",
+            f"none of them, and {DIGITS} test digits leave an error of ± {100 * error:.0f} points. The paper's "
+            "collapse, 22 points on CIFAR-10, is one of 12 blocks on photographs; 4 blocks on 8 × 8 pixels are no test "
+            "of it.",
             "It does not show that graying helps. The paper reports 81.0 → 81.3 % top-1 for a ViT-B on ImageNet-1K "
             "with DCT graying at ε = 0.95; such a difference cannot be seen here. In the paper's own sweep, accuracy "
             "falls again at small ε.",

@@ -45,8 +45,8 @@ def measure_ends(config: Config, folder: Path, *, device: str | None = None) -> 
     untrained = log_kappa_rows(model, images, where)
     model.load_state_dict(dict(state.ema or state.model))
     trained = log_kappa_rows(model, images, where)
-    singles = by_site(log_kappa_rows(model, images[:CHECKED], where))
-    doubles = by_site(log_kappa_rows(model.double(), images[:CHECKED].double(), where))
+    singles = log_kappa_rows(model, images[:CHECKED], where)
+    doubles = log_kappa_rows(model.double(), images[:CHECKED].double(), where)
     return {
         "images": len(images),
         "blocks": len(next(iter(by_site(trained).values()))),
@@ -95,8 +95,12 @@ def _capped(rows: Sequence[Row]) -> int:
     return int(sum(row["value"] for row in rows if row["name"] == "capped"))
 
 
-def _distance(singles: dict[str, list[float]], doubles: dict[str, list[float]]) -> dict[str, float]:
-    """By site: the largest difference of a block's log κ from that in float64. Where float32 was capped it is large."""
-    return {
-        site: round(max(abs(a - b) for a, b in zip(singles[site], doubles[site], strict=True)), 6) for site in singles
-    }
+def _distance(singles: Sequence[Row], doubles: Sequence[Row]) -> dict[str, float | None]:
+    """By site: the largest difference of a block's log κ from that in float64, where float32 sees it; None if not."""
+    truth = {(row["site"], row["block"]): row["value"] for row in doubles if row["name"] == "log_kappa"}
+    found: dict[str, float | None] = dict.fromkeys(site for site, _ in truth)
+    for row in singles:
+        if row["name"] == "log_kappa" and row["status"] == "ok":
+            off = round(abs(row["value"] - truth[row["site"], row["block"]]), 6)
+            found[row["site"]] = max(off, found[row["site"]] or 0.0)
+    return found

@@ -268,7 +268,11 @@ def train(
 
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
     options |= {"data": data_dir, "amp_dtype": amp_dtype}
-    config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
+    try:
+        config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
+        config.check()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))
 
 

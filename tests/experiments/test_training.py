@@ -90,5 +90,5 @@ def test_the_command_itself(tmp_path: Path) -> None:
         [*command, "--lr", "7"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert other.returncode == 1
-    assert "another configuration (lr: 0.001 there, 7.0 now)" in other.stderr
+    assert "another configuration (lr: 0.003 there, 7.0 now)" in other.stderr
     assert "Traceback" not in other.stderr

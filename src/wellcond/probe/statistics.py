@@ -74,10 +74,12 @@ class Sums:
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
         lines = {place: line for line, place in enumerate(places)}
+        left = dict.fromkeys(lines.values(), rank_samples)  # a place's samples may come in several shapes
         for line_of, matrices in _batches(lines, tensors, valid):
             _add_conditioning(totals, maxima, line_of, matrices)
-            some = _first_of_each(line_of, rank_samples)
-            _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
+            some = _first_of_each(line_of, left)
+            if len(some):
+                _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
         for place, line in lines.items():
             if place.site == "sa" and (found := heard.get(place.block)) is not None:
                 totals[line, ENTROPY : ENTROPY + 2] = torch.stack([found.entropy, found.rows]).cpu()
@@ -202,9 +204,12 @@ def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
     return [sample[keep][None] for sample, keep in zip(tensor, valid, strict=True) if bool(keep.any())]
 
 
-def _first_of_each(line_of: Tensor, limit: int) -> Tensor:
-    """Indices of the first `limit` matrices of each line."""
-    kept = [(line_of == line).nonzero().flatten()[:limit] for line in line_of.unique().tolist()]
+def _first_of_each(line_of: Tensor, left: dict[int, int]) -> Tensor:
+    """Indices of the first matrices of each line, as many as are left to it; what is taken is left no more."""
+    kept = []
+    for line in line_of.unique().tolist():
+        kept.append((line_of == line).nonzero().flatten()[: left[line]])
+        left[line] -= len(kept[-1])
     return torch.cat(kept)
 
 

@@ -69,7 +69,7 @@ class AttentionListener(TorchFunctionMode):
                 stack.callback(leave.remove)
             yield
 
-    # The mode is on inside attention alone: elsewhere it would cost every call of torch's some microseconds for nothing.
+    # The mode is on inside attention alone: elsewhere it would cost every call of torch's some time for nothing.
 
     def _arrived(self, key: Any) -> None:
         self._inside.append(key)

@@ -168,3 +168,44 @@ def test_colour_is_for_those_who_want_it(wellcond, stand_in, monkeypatch, no_col
 def test_python_m_wellcond():
     done = subprocess.run([sys.executable, "-m", "wellcond", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()[0]) == (0, "wellcond")
+
+
+def test_reproduce_passes_its_options_on(wellcond, stand_in):
+    calls = []
+
+    def run(id_, **options):
+        calls.append((id_, options))
+        return 130
+
+    stand_in("wellcond.experiments.reproduce", reproduce=run)
+    given = [
+        "--scale",
+        "lab",
+        "--seeds",
+        "5",
+        "--data-dir",
+        "cifar10=a",
+        "--data-dir",
+        "cifar100=b",
+        "--set",
+        "epochs=7",
+    ]
+    assert (
+        wellcond("reproduce", "asa-fig1c", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e")[0] == 130
+    )
+    options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7"]}
+    options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "device": None}
+    assert calls == [("asa-fig1c", options)]
+
+
+def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):
+    page, evidence = tmp_path / "claims.md", tmp_path / "evidence"
+    evidence.mkdir()
+    places = ["--evidence", str(evidence), "--page", str(page)]
+    assert wellcond("ledger", "--check", *places)[0] == 1
+    assert wellcond("ledger", *places)[0] == 0
+    assert wellcond("ledger", "--check", *places)[0] == 0
+    page.write_text(page.read_text(encoding="utf-8").replace("no evidence yet", "holds", 1), encoding="utf-8")
+    code, _, err = wellcond("ledger", "--check", *places)
+    assert code == 1
+    assert "'holds'" in err or "holds |" in err

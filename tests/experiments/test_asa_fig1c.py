@@ -6,10 +6,14 @@ from rich.console import Console
 
 from wellcond.experiments import asa_fig1b, asa_fig1c
 from wellcond.experiments import runs as runs_module
+from wellcond.experiments.image_sets import parse_data
+from wellcond.experiments.options import Options
 from wellcond.experiments.reproduce import reproduce
+from wellcond.experiments.tuning import LADDER
 from wellcond.records import read_json
 
-QUICK = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"]
+SIZE = "img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"
+QUICK = ["epochs=1", "batch_size=256", f"model_kwargs={SIZE}"]
 CONSOLE = Console(quiet=True)
 
 
@@ -185,6 +189,8 @@ def test_wrong_usage_is_said_before_anything_is_trained(tmp_path):
         reproduce("asa-fig1c", scale="lab", output=tmp_path, console=CONSOLE)
     with pytest.raises(ValueError, match="the scales are smoke, lab, paper"):
         reproduce("asa-fig1c", scale="huge", output=tmp_path, console=CONSOLE)
+    with pytest.raises(ValueError, match="is not decided on digits; its sets are cifar10"):
+        reproduce("asa-fig1c", scale="lab", data_dirs=["digits"], output=tmp_path, console=CONSOLE)
     with pytest.raises(ValueError, match="there is no setting 'epoch'; did you mean 'epochs'"):
         reproduce("asa-fig1c", scale="smoke", settings=["epoch=1"], output=tmp_path, console=CONSOLE)
     assert list(tmp_path.iterdir()) == []
@@ -196,10 +202,35 @@ def test_the_papers_scale_says_what_it_takes(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lab_scale_is_what_the_claim_asks_for():
-    from wellcond.experiments.image_sets import parse_data
-    from wellcond.experiments.options import Options
+def test_the_lab_scale_extends_its_grid_and_keeps_its_rules(tmp_path):
+    """Its own code path, with less of everything: mixed images, bfloat16, a probe while training, a longer grid."""
+    data = parse_data(["digits"])[0]
+    settings = (
+        "epochs=2",
+        "warmup_epochs=0",
+        "batch_size=256",
+        "compile=false",
+        "probe_every=5",
+        f"model_kwargs={SIZE}",
+    )
+    options = Options(
+        scale="lab", data=(data,), seeds=1, settings=settings, grid_epochs=1, device="cpu", console=CONSOLE,
+        output=tmp_path / "runs", evidence=tmp_path,
+    )  # fmt: skip
+    asa_fig1c.reproduce(options)
+    found = read_json(tmp_path / "asa-fig1c" / "lab-digits.json")
+    assert found["settings"]["mixup"] == 0.8
+    for arm in found["arms"].values():
+        rates = [rate["lr"] for rate in arm["grid"]["rates"]]
+        assert set(asa_fig1c.GRID["lab"]) <= set(rates)
+        assert arm["lr at the edge of the grid"] is (arm["lr"] in (LADDER[0], LADDER[-1]))
+    assert list(tmp_path.rglob("seed-0-*/probe.jsonl"))
+    why = found["verdict on this set"]["parts"][0]["why"]
+    assert "1 seeds are fewer than 3" in why
+    assert "2 epochs are fewer than 100" in why
 
+
+def test_the_lab_scale_is_what_the_claim_asks_for():
     for name in asa_fig1c.SETS:
         data = parse_data([f"{name}=hf:x"])[0]
         options = Options(scale="lab", data=(data,))

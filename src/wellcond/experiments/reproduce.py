@@ -57,6 +57,9 @@ def reproduce(
         device=device,
         console=console,
     )
+    strangers = [data.set.name for data in options.data if scale == "lab" and data.set.name not in module.SETS]
+    if strangers:
+        raise ValueError(f"{id_} is not decided on {strangers[0]}; its sets are {', '.join(module.SETS)}")
     if scale == "paper":
         for line in module.plan_paper(options):
             console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -16,28 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from .gaussian import LOG2E, _columns_of, _packed, _padded, _rows_of
+from .spd_inverse import BLOCK, _negative_block_inverse
 
 __all__ = ["MOST_LANDMARKS", "landmark_inverse"]
 
 MOST_LANDMARKS = 128
-BLOCK = tl.constexpr(32)
-
-
-@triton.jit
-def _negative_block_inverse(block):
-    """−(an SPD block)⁻¹ by sweeping its 32 pivots in turn."""
-    r = tl.arange(0, BLOCK)
-    row = r[:, None]
-    col = r[None, :]
-    for k in range(BLOCK):
-        line = tl.sum(tl.where(row == k, block, 0.0), axis=0)
-        reciprocal = 1.0 / tl.sum(tl.where(r == k, line, 0.0), axis=0)
-        scaled = line * reciprocal
-        swept = block - line[:, None] * scaled[None, :]
-        swept = tl.where(row == k, scaled[None, :], swept)
-        swept = tl.where(col == k, scaled[:, None], swept)
-        block = tl.where((row == k) & (col == k), -reciprocal, swept)
-    return block
 
 
 @triton.jit
@@ -71,7 +54,7 @@ def _inverse_kernel(
         p = start + b
         beside = ((i < start) | (i >= start + BLOCK))[None, :]
         tl.debug_barrier()  # all threads have swept the block before
-        negative = _negative_block_inverse(tl.load(work + p[:, None] * SIDE + p[None, :]))
+        negative, _smallest = _negative_block_inverse(tl.load(work + p[:, None] * SIDE + p[None, :]))
         line = tl.load(work + p[:, None] * SIDE + i[None, :])
         tl.debug_barrier()  # all threads have read it
         for top in range(0, SIDE, BLOCK):

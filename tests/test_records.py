@@ -264,3 +264,17 @@ def test_commit_and_changes_come_from_the_checkout_that_tracks_the_file(tmp_path
 def test_command_holds_no_absolute_path(argv, command):
     argv = [argument.format(here=Path.cwd()) for argument in argv]
     assert records._command(argv).strip("'") == command.strip("'")
+
+
+@pytest.mark.parametrize(
+    ("argument", "kept"),
+    [
+        ("cifar10=wds:/home/someone/data", "cifar10=wds:data"),
+        ("folder:/home/someone/data", "folder:data"),
+        ("--output=/home/someone/runs/a", "--output=a"),
+        ("hf:cifar10", "hf:cifar10"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+    ],
+)
+def test_no_absolute_path_is_recorded_behind_whatever_prefix(argument, kept):
+    assert records._command(["wellcond", argument]) == f"wellcond {kept}"

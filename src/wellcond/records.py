@@ -230,12 +230,21 @@ def _command(argv: list[str]) -> str:
 
 
 def _shorten(argument: str) -> str:
-    option, equals, value = argument.rpartition("=")
+    option, value = _split_path(argument)
     path = Path(value)
     if not path.is_absolute():
         return argument
     here = Path.cwd()
-    return option + equals + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)
+    return option + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)
+
+
+def _split_path(argument: str) -> tuple[str, str]:
+    """What stands before an absolute path, and the path: of --data=/a, cifar10=wds:/a and folder:/a."""
+    for start, letter in enumerate(argument):
+        if letter == "/" and (start == 0 or argument[start - 1] in "=:") and argument[start : start + 2] != "//":
+            return argument[:start], argument[start:]
+    option, equals, value = argument.rpartition("=")  # an absolute path of another system has no slash in front
+    return option + equals, value
 
 
 def _versions() -> dict[str, str]:

@@ -270,7 +270,7 @@ def train(
     options |= {"data": data_dir, "amp_dtype": amp_dtype}
     try:
         config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
-        config.check()
+        config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))

@@ -105,9 +105,11 @@ def test_fig1b_trains_nothing_of_its_own_and_shows_both_ends(folder, monkeypatch
 
 
 @pytest.mark.parametrize("number", [1, 6, 12])
-def test_interrupted_anywhere_it_goes_on(tmp_path, folder, monkeypatch, number):
+def test_interrupted_anywhere_it_goes_on(tmp_path, folder, monkeypatch, request, number):
     """A real Ctrl-C before the given training: the same call trains the rest, and comes to the same numbers."""
     train, calls = runs_module.train, []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted(*args, **kwargs):
         calls.append(args)

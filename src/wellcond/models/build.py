@@ -21,7 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
+from wellcond.models.weight_files import read_weights
+from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names
 
 if TYPE_CHECKING:
     from PIL.Image import Image

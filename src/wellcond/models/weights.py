@@ -11,12 +11,9 @@ weight's name tells. So the surgery stands in the file's metadata, and `load` re
 say.
 """
 
-import argparse
 import json
 import logging
 import os
-import pickle
-import re
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -25,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -35,17 +32,15 @@ from wellcond.models.families import find_projection, unwrap
 from wellcond.models.replace import AttentionSettings, attention_of, plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
+from wellcond.models.weight_files import plain_name, read_weights
 
-__all__ = ["Loaded", "load", "match_names", "read_weights", "save", "surgery_metadata"]
+__all__ = ["Loaded", "load", "match_names", "save", "surgery_metadata"]
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
 # What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
 # without their surgery are silently wrong. So skips and attention are written only if some are removed or replaced.
 ENTRIES = {"format", "graying", "skips", "attention"}
-
-# Where training loops keep the moving average of the weights.
-EMA_KEYS = ("state_dict_ema", "model_ema")
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +282,7 @@ def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         if place in seen or not whole:
             value = value.clone(memory_format=torch.contiguous_format)
         seen.add(place)
-        tensors[_plain_name(name)] = value.contiguous()
+        tensors[plain_name(name)] = value.contiguous()
     return tensors
 
 
@@ -314,7 +309,7 @@ def _load_state(
 
 def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights under the names of `state`, where those differ by what wrappers add to them."""
-    names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
+    names = {plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
     if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
     return {names.get(name, name): tensor for name, tensor in weights.items()}
@@ -340,68 +335,3 @@ def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor],
         f"{path} does not fit the model, which is unchanged; {'; '.join(parts) or otherwise}. Build the model with the "
         "file's own settings (name, num_classes, img_size); strict=False leaves out names that only one of them has"
     )
-
-
-def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, with plain names, and the metadata of a safetensors or torch file (the first bytes tell)."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name the file of weights in it")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    with path.open("rb") as file:
-        start = file.read(2)
-    metadata: dict[str, str] = {}
-    try:
-        if start == b"PK" or start[:1] == b"\x80":  # a zip archive, or the pickle of old versions of torch
-            with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints keep their arguments
-                state = torch.load(path, map_location="cpu", weights_only=True)
-        else:
-            with safe_open(path, framework="pt") as file:
-                metadata = dict(file.metadata() or {})
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} holds more than tensors, or is damaged, and is not unpickled ({_foreign_parts(path, error)}). "
-            "If you trust it, torch.load(path, weights_only=False) yourself and wellcond.save the model"
-        ) from error
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # a torn pickle fails in as many ways as there are places to tear it
-        why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
-        raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
-    return _find_state(state, path, ema=ema), metadata
-
-
-def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:
-    """What a pickle holds besides tensors: names of classes and functions, which are read and never called."""
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    except Exception:  # an old file, or a damaged one: the first of them stands in torch's message
-        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
-    if not names:
-        return " ".join(str(error).split())[-120:]
-    return f"it asks for {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
-
-
-def _find_state(state: Any, path: Path, *, ema: bool) -> dict[str, Tensor]:
-    """The state dict inside what a training loop saved, with plain names."""
-    if ema:
-        keys = [key for key in EMA_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
-        if not keys:
-            held = ", ".join(map(str, list(state)[:5])) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"{path} holds no averaged weights under {' or '.join(EMA_KEYS)}, only {held}; drop ema")
-        state = state[keys[0]]
-    for key in ("state_dict", "model_state_dict", "model", "module"):
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no state dict, neither as such nor under 'state_dict', 'model' or 'module'")
-    plain = {_plain_name(name): tensor for name, tensor in state.items()}
-    while all(name.startswith("module.") for name in plain):
-        plain = {name.removeprefix("module."): tensor for name, tensor in plain.items()}
-    return plain
-
-
-def _plain_name(name: str) -> str:
-    return name.replace("_orig_mod.", "")

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet
 from wellcond.models import gray, remove_skip
-from wellcond.models.weights import match_names, read_weights
+from wellcond.models.weight_files import read_weights
+from wellcond.models.weights import match_names
 from wellcond.train.config import Config
 
 __all__ = ["Classify", "Task", "make_task"]

@@ -9,7 +9,7 @@ Names are imported when they are first used, so that `import wellcond` is quick 
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 _HOME = {
     "wellcond.numerics": (

@@ -19,7 +19,6 @@ import ast
 import json
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +66,9 @@ def _one_line(error: Exception) -> str:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"wellcond {version('wellcond')}")
+        from wellcond.records import own_version
+
+        typer.echo(f"wellcond {own_version()}")
         raise typer.Exit
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Status",
     "append_rows",
     "environment",
+    "own_version",
     "read_json",
     "read_rows",
     "row",
@@ -255,6 +256,11 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def own_version() -> str:
+    """wellcond's version, also where it runs from its source tree and was never installed."""
+    return _versions().get("wellcond", "(not installed)")
 
 
 def _cpu_name() -> str:

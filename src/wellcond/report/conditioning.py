@@ -10,8 +10,9 @@ Several runs: the same charts with one line per run, and where they differ, the 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
+
+from wellcond.records import own_version
 
 from .advice import BlockState, advise, advise_run, first_failure
 from .axes import format_number
@@ -87,7 +88,7 @@ def _title(runs: Sequence[Readings], models: Mapping[str, str]) -> str:
 
 
 def _written() -> str:
-    return f"Written by wellcond {version('wellcond')} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+    return f"Written by wellcond {own_version()} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
 
 
 def _states(run: Readings) -> list[BlockState]:

@@ -60,6 +60,8 @@ class Config:
     image_size: int = 224
     cache_dir: str = ""
     """Where decoded images are kept; by default WELLCOND_CACHE, or the user's cache folder."""
+    cache_limit: float = float(16 << 30)
+    """Bytes of decoded pixels above which images are streamed from their files; 0 streams always."""
     holdout: float = 0.0
     """The share of the training set that is held out as validation set, the real one being left alone until the end."""
     padding: int = 0
@@ -187,6 +189,7 @@ class Config:
             "probe_every",
             "save_every",
             "workers",
+            "cache_limit",
             "padding",
             "color_jitter",
             "mixup",

@@ -90,8 +90,9 @@ class _Run:
         self.config, self.folder, self.here = config, folder, here
         cache = Path(config.cache_dir) if config.cache_dir else None
         self.data: DataSet = open_data(
-            config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-        )
+            config.data, image_size=config.image_size, cache_dir=cache, cache_limit=int(config.cache_limit),
+            holdout=config.holdout, seed=config.seed,
+        )  # fmt: skip
         self.batches = train_batches(
             self.data.train,
             batch_size=config.batch_size // (here.world * config.accumulate),
@@ -208,8 +209,9 @@ class _Run:
         sums: dict[str, Tensor] = {}
         size = max(1, self.config.batch_size // self.here.world)
         for images, labels in eval_batches(
-            self.validation, batch_size=size, rank=self.here.rank, world=self.here.world, device=self.here.device
-        ):
+            self.validation, batch_size=size, rank=self.here.rank, world=self.here.world, device=self.here.device,
+            workers=self.config.workers,
+        ):  # fmt: skip
             _seed(self.config.seed, 0, self.here.rank)
             with self._autocast():
                 counted = self.task.count(model, images, labels)

@@ -294,6 +294,16 @@ def reproduce(
     grid_epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of the trainings that choose each arm's learning rate.")
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            metavar="N",
+            help="Runs trained at once, each in a process of its own: over all GPUs, or sharing the one.",
+        ),
+    ] = 1,
     device: Device = None,
     output: Annotated[Path, typer.Option(help="Folder for the runs.", file_okay=False)] = Path("runs"),
     evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
@@ -310,6 +320,7 @@ def reproduce(
         evidence=evidence,
         settings=settings or [],
         grid_epochs=grid_epochs,
+        jobs=jobs,
         device=device,
     )
     raise typer.Exit(code)

@@ -10,13 +10,15 @@ been trained, their condition numbers stand beside.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from wellcond.experiments import asa_fig1c
 from wellcond.experiments.ends import SITES
-from wellcond.experiments.image_sets import IMAGE_SETS
+from wellcond.experiments.image_sets import IMAGE_SETS, GivenData
 from wellcond.experiments.options import Options, evidence_path
 from wellcond.experiments.runs import Runs
 from wellcond.experiments.verdict import Interval, Part, Whole, combine, interval, not_run, undecided
@@ -36,29 +38,30 @@ NEAR = 0.05  # log κ in float32 may differ so much from float64
 def reproduce(options: Options) -> list[str]:
     """Train what asa-fig1c has not yet, with both skips; write what was measured; say what came out."""
     root = options.output / "asa-fig1c" / options.scale
-    runs = Runs(root, console=options.console, device=options.device)
-    lines = []
-    for data in options.data:
-        chosen = asa_fig1c.train_arms(options, data, runs, arms=["both"])["both"]["lr"]
-        record = {
-            "claim": "asa-fig1b",
-            "scale": options.scale,
-            "data": data.set.name,
-            "epochs": asa_fig1c.configure(options, data, "both").epochs,
-            "seeds": options.seeds,
-            "arms": {
-                arm: _measured(root / data.set.name / arm, options.seeds, chosen if arm == "both" else None)
-                for arm in asa_fig1c.ARMS
-            },
-            "paper": PAPER,
-        }
-        record["verdict on this set"] = judge([record], sets=[data.set.name]).as_json()
-        path = evidence_path(options, "asa-fig1b", data.set.name)
-        write_record(path, record, seed=0)
-        write_text(path.with_suffix(".svg"), figure([record]).svg)
-        options.console.print(f"wrote {path}", highlight=False)
-        lines += summary(record)
-    return lines
+    runs = Runs(root, console=options.console, device=options.device, jobs=options.jobs)
+    return list(chain(*runs.together([partial(_reproduce_on, options, data, runs) for data in options.data])))
+
+
+def _reproduce_on(options: Options, data: GivenData, runs: Runs) -> list[str]:
+    chosen = asa_fig1c.train_arms(options, data, runs, arms=["both"])["both"]["lr"]
+    folder = runs.root / data.set.name
+    record = {
+        "claim": "asa-fig1b",
+        "scale": options.scale,
+        "data": data.set.name,
+        "epochs": asa_fig1c.configure(options, data, "both").epochs,
+        "seeds": options.seeds,
+        "arms": {
+            arm: _measured(folder / arm, options.seeds, chosen if arm == "both" else None) for arm in asa_fig1c.ARMS
+        },
+        "paper": PAPER,
+    }
+    record["verdict on this set"] = judge([record], sets=[data.set.name]).as_json()
+    path = evidence_path(options, "asa-fig1b", data.set.name)
+    write_record(path, record, seed=0)
+    write_text(path.with_suffix(".svg"), figure([record]).svg)
+    options.console.print(f"wrote {path}", highlight=False)
+    return summary(record)
 
 
 def _measured(folder: Path, seeds: int, lr: float | None) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ looked at once, at the end of each of these. A run that diverges counts as guess
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 from wellcond.experiments.image_sets import IMAGE_SETS, GivenData, ImageSet
@@ -65,8 +66,9 @@ def configure(options: Options, data: GivenData, arm: str) -> Config:
 
 def train_arms(options: Options, data: GivenData, runs: Runs, arms: Sequence[str] = tuple(ARMS)) -> dict[str, Any]:
     """Tune and train these arms on one set: arm → its rate, the grid and the runs, as they go into the evidence."""
-    runs.expected += len(arms) * (len(GRID[options.scale]) + options.seeds)
-    return {arm: _train_arm(options, data, runs, arm) for arm in arms}
+    runs.expect(len(arms) * (len(GRID[options.scale]) + options.seeds))
+    trained = runs.together([partial(_train_arm, options, data, runs, arm) for arm in arms])
+    return dict(zip(arms, trained, strict=True))
 
 
 def _train_arm(options: Options, data: GivenData, runs: Runs, arm: str) -> dict[str, Any]:
@@ -77,15 +79,18 @@ def _train_arm(options: Options, data: GivenData, runs: Runs, arm: str) -> dict[
 
     def score(lr: float) -> float:
         changes = {**short, "lr": lr, "holdout": HELD_OUT, "probe_every": 0}
-        tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=config.changed(changes)))
+        name = f"{folder}/grid-{lr:g}"
+        tried[lr] = runs.run(Planned(name=name, config=config.changed(changes), first=True))
         return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 
-    tuned = tune(score, grid=GRID[options.scale], extend=options.scale != "smoke")
-    results = []
-    for seed in range(options.seeds):
+    tuned = tune(score, grid=GRID[options.scale], extend=options.scale != "smoke", together=runs.together)
+
+    def train_seed(seed: int) -> Result:
         final = config.changed({"lr": tuned.lr, "seed": seed, "eval_every": config.epochs})
         plan = Planned(name=f"{folder}/seed-{seed}-lr-{tuned.lr:g}", config=final, measure=True)
-        results.append(runs.run(plan))
+        return runs.run(plan)
+
+    results = runs.together([partial(train_seed, seed) for seed in range(options.seeds)])
     return _arm_record(tuned, tried, results, data.set, epochs)
 
 
@@ -116,28 +121,30 @@ def _scores(run: Result, set_: ImageSet) -> dict[str, Any]:
 
 def reproduce(options: Options) -> list[str]:
     """Run what is missing, write the evidence of each set, and say in words what came out."""
-    runs = Runs(options.output / "asa-fig1c" / options.scale, console=options.console, device=options.device)
-    lines = []
-    for data in options.data:
-        arms = train_arms(options, data, runs)
-        config = configure(options, data, "both")
-        record = {
-            "claim": "asa-fig1c",
-            "scale": options.scale,
-            "data": data.set.name,
-            "epochs": config.epochs,
-            "seeds": options.seeds,
-            "settings": _settings(config),
-            "arms": arms,
-            "paper": PAPER.get(data.set.name, {}),
-        }
-        record["verdict on this set"] = judge([record], sets=[data.set.name]).as_json()
-        path = evidence_path(options, "asa-fig1c", data.set.name)
-        write_record(path, record, seed=0)
-        write_text(path.with_suffix(".svg"), figure([record]).svg)
-        options.console.print(f"wrote {path}", highlight=False)
-        lines += summary(record)
-    return lines
+    root = options.output / "asa-fig1c" / options.scale
+    runs = Runs(root, console=options.console, device=options.device, jobs=options.jobs)
+    return list(chain(*runs.together([partial(_reproduce_on, options, data, runs) for data in options.data])))
+
+
+def _reproduce_on(options: Options, data: GivenData, runs: Runs) -> list[str]:
+    arms = train_arms(options, data, runs)
+    config = configure(options, data, "both")
+    record = {
+        "claim": "asa-fig1c",
+        "scale": options.scale,
+        "data": data.set.name,
+        "epochs": config.epochs,
+        "seeds": options.seeds,
+        "settings": _settings(config),
+        "arms": arms,
+        "paper": PAPER.get(data.set.name, {}),
+    }
+    record["verdict on this set"] = judge([record], sets=[data.set.name]).as_json()
+    path = evidence_path(options, "asa-fig1c", data.set.name)
+    write_record(path, record, seed=0)
+    write_text(path.with_suffix(".svg"), figure([record]).svg)
+    options.console.print(f"wrote {path}", highlight=False)
+    return summary(record)
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Options:
     grid_epochs: int | None = None
     """Epochs of the trainings that choose a learning rate; by default what the experiment says."""
     device: str | None = None
+    jobs: int = 1
+    """How many runs are trained at once."""
     console: Console = field(default_factory=Console)
 
 

@@ -1,9 +1,9 @@
 """`wellcond reproduce`: run one claim's experiment at a scale, as far as it is not done yet, and write its evidence.
 
     reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 130 interrupted
-    reproduce("asa-fig1c", scale="lab", data_dirs=["cifar10=data/cifar10"])
+    reproduce("asa-fig1c", scale="lab", data_dirs=["cifar10=data/cifar10"], jobs=4)
 
-Interrupted, the same call goes on: finished runs are skipped, the one that was running goes on from its last state.
+Interrupted, the same call goes on: finished runs are skipped, those that were running go on from their last states.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from wellcond.experiments.claims import claim, experiment
+from wellcond.experiments.devices import check_device
 from wellcond.experiments.image_sets import parse_data
 from wellcond.experiments.options import Options
 from wellcond.train.interrupt import Interrupted
@@ -31,6 +32,7 @@ def reproduce(
     settings: Sequence[str] = (),
     grid_epochs: int | None = None,
     device: str | None = None,
+    jobs: int = 1,
     console: Console | None = None,
 ) -> int:
     """Returns the exit code; ValueError for an unknown claim, scale or set, before anything is trained.
@@ -39,12 +41,16 @@ def reproduce(
         seeds: by default two at `smoke` scale, and three at the others.
         data_dirs: where the image sets lie, `NAME=PATH` each.
         settings: fields of every training, `key=value`, the same for all arms.
+        jobs: how many runs are trained at once, each in a process of its own if more than one.
     """
     module = experiment(id_)
     if scale not in SCALES:
         raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
     if scale == "lab" and not data_dirs:
         raise ValueError(f"{id_} at lab scale is run on real images; say where: --data-dir cifar10=FOLDER")
+    if jobs < 1:
+        raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
+    check_device(device)
     console = console or Console()
     options = Options(
         scale=scale,
@@ -55,6 +61,7 @@ def reproduce(
         settings=tuple(settings),
         grid_epochs=grid_epochs,
         device=device,
+        jobs=jobs,
         console=console,
     )
     strangers = [data.set.name for data in options.data if scale == "lab" and data.set.name not in module.SETS]

@@ -3,32 +3,42 @@
     runs = Runs(Path("runs/asa-fig1c"), console=Console())
     found = runs.run(Planned(name="cifar10/both/seed-0", config=config, measure=True))      # trains, or reads
     found["status"], found["metrics"]["top1"]                                               # "finished", 0.87
+    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])                    # up to four at once
 
 Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
 run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on.
+With one job everything happens in this process; with more, each run in one of its own (jobs.py, one_run.py).
 """
 
+import json
 import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 
 from wellcond import records
 from wellcond.experiments.ends import measure_ends
+from wellcond.experiments.jobs import Jobs, RunFailed
 from wellcond.train.config import Config
-from wellcond.train.folder import MAY_CHANGE
+from wellcond.train.folder import MAY_CHANGE, RunFolder
+from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 
 __all__ = ["Planned", "Result", "Runs", "config_difference"]
 
+T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second, steps, log_kappa, config, environment."""
 RESULT = "result.json"
+LOG = "log.txt"
 ELSEWHERE = {*MAY_CHANGE, "data"}  # where the data lies does not change what it is
 POINTS = 60  # of a curve of the training loss
 
@@ -42,18 +52,33 @@ class Planned:
     config: Config
     measure: bool = False
     """Whether its condition numbers are measured at the end, beside those of its random start."""
+    first: bool = False
+    """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
 
 
 class Runs:
     """The runs of one experiment, in one folder."""
 
-    def __init__(self, root: Path, *, console: Console, device: str | None = None):
+    def __init__(self, root: Path, *, console: Console, device: str | None = None, jobs: int = 1):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("an experiment trains one run after the other in one process; start it without torchrun")
+            raise ValueError(
+                "an experiment trains each run in one process; start it without torchrun, and with --jobs for several"
+            )
         self.root, self.console, self.device = root, console, device
         self.expected = 0
         """How many runs are planned, as far as is known."""
         self.done = self.trained = 0
+        self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
+        self._counting = threading.Lock()
+
+    def expect(self, number: int) -> None:
+        """So many runs more are planned."""
+        with self._counting:
+            self.expected += number
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Calls that do not depend on each other, and what they return, in order: side by side, or one by one."""
+        return [call() for call in calls] if self._jobs is None else self._jobs.together(calls)
 
     def finished(self, plan: Planned) -> Result | None:
         """The result of a run that is done; None where it is not. ValueError where the folder holds another run."""
@@ -69,28 +94,70 @@ class Runs:
             )
         return result
 
-    def run(self, plan: Planned) -> Result:
-        """Train it, or go on with it, or read its result. Raises Interrupted after a signal, with the state saved."""
-        self.done += 1
+    def run(self, plan: Planned, *, quiet: bool | None = None) -> Result:
+        """Train it, or go on with it, or read its result. Raises Interrupted after a signal, with the state saved.
+
+        With several jobs, to be called within `together`; RunFailed where the run's process fails.
+        """
         result = self.finished(plan)
         if result is not None:
-            self._say(plan, f"done before: {_words(result)}")
+            self._say(self._count(), plan, f"done before: {_words(result)}")
             return result
-        self._say(plan, "training")
-        result = self._train(plan)
+        if self._jobs is not None:
+            return self._run_apart(plan, self._jobs)
+        number = self._count()
+        self._say(number, plan, "training")
+        result = self._train(plan, quiet=not self.console.is_terminal if quiet is None else quiet)
         records.write_record(self.root / plan.name / RESULT, result, seed=plan.config.seed)
         self.trained += 1
-        self._say(plan, _words(result))
+        self._say(number, plan, _words(result))
         return records.read_json(self.root / plan.name / RESULT)
 
-    def _train(self, plan: Planned) -> Result:
-        config, folder = plan.config, self.root / plan.name
+    def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
+        folder, number = self.root / plan.name, 0
+
+        def started() -> None:
+            nonlocal number
+            number = self._count()
+            RunFolder.open(folder, self._config(plan))  # first of all its configuration: it says what the folder is
+            self._say(number, plan, "training")
+
+        try:
+            jobs.run(plan.name, self._told(plan), log=folder / LOG, urgent=plan.first, started=started)
+        except Interrupted:
+            if number:
+                self._say(number, plan, "stopped")
+            raise
+        except RunFailed as failed:
+            self._say(number, plan, f"{failed.how}. The end of its log:\n{failed.log}")
+            raise
+        result = self.finished(plan)
+        assert result is not None, f"{folder} was trained and has no result"
+        with self._counting:
+            self.trained += 1
+        self._say(number, plan, _words(result))
+        return result
+
+    def _told(self, plan: Planned) -> bytes:
+        """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
+        told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
+        return json.dumps(told | {"root": str(self.root), "device": self.device, "argv": sys.argv}).encode() + b"\n"
+
+    def _config(self, plan: Planned) -> Config:
+        return plan.config.changed({"cache_dir": plan.config.cache_dir or str(self.root / "cache")})
+
+    def _count(self) -> int:
+        with self._counting:
+            self.done += 1
+            return self.done
+
+    def _train(self, plan: Planned, *, quiet: bool) -> Result:
+        config, folder = self._config(plan), self.root / plan.name
         if config.compile:
             torch.compiler.reset()  # else the graphs of earlier runs count against the limit, and this one runs eagerly
-        config = config.changed({"cache_dir": config.cache_dir or str(self.root / "cache")})
         result: Result = {"name": plan.name, "config": _portable(config)}
         try:
-            outcome = train(config, folder, device=self.device, quiet=not self.console.is_terminal)
+            outcome = train(config, folder, device=self.device, quiet=quiet)
         except Diverged as lost:
             result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
         else:
@@ -100,8 +167,8 @@ class Runs:
         result["log_kappa"] = measure_ends(config, folder, device=self.device) if measured else None
         return result
 
-    def _say(self, plan: Planned, text: str) -> None:
-        of = f"{self.done}/{max(self.done, self.expected)}"
+    def _say(self, number: int, plan: Planned, text: str) -> None:
+        of = f"{number}/{max(number, self.expected)}"
         self.console.print(f"[{of}] {plan.name}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 

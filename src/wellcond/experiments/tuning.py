@@ -9,6 +9,7 @@ Every arm gets the same grid and the same budget. A run that diverged has the sc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 __all__ = ["Tuned", "tune"]
 
@@ -24,11 +25,21 @@ class Tuned:
     """Whether a better rate may lie outside: the best is the smallest or the largest that was tried."""
 
 
-def tune(score: Callable[[float], float], *, grid: Sequence[float], extend: bool = True) -> Tuned:
-    """Try each rate of the grid; while the best is at an edge, the next rung of the ladder as well."""
+Together = Callable[[Sequence[Callable[[], float]]], list[float]]
+
+
+def tune(
+    score: Callable[[float], float], *, grid: Sequence[float], extend: bool = True, together: Together | None = None
+) -> Tuned:
+    """Try each rate of the grid; while the best is at an edge, the next rung of the ladder as well.
+
+    The rates of the grid do not depend on each other: `together` may call them side by side.
+    """
     if not grid:
         raise ValueError("a grid needs at least one learning rate")
-    scores = {lr: score(lr) for lr in sorted(grid)}
+    rates = sorted(grid)
+    calls = [partial(score, lr) for lr in rates]
+    scores = dict(zip(rates, together(calls) if together else [call() for call in calls], strict=True))
     while extend:
         beyond = _beyond(scores)
         if beyond is None:

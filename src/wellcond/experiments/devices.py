@@ -1,0 +1,52 @@
+"""On which device each of several runs is trained: dealt over the GPUs there are, or sharing the one, or the cores.
+
+check_device("cuda:1")                  # ValueError where there is no such device
+deal(4)                                 # for four jobs: what is different in the environment of each
+"""
+
+import os
+
+import torch
+
+__all__ = ["check_device", "deal"]
+
+
+def check_device(device: str | None) -> None:
+    """ValueError for a device that torch does not know, or that is not there."""
+    if device is None:
+        return
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"--device {device!r} is none that torch knows; write cpu, cuda or cuda:1") from None
+    count = torch.cuda.device_count() if wanted.type == "cuda" else 1
+    if (wanted.index or 0) >= count and wanted.type == "cuda":
+        there = f"there are {count}, from cuda:0 on" if count else "there is no GPU that torch can use"
+        raise ValueError(f"--device {device}: {there}; leave --device out, or write cpu")
+
+
+def deal(jobs: int, device: str | None = None) -> list[dict[str, str]]:
+    """For each job the variables to set for its process.
+
+    Over all visible GPUs in turn, unless `device` names one of them. On a CPU each gets its share of the cores, unless
+    OMP_NUM_THREADS is set: more threads than cores wait for each other.
+    """
+    if device == "cpu" or not torch.cuda.is_available():
+        share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+        return [dict(share) for _ in range(jobs)]
+    if device not in (None, "cuda") or torch.cuda.device_count() < 2:
+        return [{} for _ in range(jobs)]
+    names = _visible(torch.cuda.device_count())
+    return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
+
+
+def _visible(count: int) -> list[str]:
+    """The GPUs' names as CUDA_VISIBLE_DEVICES has them: numbers or identifiers, possibly not the first ones."""
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return given[:count] if given else [str(number) for number in range(count)]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

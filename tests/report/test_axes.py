@@ -48,6 +48,24 @@ def test_log_ticks_are_powers_of_ten():
     assert labels(2e5, 6e5) == ["2·10⁵", "5·10⁵"]
 
 
+def test_log_ticks_are_powers_of_another_base():
+    def ticks(*ends):
+        return Scale.fit(ends, start=0, end=100, log=True).ticks(base=2)
+
+    assert ticks(512, 131_072) == [(512, "2⁹"), (2048, "2¹¹"), (8192, "2¹³"), (32_768, "2¹⁵"), (131_072, "2¹⁷")]
+    assert ticks(256, 512) == [(256, "256"), (512, "512")]
+    assert ticks(0.2, 1.5) == [(0.25, "2⁻²"), (0.5, "2⁻¹"), (1, "2⁰")]
+    assert Scale.fit([0, 10], start=0, end=100, log=False).ticks(base=2)[1] == (2, "2")
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=20), st.sampled_from([2, 3, 10]))
+def test_powers_of_any_base_lie_within_the_axis(values, base):
+    scale = Scale.fit(values, log=True, start=0, end=100)
+    ticks = scale.ticks(base=base)
+    assert len(ticks) <= 12
+    assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value, _ in ticks)
+
+
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
     "ends", [(1e-320, 2e-320), (-1e250, 1e250), (1e-250, 1e250), (1.0, 1 + 1e-16), (1e16, 1e16 + 2)]

@@ -181,3 +181,13 @@ def test_colours_are_readable(name, scheme):
     wanted = 4.5 if name in ("ink", "muted", "accent") else 3.0
     for background in ("paper", "panel"):
         assert contrast(COLORS[name][scheme], COLORS[background][scheme]) >= wanted
+
+
+def test_lines_without_names_leave_their_room_to_the_plot():
+    lines = [Series(name, [512, 2048, 8192], [1.0, 2.0, 3.0]) for name in ("one", "two")]
+    named, bare = (draw(*lines, x=Axis("n", log=True, base=2), named=named) for named in (True, False))
+    assert {"one", "two"} <= set(texts(named))
+    assert not {"one", "two"} & set(texts(bare))
+    ends = [max(float(point.split(",")[0]) for point in paths(chart)[0][1:].split("L")) for chart in (named, bare)]
+    assert ends[1] > ends[0]
+    assert {"512", "2048", "8192"} <= set(texts(bare))

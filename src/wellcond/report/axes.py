@@ -57,9 +57,11 @@ class Scale:
     def _unit(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
-    def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """Round values within the range, with their labels."""
-        return self._log_ticks(most) if self.log else self._linear_ticks(most)
+    def ticks(self, most: int = 6, base: int = 10) -> list[tuple[float, str]]:
+        """Round values within the range, with their labels; on a logarithmic axis powers of `base`."""
+        if not self.log:
+            return self._linear_ticks(most)
+        return self._log_ticks(most) if base == 10 else self._power_ticks(most, base)
 
     def _linear_ticks(self, most: int) -> list[tuple[float, str]]:
         rough = (self.high - self.low) / most
@@ -83,13 +85,24 @@ class Scale:
         plain = all(0.01 <= value < 1e4 for value in values)
         return [(value, f"{value:g}" if plain else _power_of_ten(value)) for value in values]
 
+    def _power_ticks(self, most: int, base: int) -> list[tuple[float, str]]:
+        first, last = math.ceil(math.log(self.low, base) - 1e-9), math.floor(math.log(self.high, base) + 1e-9)
+        stride = max(1, math.ceil((last - first + 1) / most))
+        powers = range(first, last + 1, stride)
+        plain = all(k >= 0 and base**k < 1e4 for k in powers)
+        return [(float(base) ** k, str(base**k) if plain else f"{base}{_superscript(k)}") for k in powers]
+
+
+def _superscript(exponent: int) -> str:
+    return str(exponent).translate(SUPERSCRIPTS)
+
 
 def _power_of_ten(value: float) -> str:
     if value in (1, 10):
         return f"{value:g}"
     exponent = math.floor(math.log10(value) + 1e-9)
     factor = round(value / 10.0**exponent)
-    return ("" if factor == 1 else f"{factor}·") + "10" + str(exponent).translate(SUPERSCRIPTS)
+    return ("" if factor == 1 else f"{factor}·") + "10" + _superscript(exponent)
 
 
 def format_number(value: float, digits: int = 3) -> str:
@@ -104,7 +117,7 @@ def format_number(value: float, digits: int = 3) -> str:
         places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
         return _minus(f"{value:,.{places}f}")
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return _minus(mantissa) + "·10" + str(int(exponent)).translate(SUPERSCRIPTS)
+    return _minus(mantissa) + "·10" + _superscript(int(exponent))
 
 
 def _minus(text: str) -> str:

@@ -48,6 +48,8 @@ class Axis:
     reverse: bool = False
     whole: bool = False
     """Ticks at whole numbers alone: there is no block 2.5."""
+    base: int = 10
+    """Of the powers at the ticks of a logarithmic axis: lengths that double are read off powers of 2."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def line_chart(
     caption: Any = "",
     room: Iterable[tuple[float, float]] = (),
     names_below: bool = False,
+    named: bool = True,
     attributes: Mapping[str, str] | None = None,
 ) -> Chart:
     """Lines over common axes, each named where it ends.
@@ -113,6 +116,7 @@ def line_chart(
     Args:
         room: further points that the axes have to have room for, since a script will draw them later.
         names_below: name the lines below the chart, also where there is room at their ends.
+        named: without it no line is named, since one legend stands for several charts (panels.py).
         attributes: attributes of the drawing, for a script.
 
     Raises ValueError for no series, a series without points, x and y of unequal length, and two series of one name.
@@ -126,7 +130,7 @@ def line_chart(
             f"two series of the chart {title!r} have the same name, and a reader could not tell them apart"
         )
     x, y = (axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y))
-    layout = _Layout.of(lines, x, y, room, names_below)
+    layout = _Layout.of(lines, x, y, room, names_below, named)
     drawn, notes = _draw(lines, x, y, layout)
     size = {"viewBox": f"0 0 {WIDTH} {layout.height}", "width": str(WIDTH), "height": str(layout.height)}
     label = f"{title}: {y.label} against {x.label}; lines: {', '.join(names)}"
@@ -161,26 +165,35 @@ class _Layout:
     x: Scale
     y: Scale
     below: bool
+    beside: bool
     height: int
 
     @classmethod
     def of(
-        cls, lines: list[Series], x: Axis, y: Axis, room: Iterable[tuple[float, float]], names_below: bool
+        cls,
+        lines: list[Series],
+        x: Axis,
+        y: Axis,
+        room: Iterable[tuple[float, float]],
+        names_below: bool,
+        named: bool,
     ) -> "_Layout":
         longest = max(len(line.name) for line in lines)
-        alone = len(lines) == 1
-        below = not alone and (names_below or len(lines) > LABELS_MOST or longest > LABEL_LONGEST)
-        right = 14 if alone or below else min(WIDTH * 0.4, 26 + CHARACTER * longest)
+        named = named and len(lines) > 1  # the title says what a line alone is
+        below = named and (names_below or len(lines) > LABELS_MOST or longest > LABEL_LONGEST)
+        beside = named and not below
+        right = min(WIDTH * 0.4, 26 + CHARACTER * longest) if beside else 14
         places = [*room, *((a, b) for line in lines for a, b in zip(line.x, line.y, strict=True))]
         visible = [(a, b) for a, b in places if drawable(a, x.log) and drawable(b, y.log)]
         bottom = HEIGHT - BOTTOM
         start, end = (TOP, bottom) if y.reverse else (bottom, TOP)
         down = Scale.fit([b for _, b in visible], log=y.log, start=start, end=end, padding=0.04)
-        left = 16 + CHARACTER * max((len(label) for _, label in down.ticks()), default=1)
+        left = 16 + CHARACTER * max((len(label) for _, label in down.ticks(base=y.base)), default=1)
         start, end = (WIDTH - right, left) if x.reverse else (left, WIDTH - right)
         across = Scale.fit([a for a, _ in visible], log=x.log, start=start, end=end)
         rows = len(legend_rows([_label(line) for line in lines], WIDTH)) if below else 0
-        return cls(x=across, y=down, below=below, height=HEIGHT + rows * LINE + (6 if rows else 0))
+        height = HEIGHT + rows * LINE + (6 if rows else 0)
+        return cls(x=across, y=down, below=below, beside=beside, height=height)
 
     def describe(self) -> dict[str, Any]:
         """For the script that reads values off the chart."""
@@ -196,11 +209,11 @@ def _draw(lines: list[Series], x: Axis, y: Axis, layout: _Layout) -> tuple[Html,
     top, bottom = sorted((down.start, down.end))
     middle = (left + right) / 2
     parts = [tag("text", y.label, x=4.0, y=15.0, class_="title")]
-    for value, label in down.ticks():
+    for value, label in down.ticks(base=y.base):
         at = down(value)
         parts.append(tag("line", x1=left, x2=right, y1=at, y2=at, class_="rule"))
         parts.append(tag("text", label, x=left - 8, y=at + 4.5, text_anchor="end", class_="tick"))
-    for value, label in across.ticks():
+    for value, label in across.ticks(base=x.base):
         if x.whole and not math.isclose(value, round(value), abs_tol=1e-9):
             continue
         at, label = across(value), f"{value:.0f}" if x.whole and abs(value) < 1e5 else label
@@ -222,7 +235,7 @@ def _draw(lines: list[Series], x: Axis, y: Axis, layout: _Layout) -> tuple[Html,
         parts.append(tag("text", "no value can be drawn", **at))
     if layout.below:
         parts.append(legend([_label(line) for line in lines], top=HEIGHT, width=WIDTH))
-    elif len(lines) > 1:
+    elif layout.beside:
         parts.append(names_at_ends(ends, right=right, top=top, bottom=bottom))
     return join(parts), notes
 
@@ -269,7 +282,7 @@ def _path(line: Series, pieces: list[list[tuple[float, float]]]) -> Html:
     return tag("g", tag("path", d=written, class_="line", style=stroke), marks)
 
 
-def standalone(title: str, drawn: Html, height: int) -> str:
+def standalone(title: str, drawn: Html, height: int, width: int = WIDTH) -> str:
     """The chart as a file of its own: with a title, a background and the light colours."""
     head = 26
     content = join(
@@ -279,7 +292,7 @@ def standalone(title: str, drawn: Html, height: int) -> str:
             "rect",
             x="-8",
             y=str(-head - 8),
-            width=str(WIDTH + 16),
+            width=str(width + 16),
             height=str(height + head + 16),
             style="fill:var(--paper)",
         ),
@@ -287,8 +300,8 @@ def standalone(title: str, drawn: Html, height: int) -> str:
         drawn,
     )
     size = {
-        "viewBox": f"-8 {-head - 8} {WIDTH + 16} {height + head + 16}",
-        "width": str(WIDTH + 16),
+        "viewBox": f"-8 {-head - 8} {width + 16} {height + head + 16}",
+        "width": str(width + 16),
         "height": str(height + head + 16),
     }
     return resolve(tag("svg", content, xmlns="http://www.w3.org/2000/svg", **size)) + "\n"

@@ -3,7 +3,8 @@
 65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of the Long
 Range Arena and of vision transformers. The peers: torch's own attention (flash), the order of operations that Skyformer
 was published with, a Nyströmformer in plain torch, and FlexAttention for the exact Gaussian kernel. A method that
-would need more memory than there is, or much more time than the others, is left out from there on, and the row says so.
+would need more memory than there is, or much more time than the others, is left out from there on, and the row says so;
+one that fails marks its own row. The JSON is drawn beside it (attention_plot.py).
 """
 
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from wellcond.attention import (
@@ -22,6 +24,7 @@ from wellcond.attention import (
     softmax_attention,
 )
 from wellcond.attention.compat import skyformer_compat
+from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import median_ms
 
@@ -31,6 +34,7 @@ SEED = 0
 TOKENS = 65_536
 LANDMARKS = 128
 TOO_SLOW_MS = 1500.0
+AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
@@ -41,12 +45,14 @@ class Peer(NamedTuple):
     name: str
     function: Function
     dtype: torch.dtype
+    twin: Function | None = None
+    """What computes the same by other means; the row says where output or gradients do not agree with it."""
 
 
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times every attention on `device`; writes JSON to `output` and returns its path. `batch_size` is that of LRA."""
+    """Times every attention on `device`; writes JSON to `output`, draws it beside it, and returns the JSON's path."""
     del batch_size  # the shapes are the benchmark's
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = destination(output, f"attention-{where.type}.json")
@@ -56,20 +62,24 @@ def run(
     shapes = [("length", (max(1, tokens // n), 2, n, 32)) for n in lengths]
     if on_gpu and not quick:
         shapes += [("LRA", shape) for shape in LRA] + [("other", shape) for shape in OTHERS]
-    peers = _peers(where, landmarks=LANDMARKS if on_gpu and not quick else 32)
+    landmarks = LANDMARKS if on_gpu and not quick else 32
+    peers = _peers(where, landmarks=landmarks)
     rows: list[dict[str, Any]] = []
     slow: set[tuple[str, str]] = set()
     for kind, shape in shapes:
+        torch.compiler.reset()  # beyond a few shapes compiled functions would silently run uncompiled
         found = [_measured(peer, kind, shape, where, slow, quick) for peer in peers]
         for row in found:  # as the first of them, torch's own
             if row["both ms"] and found[0]["both ms"]:
                 row["times faster"] = found[0]["both ms"] / row["both ms"]
         rows += found
         exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
-        payload = {"benchmark": "attention", "tokens": tokens, "landmarks": LANDMARKS, "quick": quick}
+        payload = {"benchmark": "attention", "on": where.type, "tokens": tokens, "landmarks": landmarks, "quick": quick}
         write(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
     columns = ("method", "shape", "dtype", "forward ms", "both ms", "memory MiB", "times faster", "note")
     show("attention, forward and with its gradient", rows, columns)
+    if any(row["both ms"] for row in rows):
+        Console().print(f"wrote {plot(path)}")
     return path
 
 
@@ -95,15 +105,20 @@ def _peers(device: torch.device, *, landmarks: int) -> list[Peer]:
         Peer("linear", linear_attention, half),
     ]
     if device.type == "cuda":
-        peers.append(Peer("kernelized by FlexAttention", _flex_gaussian(), half))
+        peers.append(Peer("kernelized by FlexAttention", _flex_gaussian(), half, twin=kernelized_attention))
     return peers
 
 
-def _flex_gaussian() -> Function:
-    """The exact Gaussian kernel from a softmax: a bias for each key, and the log-sum-exp to undo the normalisation."""
-    from torch.nn.attention.flex_attention import flex_attention
+def _flex_gaussian(*, compiled: bool = True) -> Function:
+    """The exact Gaussian kernel from a softmax: a bias for each key, and the log-sum-exp to undo the normalisation.
 
-    flex = torch.compile(flex_attention, dynamic=False)
+    The bias is a function of the keys, so FlexAttention has to pass a gradient on to what its score_mod captured.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    flex: Any = flex_attention
+    if compiled:
+        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1])
@@ -112,9 +127,9 @@ def _flex_gaussian() -> Function:
         def bias(score: Tensor, b: Tensor, h: Tensor, _i: Tensor, j: Tensor) -> Tensor:
             return score - half_k[b, h, j]
 
-        out, lse = flex(q, k, v, score_mod=bias, scale=scale, return_lse=True)
+        out, aux = flex(q, k, v, score_mod=bias, scale=scale, return_aux=AuxRequest(lse=True))
         half_q = 0.5 * scale * q.float().square().sum(-1)
-        return (out.float() * (lse - half_q).exp()[..., None]).to(v.dtype)
+        return (out.float() * (aux.lse - half_q).exp()[..., None]).to(v.dtype)
 
     return attention
 
@@ -151,14 +166,36 @@ def _measured(
         row["memory MiB"] = _peak_mib(both, device)
         row["both ms"] = median_ms(both, device, repeats=repeats, warmup=2)
         row["forward ms"] = median_ms(forward, device, repeats=repeats, warmup=2)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
+    except Exception as error:  # compilers raise all kinds; whatever one peer raises, the others are measured
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        slow.add((peer.name, kind))
-        return {**row, "note": f"failed: {str(error).splitlines()[0][:80]}"}
+        if isinstance(error, torch.OutOfMemoryError) and kind == "length":
+            slow.add((peer.name, kind))
+        return {**row, "both ms": None, "memory MiB": None, "note": f"failed: {_in_short(error)}"}
     if row["both ms"] > TOO_SLOW_MS and kind == "length":
         slow.add((peer.name, kind))
+    if peer.twin is not None:
+        row["note"] = _disagreement(peer.function, peer.twin, (q, k, v), g)
     return row
+
+
+def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tensor, Tensor], g: Tensor) -> str:
+    """Where `function` and `twin` differ in the output or a gradient by more than rounding, in words; "" if nowhere."""
+    try:
+        ours, theirs = (
+            [out.detach(), *torch.autograd.grad(out, inputs, g, allow_unused=True, materialize_grads=True)]
+            for out in (function(*inputs), twin(*inputs))
+        )
+    except Exception as error:
+        return f"not compared: {_in_short(error)}"
+    names = ("output", "gradient of query", "gradient of key", "gradient of value")
+    errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(ours, theirs, strict=True)]
+    wrong = [f"{name} off by {error:.0%}" for name, error in zip(names, errors, strict=True) if not error <= AGREE]
+    return ", ".join(wrong)
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__} {(str(error).strip().splitlines() or [''])[0]}"[:80].strip()
 
 
 def _peak_mib(function: Callable[[], None], device: torch.device) -> float | None:

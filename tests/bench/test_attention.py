@@ -1,0 +1,71 @@
+"""The peers of the attention benchmark: that they compute what their names say, and that one failing harms no other."""
+
+import pytest
+import torch
+
+from wellcond.attention import kernelized_attention, linear_attention, softmax_attention
+from wellcond.bench import attention
+from wellcond.bench.attention import Peer
+from wellcond.records import read_json
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def inputs(*shape, **options):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator, **options) for _ in range(4))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU it compiles no lse
+@pytest.mark.parametrize("shape", [(2, 3, 64, 16), (1, 2, 197, 32)])
+def test_flex_attention_computes_the_gaussian_kernel(shape):
+    q, k, v, _ = inputs(*shape)
+    want = kernelized_attention(q.double(), k.double(), v.double())
+    found = attention._flex_gaussian(compiled=False)(q, k, v)
+    torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_flex_attention_passes_gradients_on_to_the_keys():
+    q, k, v, g = (t.cuda().bfloat16() for t in inputs(2, 2, 256, 32))
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    assert attention._disagreement(attention._flex_gaussian(), kernelized_attention, (q, k, v), g) == ""
+
+
+def test_a_lost_gradient_is_named():
+    q, k, v, g = inputs(1, 2, 32, 8)
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+
+    def forgets_the_key(q, k, v):
+        return kernelized_attention(q, k.detach(), v)
+
+    assert attention._disagreement(kernelized_attention, kernelized_attention, (q, k, v), g) == ""
+    assert attention._disagreement(forgets_the_key, kernelized_attention, (q, k, v), g) == "gradient of key off by 100%"
+    assert "output off by" in attention._disagreement(linear_attention, kernelized_attention, (q, k, v), g)
+
+
+def test_a_peer_that_fails_marks_its_own_row_alone(tmp_path, monkeypatch):
+    """FlexAttention has no backward on a CPU, and says so by raising."""
+
+    def peers(device, *, landmarks):
+        flex = Peer("flex", attention._flex_gaussian(compiled=False), torch.float32, twin=kernelized_attention)
+        return [
+            Peer("softmax", softmax_attention, torch.float32),
+            flex,
+            Peer("linear", linear_attention, torch.float32),
+        ]
+
+    monkeypatch.setattr(attention, "_peers", peers)
+    path = attention.run(output=tmp_path / "attention.json", device="cpu", quick=True)
+    rows = read_json(path)["rows"]
+    failed = [row for row in rows if row["method"] == "flex"]
+    assert [row["n"] for row in failed] == [256, 512]
+    assert all(row["both ms"] is None and row["note"].startswith("failed: NotImplementedError") for row in failed)
+    assert all(row["both ms"] > 0 and not row["note"] for row in rows if row["method"] != "flex")
+    assert "does not support backward" in path.with_suffix(".svg").read_text("utf-8")
+
+
+def test_the_record_holds_the_landmarks_that_were_used(tmp_path):
+    record = read_json(attention.run(output=tmp_path / "attention.json", device="cpu", quick=True))
+    assert record["landmarks"] == 32
+    assert record["on"] == "cpu"

@@ -139,7 +139,7 @@ def test_fetching_ahead_gives_the_same(digits: DataSet) -> None:
     parts = list(torch.arange(100).split(7))
     here = list(fetch_batches(digits.train, parts, torch.device("cpu")))
     there = list(fetch_batches(digits.train, parts, torch.device("meta")))
-    assert [pixels.shape for _, pixels, _ in here] == [pixels.shape for _, pixels, _ in there]
+    assert [pixels.shape for pixels, _ in here] == [pixels.shape for pixels, _ in there]
     ahead = fetch_batches(digits.train, parts, torch.device("meta"))
     next(ahead)
     ahead.close()  # stopping early ends the thread

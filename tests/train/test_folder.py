@@ -127,7 +127,7 @@ def test_rows_wait_until_there_is_room(make_config: Make, tmp_path: Path) -> Non
 def test_training_goes_on_without_room_and_says_so_at_the_end(
     make_config: Make, assert_same_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wellcond.train import checkpoint, loop
+    from wellcond.train import checkpoint, states
 
     config = make_config(epochs=3)
     train(config, tmp_path / "roomy", device="cpu", quiet=True)
@@ -137,7 +137,7 @@ def test_training_goes_on_without_room_and_says_so_at_the_end(
             limit(3000)  # from now on the disk is full; a state is larger
         return checkpoint.save(folder, state, keep=keep)
 
-    monkeypatch.setattr(loop, "save", fill_up)
+    monkeypatch.setattr(states, "save", fill_up)
     with (
         pytest.warns(
             UserWarning, match=r"state of step 10 could not be saved.*That of step 5 is still there; training"

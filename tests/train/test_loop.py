@@ -18,7 +18,7 @@ from wellcond.data import EvalBatches, TrainBatches, open_data
 from wellcond.models.replace import attention_of
 from wellcond.models.skips import skips_of
 from wellcond.models.surgery import graying_of
-from wellcond.train import checkpoint, loop
+from wellcond.train import checkpoint, states
 from wellcond.train.augmentation import augmentation_of
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config
@@ -347,7 +347,7 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
             raise Dead
         return path
 
-    monkeypatch.setattr(loop, "save", save_and_die)
+    monkeypatch.setattr(states, "save", save_and_die)
     with pytest.raises(Dead):
         run(config, tmp_path / "died")
     monkeypatch.undo()

@@ -13,6 +13,7 @@ with 256 each see what one with 512 sees.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,14 @@ from torch import Tensor
 from wellcond.data.augment import Augmentation
 from wellcond.data.dataset import Images
 from wellcond.data.draws import draw_normal, draw_order, draw_uniform
-from wellcond.data.varying import DRAWS, draw_mixing, erase_boxes, mix_images, mix_labels, vary_images
+from wellcond.data.sending import send
+from wellcond.data.varying import DRAWS, draw_mixing, draw_places, erase_boxes, mix_images, mix_labels, vary_images
 
 __all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
 
 VARIED, NOISE = 1, 2  # streams of random numbers
 AHEAD = 2  # batches copied to the device while it computes
+TOGETHER = 32  # batches whose random numbers are drawn at once: for one batch the kernels would be many and tiny
 
 
 class Share:
@@ -79,32 +82,50 @@ class TrainBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
         self.share.check_start(start)
-        order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).to(
-            self.images.device
-        )  # once, not per step
+        order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images))
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
-        fetched = fetch_batches(self.images, [order[low:high] for low, high, _, _ in spans], self.device)
-        for step, (rows, pixels, labels) in enumerate(fetched, start):
+        fetched = fetch_batches(self.images, _cut(send(order, self.images.device), spans), self.device)
+        drawn = self._draw(_cut(send(order, self.device), spans), epoch)
+        for step, ((pixels, labels), draws) in enumerate(zip(fetched, drawn, strict=True), start):
             _, _, offset, total = spans[step - start]
-            yield self._vary(pixels, labels, rows, epoch=epoch, step=step, offset=offset, total=total)
+            yield self._vary(pixels, labels, draws, epoch=epoch, step=step, offset=offset, total=total)
+
+    def _draw(self, parts: list[Tensor], epoch: int) -> Iterator["_Draws"]:
+        for first in range(0, len(parts), TOGETHER):
+            some = parts[first : first + TOGETHER]
+            sizes = [len(part) for part in some]
+            draws = draw_uniform(seed=self.seed, epoch=epoch, rows=torch.cat(some), count=DRAWS, stream=VARIED)
+            y, x = draw_places(draws, self.augmentation, *self.images.shape[1:])
+            yield from map(_Draws, some, draws.split(sizes), zip(y.split(sizes), x.split(sizes), strict=True))
 
     def _vary(
-        self, pixels: Tensor, labels: Tensor, rows: Tensor, *, epoch: int, step: int, offset: int, total: int
+        self, pixels: Tensor, labels: Tensor, drawn: "_Draws", *, epoch: int, step: int, offset: int, total: int
     ) -> tuple[Tensor, Tensor]:
         how = self.augmentation
-        draws = draw_uniform(seed=self.seed, epoch=epoch, rows=rows, count=DRAWS, stream=VARIED)
-        images = self.normalise(vary_images(pixels, draws, how))
+        images = self.normalise(vary_images(pixels, drawn.uniform, how, drawn.places))
         if how.erasing:
             noise = None
             if how.erasing_mode != "const":
                 c, h, w = self.images.shape
                 count = c * h * w if how.erasing_mode == "pixel" else c
-                noise = draw_normal(seed=self.seed, epoch=epoch, rows=rows, count=count, stream=NOISE)
-            images = erase_boxes(images, draws, noise, how)
+                noise = draw_normal(seed=self.seed, epoch=epoch, rows=drawn.rows, count=count, stream=NOISE)
+            images = erase_boxes(images, drawn.uniform, noise, how)
         return finish_batch(
             images, labels, how, num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
             offset=offset, total=total,
         )  # fmt: skip
+
+
+class _Draws(NamedTuple):
+    """What was drawn for the images of a batch."""
+
+    rows: Tensor
+    uniform: Tensor
+    places: tuple[Tensor, Tensor]
+
+
+def _cut(order: Tensor, spans: list[tuple[int, int, int, int]]) -> list[Tensor]:
+    return [order[low:high] for low, high, _, _ in spans]
 
 
 def finish_batch(
@@ -140,7 +161,7 @@ class EvalBatches:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _, pixels, labels in fetch_batches(self.images, self._parts, self.device):
+        for pixels, labels in fetch_batches(self.images, self._parts, self.device):
             yield self.normalise(pixels.float()), labels
 
 
@@ -164,25 +185,24 @@ class Normalising:
         return torch.addcmul(self.shift, floats, self.scale)
 
 
-def fetch_batches(images: Images, parts: list[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(rows, pixels, labels) on the device. Where the images are elsewhere, a thread copies the next ones meanwhile."""
+def fetch_batches(images: Images, parts: list[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """(pixels, labels) on the device. Where the images are elsewhere, a thread gathers the next ones meanwhile."""
 
-    def fetch(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = rows, images.gather(rows), images.labels[rows.to(images.device)]
-        if device.type == "cuda":
-            found = tuple(part if part.is_cuda else part.pin_memory() for part in found)
-        return found[0], found[1], found[2]
+    def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
+        found = images.gather(rows), images.labels[rows]
+        if device.type == "cuda" and images.device.type != "cuda":
+            return found[0].pin_memory(), found[1].pin_memory()
+        return found
 
-    def move(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        rows, pixels, labels = (part.to(device, non_blocking=True) for part in found)
-        return rows, pixels, labels
+    def move(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return found[0].to(device, non_blocking=True), found[1].to(device, non_blocking=True)
 
     if images.device.type == device.type:
         for rows in parts:
             yield move(fetch(rows))
         return
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting: deque[Future[tuple[Tensor, Tensor, Tensor]]] = deque()
+        waiting: deque[Future[tuple[Tensor, Tensor]]] = deque()
         try:
             for rows in parts:
                 waiting.append(pool.submit(fetch, rows))

@@ -1,6 +1,8 @@
 """Crops, flips, colours, erasing and mixing of whole batches, on the device where they are.
 
     floats = vary_images(pixels, draws, augmentation)                       # uint8 → float32 in 0 … 255
+    places = draw_places(draws, augmentation, h, w)                         # the same for many batches at once:
+    floats = vary_images(pixels, draws, augmentation, places)               # few small kernels are left for each
     floats = erase_boxes(normalised, draws, noise, augmentation)
     mixed = mix_images(floats, mixing)                                      # neighbours: 0 with 1, 2 with 3, …
 
@@ -14,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample, one_hot
+from torch.nn.functional import grid_sample
 
 from wellcond.data.augment import Augmentation
 from wellcond.data.draws import make_key
+from wellcond.data.sending import send
 
-__all__ = ["DRAWS", "Mixing", "draw_mixing", "erase_boxes", "mix_images", "mix_labels", "vary_images"]
+__all__ = ["DRAWS", "Mixing", "draw_mixing", "draw_places", "erase_boxes", "mix_images", "mix_labels", "vary_images"]
 
 TRIES = 10  # of a box's area and shape, before the whole image is taken (crop) or nothing is (erasing), as usual
 # Which column of the draws serves what.
@@ -30,42 +33,51 @@ GRAY = (0.299, 0.587, 0.114)  # how bright red, green and blue look, as in Pillo
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
-def vary_images(pixels: Tensor, draws: Tensor, augmentation: Augmentation) -> Tensor:
+def vary_images(
+    pixels: Tensor, draws: Tensor, augmentation: Augmentation, places: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Crop, flip and colour: (b, c, h, w) uint8 to float32 between 0 and 255."""
-    flipped = draws[:, FLIP] < augmentation.flip
+    y, x = draw_places(draws, augmentation, *pixels.shape[2:]) if places is None else places
     if augmentation.scale_min < 1:
-        floats = _crop_and_resize(pixels.float(), draws, flipped, augmentation)
+        h, w = pixels.shape[2:]
+        grid = torch.stack([x[:, None, :].expand(-1, h, -1), y[:, :, None].expand(-1, -1, w)], dim=-1)
+        floats = grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     elif augmentation.padding or augmentation.flip:
-        floats = _shift(pixels, draws, flipped, augmentation.padding).float()
+        floats = _take(pixels, y, x, inside=not augmentation.padding).float()
     else:
         floats = pixels.float()
     return _color(floats, draws[:, COLORS], augmentation.color_jitter) if augmentation.color_jitter else floats
 
 
-def _shift(pixels: Tensor, draws: Tensor, flipped: Tensor, padding: int) -> Tensor:
-    """A crop of the padded image, without making the padded image: each pixel looks up where it comes from."""
-    _, _, h, w = pixels.shape
-    moved = (draws[:, PLACE] * (2 * padding + 1)).long() - padding  # (b, 2): down and right
-    column = torch.arange(w, device=pixels.device).expand(len(pixels), w)
-    column = torch.where(flipped[:, None], w - 1 - column, column) + moved[:, 1:]
-    row = torch.arange(h, device=pixels.device) + moved[:, :1]
-    inside = ((row >= 0) & (row < h))[:, :, None] & ((column >= 0) & (column < w))[:, None, :]
+def draw_places(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
+    """Where each image's rows (b, h) and columns (b, w) come from: pixels' numbers, or grid_sample's −1 … 1."""
+    flipped = draws[:, FLIP, None] < augmentation.flip
+    if augmentation.scale_min < 1:
+        y, x = _draw_crops(draws, augmentation, h, w)
+        return y, torch.where(flipped, x.flip(1), x)
+    moved = (draws[:, PLACE] * (2 * augmentation.padding + 1)).long() - augmentation.padding  # (b, 2): down and right
+    column = torch.arange(w, device=draws.device)
+    column = torch.where(flipped, w - 1 - column, column) + moved[:, 1:]
+    return torch.arange(h, device=draws.device) + moved[:, :1], column
+
+
+def _take(pixels: Tensor, row: Tensor, column: Tensor, *, inside: bool) -> Tensor:
+    """Each pixel from where it comes, black from beyond the border: a crop of an image that is never padded."""
+    _, c, h, w = pixels.shape
     source = (row.clamp(0, h - 1)[:, :, None] * w + column.clamp(0, w - 1)[:, None, :]).flatten(1)  # (b, h·w)
-    found = pixels.flatten(2).gather(2, source[:, None].expand(-1, pixels.shape[1], -1)).view_as(pixels)
-    return found * inside[:, None] if padding else found
+    found = pixels.flatten(2).gather(2, source[:, None].expand(-1, c, -1)).view_as(pixels)
+    if inside:
+        return found
+    seen = (row == row.clamp(0, h - 1))[:, None, :, None] & (column == column.clamp(0, w - 1))[:, None, None, :]
+    return found * seen
 
 
-def _crop_and_resize(floats: Tensor, draws: Tensor, flipped: Tensor, augmentation: Augmentation) -> Tensor:
-    _, _, h, w = floats.shape
+def _draw_crops(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
     high, wide, found = _draw_boxes(draws[:, CROP_TRIES], (augmentation.scale_min, 1.0), augmentation.crop_ratio, h, w)
     high, wide = torch.where(found, high, h), torch.where(found, wide, w)
     top = (draws[:, 0] * (h - high + 1)).floor()
     left = (draws[:, 1] * (w - wide + 1)).floor()
-    y = _positions(h, top, high)
-    x = _positions(w, left, wide)
-    x = torch.where(flipped[:, None], x.flip(1), x)
-    grid = torch.stack([x[:, None, :].expand(-1, h, -1), y[:, :, None].expand(-1, -1, w)], dim=-1)
-    return grid_sample(floats, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return _positions(h, top, high), _positions(w, left, wide)
 
 
 def _positions(size: int, start: Tensor, length: Tensor) -> Tensor:
@@ -130,6 +142,8 @@ class Mixing:
     """(b, 4) int64: top, bottom, left, right of what CutMix takes from the neighbour; empty for the others."""
     cuts: Tensor | None
     """(b,) bool: CutMix, and not mixup."""
+    whole: bool
+    """All rows are the same. Then they stay on the CPU, and a device is told one number, or one box, by the call."""
 
 
 def draw_mixing(
@@ -155,15 +169,26 @@ def draw_mixing(
     share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
 
     which = np.zeros(size, np.int64) if pairs == 1 else np.arange(offset, offset + size) // 2
-    table = torch.from_numpy(np.concatenate([share[None], cuts[None], box])[:, which]).to(device)
+    table = torch.from_numpy(np.concatenate([share[None], cuts[None], box])[:, which])
+    table = table if pairs == 1 else send(table, device)
     cutting = augmentation.cutmix > 0
     return Mixing(
-        share=table[0].float(), cuts=table[1].bool() if cutting else None, box=table[2:].T.long() if cutting else None
+        share=table[0].float(),
+        cuts=table[1].bool() if cutting else None,
+        box=table[2:].T.long() if cutting else None,
+        whole=pairs == 1,
     )
 
 
 def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
     other = _neighbours(images)
+    if mixing.whole:
+        if mixing.cuts is None or mixing.box is None or not mixing.cuts[0]:
+            return torch.lerp(other, images, mixing.share[0].item())
+        top, bottom, left, right = mixing.box[0].tolist()
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
+        return mixed
     share = mixing.share[:, None, None, None]
     if mixing.cuts is None or mixing.box is None:
         return torch.lerp(other, images, share)
@@ -176,11 +201,15 @@ def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
 
 def mix_labels(labels: Tensor, mixing: Mixing | None, *, num_classes: int, smoothing: float) -> Tensor:
     """(b, num_classes) float32, each row a distribution."""
-    soft = one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
-    return soft if mixing is None else torch.lerp(_neighbours(soft), soft, mixing.share[:, None])
+    own = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    soft = own.float() * (1 - smoothing) + smoothing / num_classes
+    if mixing is None:
+        return soft
+    return torch.lerp(_neighbours(soft), soft, mixing.share[0].item() if mixing.whole else mixing.share[:, None])
 
 
 def _neighbours(rows: Tensor) -> Tensor:
     """0 and 1 change places, 2 and 3, …; an odd last one stays itself."""
     even = len(rows) // 2 * 2
-    return torch.cat([rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1), rows[even:]])
+    swapped = rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    return swapped if even == len(rows) else torch.cat([swapped, rows[even:]])

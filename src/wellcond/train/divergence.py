@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence", "Watch"]
+__all__ = ["Divergence", "Lost", "Watch"]
 
 FIRST = 20  # steps whose mean loss is the start
 SMOOTH = 0.98  # weight of the past in the running loss
@@ -23,6 +23,14 @@ ABOVE = 1.05  # times the start: a model that learns nothing stays at it, give o
 class Divergence:
     step: int
     why: str
+
+
+class Lost(Exception):  # noqa: N818 (nothing is broken but the training)
+    """The training cannot go on from here; whoever runs it may go back, or give up."""
+
+    def __init__(self, divergence: Divergence):
+        super().__init__(divergence.why)
+        self.divergence = divergence
 
 
 class Watch:

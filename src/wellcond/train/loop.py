@@ -8,35 +8,31 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 """
 
 import contextlib
-import hashlib
 import math
-import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from wellcond.data import DataSet, Images, eval_batches, open_data, train_batches
+from wellcond.data import DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
-from wellcond.train.checkpoint import latest, save
+from wellcond.train.computing import autocast, deterministic, seed_by
 from wellcond.train.config import Config
-from wellcond.train.divergence import Divergence, Watch
+from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import Interrupted, interruptible
 from wellcond.train.processes import Processes, join
 from wellcond.train.progress import Progress
 from wellcond.train.setup import Parts, build
+from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
 from wellcond.train.trackers import Tracker, make_tracker
+from wellcond.train.validation import Validation
 
 __all__ = ["Diverged", "Outcome", "train"]
-
-ROLLBACKS = 3
 
 
 class Diverged(Exception):  # noqa: N818 (nothing is broken but the training)
@@ -60,7 +56,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
     here = join(device)
     try:
         config.check(world=here.world)
-        with _opened(output, config, here) as folder, _numerics(config), interruptible() as asked:
+        with _opened(output, config, here) as folder, deterministic(config), interruptible() as asked:
             run = _Run(config, folder, here, quiet=quiet)
             return run.go(asked)
     finally:
@@ -104,9 +100,6 @@ class _Run:
             num_classes=len(self.data.classes),
             workers=config.workers,
         )
-        self.validation = self.data.val
-        if isinstance(self.validation, Images):  # once, and not at every validation
-            self.validation = self.validation.to(here.device)
         self.steps_per_epoch = self.batches.steps_per_epoch // config.accumulate
         if self.steps_per_epoch < 1:
             raise ValueError(
@@ -114,28 +107,28 @@ class _Run:
                 f"{self.data.name}; lower it"
             )
         self.task: Task = make_task(config, self.data)
+        self.validation = Validation(config, self.task, self.data.val, here)
         self.parts: Parts = build(config, self.task, here, steps_per_epoch=self.steps_per_epoch)
-        self.watch = Watch(patience=max(200, config.epochs * self.steps_per_epoch // 10))
-        self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
+        self.watch = Watch(patience=max(200, self.total // 10))
         self.probe = self._make_probe()
         self.tracker: Tracker = make_tracker(config, folder) if here.is_main else Tracker()
         self.progress = Progress(config, self.total, show=here.is_main and not quiet)
+        self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
-        self.saved_step = -1
 
     @property
     def total(self) -> int:
         return self.config.epochs * self.steps_per_epoch
 
     def go(self, asked: Any) -> Outcome:
-        step = self._restore()
+        step = self.states.restore()
         if step == 0 and self.config.on_divergence == "rollback":
-            self._save(0)  # there has to be a state to go back to
+            self.states.save(0)  # there has to be a state to go back to
         with self.progress.running(step):
             while step < self.total:
                 try:
                     step = self._epoch(step, asked)
-                except _Lost as lost:
+                except Lost as lost:
                     step = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
                 self.metrics = self._evaluate()
@@ -147,8 +140,8 @@ class _Run:
         config, epoch = self.config, step // self.steps_per_epoch
         first = step % self.steps_per_epoch
         batches = self.batches.epoch(epoch, start=first * config.accumulate)
+        self.parts.called.train()  # once an epoch: it walks over all modules, which takes as long as a small step
         while step < (epoch + 1) * self.steps_per_epoch:
-            self.parts.called.train()
             loss = self._step(step, batches)
             step += 1
             self.watch.see(step, loss)
@@ -161,7 +154,7 @@ class _Run:
             # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
             stop = self.here.any(asked())
             if stop or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
-                self._save(step, must=stop or step == self.total)
+                self.states.save(step, must=stop or step == self.total)
             if stop and step < self.total:
                 raise Interrupted(f"stopped at step {step} of {self.total}; the same command goes on")
         return step
@@ -169,19 +162,21 @@ class _Run:
     def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
         config, parts = self.config, self.parts
-        _seed(config.seed, step, self.here.rank)
+        seed_by(self.here.device, config.seed, step, self.here.rank)
         parts.schedule.step_update(step)
         for group in parts.optimizer.param_groups:
-            group["lr"] *= self.counters["lr_factor"]
-        total = torch.zeros((), device=self.here.device)
+            group["lr"] *= self.states.counters["lr_factor"]
+        total = None
         for part in range(config.accumulate):
             images, labels = next(batches)
             last = part == config.accumulate - 1
             with self._sync(last), self._measured(step):
-                with self._autocast():
+                with autocast(config, self.here.device):
                     loss = self.task.loss(parts.called, images, labels)
-                parts.scaler.scale(loss / config.accumulate).backward()
-            total += loss.detach() / config.accumulate
+                loss = loss if config.accumulate == 1 else loss / config.accumulate
+                parts.scaler.scale(loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
         if config.clip_grad is not None:
             parts.scaler.unscale_(parts.optimizer)
             nn.utils.clip_grad_norm_(parts.model.parameters(), config.clip_grad)
@@ -193,39 +188,18 @@ class _Run:
         return total
 
     def _validate(self, step: int) -> None:
-        self._judge(step)
+        self.states.judge(step)
         self.metrics = self._evaluate()
-        self.counters["best"] = max(self.counters["best"], self.metrics.get(self.task.metric, -math.inf))
-        epoch = step // self.steps_per_epoch
-        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": self.counters["best"]})
+        counters, epoch = self.states.counters, step // self.steps_per_epoch
+        counters["best"] = max(counters["best"], self.metrics.get(self.task.metric, -math.inf))
+        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": counters["best"]})
         self.progress.evaluated(self.metrics)
 
-    @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        """Every validation sample exactly once over all processes, the last partial batch included."""
-        model = self.parts.ema.module if self.parts.ema is not None else self.parts.model
-        flags = [module for module in model.modules() if module.training]
-        model.eval()
-        sums: dict[str, Tensor] = {}
-        size = max(1, self.config.batch_size // self.here.world)
-        for images, labels in eval_batches(
-            self.validation, batch_size=size, rank=self.here.rank, world=self.here.world, device=self.here.device,
-            workers=self.config.workers,
-        ):  # fmt: skip
-            _seed(self.config.seed, 0, self.here.rank)
-            with self._autocast():
-                counted = self.task.count(model, images, labels)
-            sums = {name: sums.get(name, 0) + value for name, value in counted.items()}
-        for module in flags:
-            module.training = True
-        names = sorted(sums)
-        values = self.here.total(torch.stack([sums[name] for name in names])).tolist()
-        found = dict(zip(names, values, strict=True))
-        count = found.pop("count")
-        return {name: value / count for name, value in found.items()}
+        return self.validation.of(self.parts.ema.module if self.parts.ema is not None else self.parts.model)
 
     def _log(self, step: int, loss: Tensor) -> None:
-        self._judge(step)
+        self.states.judge(step)
         mean = self.here.total(loss.detach().clone()).item() / self.here.world
         rate = self.progress.rate
         lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
@@ -248,44 +222,15 @@ class _Run:
             {f"{split}/{k}": v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}, step=row["step"]
         )
 
-    def _judge(self, step: int) -> None:
-        problem = self.watch.judge()
-        if self.here.any(problem is not None):
-            raise _Lost(problem or Divergence(step=step, why="another process saw it"))
-
     def _lost(self, problem: Divergence) -> int:
         """Back to the last good state with half the step, or the end."""
-        rolls = self.counters["rollbacks"]
-        good = (
-            latest(self.folder.checkpoints) if self.config.on_divergence == "rollback" and rolls < ROLLBACKS else None
-        )
-        event = {"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"}
-        if good is None:
-            self._record(event)
-            self._keep_lost(problem.step)
+        step = self.states.go_back(problem)
+        self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        if step is None:
+            self.states.keep_lost(problem.step)
             raise Diverged(self._what_was_lost(problem))
-        self.folder.forget_after(good.step)
-        self._record(event)
-        self._load(good)
-        self.saved_step = good.step
         self.probe = self._make_probe()  # one that has measured nothing yet
-        self.counters["rollbacks"] = rolls + 1
-        self.counters["lr_factor"] *= 0.5
-        warnings.warn(
-            f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × "
-            f"{self.counters['lr_factor']:g}",
-            stacklevel=2,
-        )
-        return good.step
-
-    def _keep_lost(self, step: int) -> None:
-        """The weights as they are now, for who wants to look, where no run goes on from them: `diverged/`."""
-        state = self.parts.saved(step, self.counters)
-        if self.here.is_main:
-            try:
-                save(self.folder.path / "diverged", state, keep=1)
-            except OSError as error:
-                warnings.warn(f"the diverged weights could not be saved: {error}", stacklevel=2)
+        return step
 
     def _what_was_lost(self, problem: Divergence) -> str:
         worst = self.progress.worst
@@ -293,60 +238,7 @@ class _Run:
         start = f"diverged at step {problem.step} of {self.total}: {problem.why}{where}"
         return f"{start}. A smaller lr, or clip_grad=1, may help"
 
-    # The state
-
-    def _save(self, step: int, *, must: bool = False) -> None:
-        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`."""
-        if step == self.saved_step:
-            return
-        self._judge(step)
-        counters = {**self.counters, "watch": self.watch.state_dict(), "worst": self.progress.worst}
-        state = self.parts.saved(step, counters)
-        broken = next((name for name, tensor in state.model.items() if not tensor.isfinite().all()), None)
-        if self.here.any(broken is not None):
-            raise _Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
-        failed = None
-        if self.here.is_main:
-            try:
-                self.folder.flush()  # the rows first: a state that is there has its rows
-                save(self.folder.checkpoints, state, keep=self.config.keep)
-            except OSError as error:
-                before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
-                failed = f"the state of step {step} could not be saved: {error}{before}"
-        if not self.here.any(failed is not None):
-            self.saved_step = step
-        elif must:
-            raise OSError(f"{failed or 'the main process could not save the state'}; make room, and start again")
-        elif failed:
-            warnings.warn(f"{failed}; training goes on", stacklevel=2)
-
-    def _restore(self) -> int:
-        state = latest(self.folder.checkpoints)
-        step = 0 if state is None else state.step
-        if self.here.any(step != self.here.of_main(step)):
-            raise ValueError(
-                f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
-                "file system that all machines share"
-            )
-        if state is not None:
-            self._load(state)
-            self.saved_step = state.step
-        self.folder.forget_after(step)
-        return step
-
-    def _load(self, state: Any) -> None:
-        self.parts.restore(state)
-        counters = dict(state.counters)
-        self.progress.worst = counters.pop("worst")
-        self.watch.load_state_dict(counters.pop("watch"))
-        self.counters.update(counters)
-
     # Around a forward pass
-
-    def _autocast(self) -> Any:
-        if self.config.amp_dtype == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.here.device.type, dtype=getattr(torch, self.config.amp_dtype))
 
     def _sync(self, last: bool) -> Any:
         """Gradients travel between processes only with the last part of a batch."""
@@ -377,26 +269,3 @@ class _Run:
             found = summary(self.probe.rows())
             self.tracker.log(found, step=step)
             self.progress.measured(self.probe.rows())
-
-
-class _Lost(Exception):  # noqa: N818
-    def __init__(self, divergence: Divergence):
-        super().__init__(divergence.why)
-        self.divergence = divergence
-
-
-def _seed(*parts: int) -> None:
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-@contextlib.contextmanager
-def _numerics(config: Config) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix products start
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

@@ -21,6 +21,8 @@ from wellcond.train.tasks import Task
 
 __all__ = ["Parts", "build"]
 
+FUSED = ("adam", "adamw")  # torch's own classes, which know the word; timm's do not
+
 
 @dataclass
 class Parts:
@@ -89,14 +91,16 @@ def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) 
         from timm.utils import ModelEmaV3  # pyright: ignore[reportPrivateImportUsage]
 
         ema = ModelEmaV3(model, decay=config.ema_decay)
-    betas: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
+    more: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
+    if config.opt.lower() in FUSED and here.device.type == "cuda" and not config.shard:
+        more["fused"] = True  # one kernel for many parameters; saved states say which form they are of
     optimizer = create_optimizer_v2(
         model,
         opt=config.opt,
         lr=config.lr,
         weight_decay=config.weight_decay,
         layer_decay=config.layer_decay,
-        **betas,
+        **more,
     )
     schedule, _ = create_scheduler_v2(
         optimizer,

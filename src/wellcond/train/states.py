@@ -1,0 +1,114 @@
+"""The states of a run: saved, found again, and gone back to when the training is lost.
+
+states = States(config, folder, here, parts, watch, progress)
+step = states.restore()             # 0 where there is none
+states.save(step)                   # raises Lost instead of saving what is no longer finite
+step = states.go_back(problem)      # the last good state with half the step, or None
+"""
+
+import math
+import warnings
+from typing import Any
+
+from wellcond.train.checkpoint import SavedState, latest, save
+from wellcond.train.config import Config
+from wellcond.train.divergence import Divergence, Lost, Watch
+from wellcond.train.folder import RunFolder
+from wellcond.train.processes import Processes
+from wellcond.train.progress import Progress
+from wellcond.train.setup import Parts
+
+__all__ = ["States"]
+
+ROLLBACKS = 3
+
+
+class States:
+    def __init__(
+        self, config: Config, folder: RunFolder, here: Processes, parts: Parts, watch: Watch, progress: Progress
+    ):
+        self.config, self.folder, self.here, self.parts = config, folder, here, parts
+        self.watch, self.progress = watch, progress
+        self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
+        """What is saved beside weights and optimiser: the best metric, and what going back has changed."""
+        self.saved_step = -1
+
+    def judge(self, step: int) -> None:
+        """Raises Lost, in all processes, where the losses of one of them say so."""
+        problem = self.watch.judge()
+        if self.here.any(problem is not None):
+            raise Lost(problem or Divergence(step=step, why="another process saw it"))
+
+    def save(self, step: int, *, must: bool = False) -> None:
+        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`."""
+        if step == self.saved_step:
+            return
+        self.judge(step)
+        counters = {**self.counters, "watch": self.watch.state_dict(), "worst": self.progress.worst}
+        state = self.parts.saved(step, counters)
+        broken = next((name for name, tensor in state.model.items() if not tensor.isfinite().all()), None)
+        if self.here.any(broken is not None):
+            raise Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
+        failed = None
+        if self.here.is_main:
+            try:
+                self.folder.flush()  # the rows first: a state that is there has its rows
+                save(self.folder.checkpoints, state, keep=self.config.keep)
+            except OSError as error:
+                before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
+                failed = f"the state of step {step} could not be saved: {error}{before}"
+        if not self.here.any(failed is not None):
+            self.saved_step = step
+        elif must:
+            raise OSError(f"{failed or 'the main process could not save the state'}; make room, and start again")
+        elif failed:
+            warnings.warn(f"{failed}; training goes on", stacklevel=2)
+
+    def restore(self) -> int:
+        """Load the newest state; its step, or 0."""
+        state = latest(self.folder.checkpoints)
+        step = 0 if state is None else state.step
+        if self.here.any(step != self.here.of_main(step)):
+            raise ValueError(
+                f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
+                "file system that all machines share"
+            )
+        if state is not None:
+            self._load(state)
+        self.folder.forget_after(step)
+        return step
+
+    def go_back(self, problem: Divergence) -> int | None:
+        """To the last good state with half the learning rate; its step, or None where that is not asked for or over."""
+        rolls = self.counters["rollbacks"]
+        allowed = self.config.on_divergence == "rollback" and rolls < ROLLBACKS
+        good = latest(self.folder.checkpoints) if allowed else None
+        if good is None:
+            return None
+        self.folder.forget_after(good.step)
+        self._load(good)
+        self.counters["rollbacks"] = rolls + 1
+        self.counters["lr_factor"] *= 0.5
+        warnings.warn(
+            f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × "
+            f"{self.counters['lr_factor']:g}",
+            stacklevel=2,
+        )
+        return good.step
+
+    def keep_lost(self, step: int) -> None:
+        """The weights as they are now, for who wants to look, where no run goes on from them: `diverged/`."""
+        state = self.parts.saved(step, self.counters)
+        if self.here.is_main:
+            try:
+                save(self.folder.path / "diverged", state, keep=1)
+            except OSError as error:
+                warnings.warn(f"the diverged weights could not be saved: {error}", stacklevel=2)
+
+    def _load(self, state: SavedState) -> None:
+        self.parts.restore(state)
+        counters = dict(state.counters)
+        self.progress.worst = counters.pop("worst")
+        self.watch.load_state_dict(counters.pop("watch"))
+        self.counters.update(counters)
+        self.saved_step = state.step

@@ -382,3 +382,24 @@ def bench_attention(output: BenchOutput = None, device: Device = None, quick: Qu
     from wellcond.bench import attention
 
     attention.run(output=output, device=device, quick=quick)
+
+
+@bench.command("train")
+def bench_train(
+    output: BenchOutput = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    quick: Quick = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with train/ and val/ to train on.", exists=True, file_okay=False)
+    ] = None,
+    timm_train: Annotated[
+        Path | None, typer.Option(help="timm's train.py, to be timed beside ours.", exists=True, dir_okay=False)
+    ] = None,
+) -> None:
+    """The training loop against the model alone, and against timm's train.py."""
+    from wellcond.bench import training
+
+    training.run(
+        output=output, device=device, batch_size=batch_size, quick=quick, data_dir=data_dir, timm_train=timm_train
+    )

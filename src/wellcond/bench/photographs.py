@@ -1,9 +1,15 @@
 """Real photographs for benchmarks, from what scikit-learn carries: random crops of its two, resized and normalised."""
 
+from io import BytesIO
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-__all__ = ["photographs"]
+__all__ = ["photographs", "write_photographs"]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+DISTINCT = 64  # photographs of a folder that are not the same as another
 
 
 def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
@@ -27,6 +33,28 @@ def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
         crop = picture[None, :, top : top + side, left : left + side]
         crop = torch.nn.functional.interpolate(crop, size=(size, size), mode="bicubic", antialias=True)
         crops.append((crop * 255).round().clamp(0, 255) / 255)
-    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
-    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    mean = torch.tensor(MEAN).view(3, 1, 1)
+    std = torch.tensor(STD).view(3, 1, 1)
     return (torch.cat(crops) - mean) / std
+
+
+def write_photographs(folder: Path, *, size: int, classes: int, each: int, seed: int = 0) -> None:
+    """A folder as torchvision's ImageFolder reads it: train/CLASS with `each` JPEGs, and val/CLASS with two."""
+    import numpy as np
+    from PIL import Image
+
+    scale, shift = torch.tensor(STD).view(3, 1, 1), torch.tensor(MEAN).view(3, 1, 1)
+    pixels = ((photographs(DISTINCT, size, seed=seed) * scale + shift) * 255).round().clamp(0, 255).byte()
+    files = []
+    for image in pixels:
+        file = BytesIO()
+        Image.fromarray(np.asarray(image.permute(1, 2, 0))).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    count = 0
+    for split, number in (("train", each), ("val", 2)):
+        for label in range(classes):
+            place = folder / split / f"{label:04d}"
+            place.mkdir(parents=True)
+            for index in range(number):
+                (place / f"{index:06d}.jpg").write_bytes(files[count % len(files)])
+                count += 1

@@ -1,0 +1,208 @@
+"""`wellcond bench train`: does the training loop keep up with the model?
+
+A ViT-Tiny, compiled, in bfloat16: first the model alone on one batch that never changes, then `wellcond.train` on a
+folder of photographs, decoded once: with crops and flips, with mixed images and soft labels too, and with the probe.
+Then timm's own train.py on the same folder, where it is given. A loop's images per second are those of its steady
+part, from one wait for the device to another; the ratio is to the model alone, in the same run.
+"""
+
+import gc
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from wellcond.bench.photographs import write_photographs
+from wellcond.bench.tables import destination, show, write
+from wellcond.bench.timing import median_ms
+from wellcond.bench.timm_train import timm_rate
+from wellcond.records import read_rows
+from wellcond.train.config import Config
+from wellcond.train.loop import train
+
+__all__ = ["run", "steady_rate"]
+
+SEED = 0
+MODEL = "vit_tiny_patch16_224"
+IMAGES = 20_000  # in the folder: fewer than real sets have, so that epochs begin more often than they would
+WARM = 50  # steps that are not counted, compilation among them; also from one wait for the device to the next
+STEADY_IMAGES = 102_400
+PROBE_EVERY = 1000
+QUICK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
+
+
+class Setting(NamedTuple):
+    size: int
+    patch: int
+    classes: int
+    batch: int
+
+    @property
+    def model_kwargs(self) -> dict[str, Any]:
+        return {"img_size": self.size, "patch_size": self.patch}
+
+
+def run(
+    *,
+    output: Path | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    quick: bool = False,
+    data_dir: Path | None = None,
+    timm_train: Path | None = None,
+) -> Path:
+    """Times training on `device`; writes JSON to `output` after each row's setting, and returns its path.
+
+    `data_dir` is a folder with train/CLASS/FILE and val/CLASS/FILE to train on instead of one made of photographs;
+    `timm_train` is timm's train.py.
+    """
+    if timm_train is not None and not timm_train.is_file():
+        raise ValueError(f"there is no file {timm_train}; --timm-train is the path of timm's train.py")
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    path = destination(output, f"train-{where.type}.json")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for index, setting in enumerate(_settings(where, batch_size, quick, data_dir)):
+            bench = _Bench(setting, where, Path(scratch), data_dir, quick)
+            rows += bench.rows(timm_train if index == 0 else None)
+            payload = {"benchmark": "train", "model": MODEL, "images": bench.images, "warm": WARM, "quick": quick}
+            write(path, {**payload, "rows": rows}, seed=SEED)
+    columns = ("training", "image size", "patch", "classes", "batch", "images per second", "ratio", "note")
+    show("images per second, and the ratio to the model alone", rows, columns)
+    return path
+
+
+def _settings(where: torch.device, batch_size: int | None, quick: bool, data_dir: Path | None) -> Iterator[Setting]:
+    small = quick or where.type != "cuda"
+    batches = (batch_size,) if batch_size else (8,) if small else (256, 1024)
+    for size, patch, classes in ((32, 4, 4),) if quick else ((64, 8, 200), (32, 4, 10)):
+        if data_dir is not None:
+            classes = sum(folder.is_dir() for folder in (data_dir / "train").glob("*"))
+        for batch in batches:
+            yield Setting(size, patch, classes, batch)
+
+
+class _Bench:
+    """One setting."""
+
+    def __init__(self, setting: Setting, where: torch.device, scratch: Path, data_dir: Path | None, quick: bool):
+        self.setting, self.where, self.scratch, self.quick = setting, where, scratch, quick
+        self.compiled = where.type == "cuda"
+        self.kwargs = {**setting.model_kwargs, **(QUICK if quick else {})}
+        self.data = data_dir or scratch / f"photographs-{setting.size}"
+        if not self.data.exists():
+            each = 8 if quick else max(1, IMAGES // setting.classes)
+            write_photographs(self.data, size=setting.size, classes=setting.classes, each=each, seed=SEED)
+        self.images = sum(1 for _ in (self.data / "train").glob("*/**/*.*"))
+        self.warm, self.every = (2, 3) if quick else (WARM, PROBE_EVERY)
+        self.steady = self.warm * max(2, STEADY_IMAGES // setting.batch // self.warm) if not quick else 2
+
+    def rows(self, timm_train: Path | None) -> list[dict[str, Any]]:
+        rows = [self._row("model alone", self._alone())]
+        rows.append(self._row("ours", self._ours("plain", {}, self.steady)))
+        rows.append(self._row("ours, mixed images", self._ours("mixed", MIXED, self.steady)))
+        if self.setting.batch <= 256:  # with larger batches a period takes long, and the probe's share is less
+            rate = self._ours("probed", {"probe_every": self.every}, self.every)
+            rows.append(self._row(f"ours, a probe every {self.every} steps", rate))
+        if timm_train is not None:
+            rows.append(self._timm(timm_train))
+        return [{**row, "ratio": row["images per second"] / rows[0]["images per second"]} for row in rows]
+
+    def _row(self, name: str, rate: float, note: str = "") -> dict[str, Any]:
+        size, patch, classes, batch = self.setting
+        return {
+            "training": name, "image size": size, "patch": patch, "classes": classes, "batch": batch,
+            "images per second": rate, "step ms": 1e3 * batch / rate, "note": note,
+        }  # fmt: skip
+
+    def _alone(self) -> float:
+        import timm
+
+        size, _, classes, batch = self.setting
+        torch.manual_seed(SEED)
+        model = timm.create_model(MODEL, num_classes=classes, **self.kwargs).to(self.where).train()
+        called = cast(nn.Module, torch.compile(model)) if self.compiled else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.where.type == "cuda")
+        images = torch.randn(batch, 3, size, size, device=self.where)
+        labels = torch.randint(classes, (batch,), device=self.where)
+        steps = 1 if self.quick else max(10, 10_240 // batch)
+
+        def train_on() -> None:
+            for _ in range(steps):
+                with torch.autocast(self.where.type, dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(called(images), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        ms = median_ms(train_on, self.where, repeats=2 if self.quick else 9, warmup=1 if self.quick else 2)
+        _forget_compiled()
+        return 1e3 * steps * batch / ms
+
+    def _ours(self, name: str, changes: dict[str, Any], steady: int) -> float:
+        size, batch = self.setting.size, self.setting.batch
+        folder = self.scratch / f"{name}-{size}-{batch}"
+        config = Config(
+            model=MODEL,
+            model_kwargs=self.kwargs,
+            data=f"folder:{self.data}",
+            cache_dir=str(self.scratch / "cache"),
+            image_size=size,
+            padding=size // 8,
+            flip=0.5,
+            epochs=math.ceil((self.warm + steady) / max(1, self.images // batch)),
+            batch_size=batch,
+            lr=1e-4,
+            amp_dtype="bfloat16",
+            compile=self.compiled,
+            log_every=self.warm if not self.quick else 1,
+            eval_every=10**6,
+            save_every=10**9,
+        ).changed(changes)
+        train(config, folder, device=str(self.where), quiet=True)
+        _forget_compiled()
+        return steady_rate(read_rows(folder / "metrics.jsonl"), batch=batch, first=self.warm, last=self.warm + steady)
+
+    def _timm(self, script: Path) -> dict[str, Any]:
+        options = {
+            "data-dir": self.data, "model": MODEL, "num-classes": self.setting.classes,
+            "input-size": (3, self.setting.size, self.setting.size),
+            "model-kwargs": [f"{name}={value}" for name, value in self.kwargs.items()],
+            "batch-size": self.setting.batch, "opt": "adamw", "lr": 1e-4, "weight-decay": 0.05, "warmup-epochs": 0,
+            "amp": (), "amp-dtype": "bfloat16", "device": self.where, "epochs": 2, "seed": SEED,
+            "workers": 1 if self.quick else os.cpu_count() or 1, "pin-mem": (), "smoothing": 0, "color-jitter": 0,
+            "scale": (1, 1), "ratio": (1, 1), "hflip": 0.5, "output": self.scratch / "timm",
+            "log-interval": 1 if self.quick else 5, "val-split": "",
+        }  # fmt: skip
+        if self.compiled:
+            options["torchcompile"] = ()
+        rate, note = timm_rate(sys.executable, script, options, batch=self.setting.batch)
+        return self._row("timm's train.py", rate, note)
+
+
+def steady_rate(rows: list[dict[str, Any]], *, batch: int, first: int, last: int) -> float:
+    """Images per second from step `first` to step `last` of a run's metrics: each row's rate is of the steps since the
+    row before, and taken after a wait for the device."""
+    done = [row for row in rows if row["split"] == "train" and row["step"] <= last]
+    seconds = images = 0.0
+    for before, row in pairwise(done):
+        if before["step"] >= first:
+            images += (row["step"] - before["step"]) * batch
+            seconds += (row["step"] - before["step"]) * batch / row["images_per_second"]
+    if not images:
+        raise ValueError(f"no two rows of a training lie between the steps {first} and {last}")
+    return images / seconds
+
+
+def _forget_compiled() -> None:
+    """Each model is compiled afresh: after some, torch would give up, or take the batch size for a variable."""
+    torch.compiler.reset()
+    gc.collect()

@@ -99,7 +99,7 @@ def test_trains_compiled_in_half_precision(name: str, place: Place, dtype: torch
 
     losses = train(model, compiled, images, labels, dtype)
     assert all(math.isfinite(loss) for loss in losses)
-    assert losses[-1] < 0.7 * losses[0], losses
+    assert sorted(losses[-3:])[1] < 0.7 * losses[0], losses  # the median: so large a step may overshoot once
     assert counter.frame_count == 1, "compiled anew between steps"
 
     model.eval()
@@ -111,10 +111,11 @@ def test_trains_compiled_in_half_precision(name: str, place: Place, dtype: torch
     assert counter.frame_count == 2
     assert torch.equal(found, again)
     assert torch.equal(eager, eager_again)
-    # What the compiler fuses it does not round in between, so compiled and eager differ, but each only by roundings:
-    # some ten of them follow one another in a block, each of half an ulp, and they add up like a random walk.
-    rounding = 0.5 * torch.finfo(dtype).eps * math.sqrt(10 * place.depth)
-    assert distance(eager, exact) < 4 * rounding
-    assert distance(found, exact) < 4 * rounding
-    assert distance(found, eager) < 4 * rounding
+    # What the compiler fuses it does not round in between, so compiled and eager differ, but each only by roundings.
+    # The residual stream is wider than its branches and forgets most of theirs: eager logits were off by eps/4 at depth
+    # 2 and 12 alike, mostly by the rounding of the logits themselves. Eight times that is still far from a wrong term.
+    rounding = 2 * torch.finfo(dtype).eps
+    assert distance(eager, exact) < rounding
+    assert distance(found, exact) < rounding
+    assert distance(found, eager) < rounding
     assert not torch.equal(eager, exact)  # half precision was really used

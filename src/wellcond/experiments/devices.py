@@ -25,18 +25,20 @@ def check_device(device: str | None) -> None:
         raise ValueError(f"--device {device}: {there}; leave --device out, or write cpu")
 
 
-def deal(jobs: int, device: str | None = None) -> list[dict[str, str]]:
+def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:
     """For each job the variables to set for its process.
 
-    Over all visible GPUs in turn, unless `device` names one of them. On a CPU each gets its share of the cores, unless
-    OMP_NUM_THREADS is set: more threads than cores wait for each other.
+    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. On a CPU each gets its share of the
+    cores, unless OMP_NUM_THREADS is set: more threads than cores wait for each other.
     """
-    if device == "cpu" or not torch.cuda.is_available():
+    if gpus is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cpu" or not gpus:
         share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
         return [dict(share) for _ in range(jobs)]
-    if device not in (None, "cuda") or torch.cuda.device_count() < 2:
+    if device not in (None, "cuda") or gpus == 1:
         return [{} for _ in range(jobs)]
-    names = _visible(torch.cuda.device_count())
+    names = _visible(gpus)
     return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
 
 

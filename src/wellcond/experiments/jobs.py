@@ -30,6 +30,7 @@ T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
 TWICE = 1.0  # seconds; `timeout` and schedulers send a signal to a process and to its group, and mean it once
 LOG_LINES = 12
+SAVED = "stopped, and what was running is saved"
 
 
 class RunFailed(ValueError):  # noqa: N818 (a run's error, told on)
@@ -123,7 +124,7 @@ class Jobs:
             with open(log, "ab") as output:
                 code = self._process(name, told, variables, output)
         if code in STOPPED:
-            raise Interrupted("stopped, and what was running is saved")
+            raise Interrupted(SAVED)
         if code:
             how = f"was killed by signal {-code}" if code < 0 else "failed"
             raise RunFailed(name, how, log)
@@ -139,7 +140,7 @@ class Jobs:
             self._waiting.remove(mine)
             heapq.heapify(self._waiting)
             if self._stopping:
-                raise Interrupted("stopped before all runs had started")
+                raise Interrupted(SAVED)
             # Where most places are free, so that no GPU has two while another has none.
             variables = max(self._free, key=self._free.count)
             self._free.remove(variables)

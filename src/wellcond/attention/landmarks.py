@@ -2,6 +2,7 @@
 
     chosen = choose_landmarks(query, key, 128, "spread")              # half from the queries, half from the keys
     chosen.rows, chosen.valid                                         # (…, d, p); None, or (…, d): which are real
+    at, of_queries = landmark_positions(query, key, 128, "spread")    # where they stand, if all tokens count
     means, valid = segment_means(key, 64, keep)                       # means of consecutive tokens
 
 `spread`   evenly spaced tokens, the same at every call; keys stand halfway between queries, to be of other tokens.
@@ -13,12 +14,13 @@ is, and what the batch mates are changes nothing. Where there are fewer tokens t
 places left over are not valid. A side with too few tokens leaves its places to the other.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["LANDMARKS", "Landmarks", "choose_landmarks", "prefix_positions", "segment_means"]
+__all__ = ["LANDMARKS", "Landmarks", "choose_landmarks", "landmark_positions", "prefix_positions", "segment_means"]
 
 LANDMARKS = ("spread", "random", "segment")
 
@@ -50,14 +52,11 @@ def choose_landmarks(
         raise ValueError(f"num_landmarks={count} cannot be: at least one is needed")
     n, m = query.shape[-2], key.shape[-2]
     if query_keep is None and key_keep is None:
-        half = count - count // 2
-        of_queries = min(n, max(half, count - m))
-        of_keys = min(m, count - of_queries)
-        parts = [
-            _chosen(tokens, number, quarter, method, generator)
-            for tokens, number, quarter in ((query, of_queries, 1), (key, of_keys, 3))
-            if number
-        ]
+        if method != "segment":
+            at, of_queries = landmark_positions(query, key, count, method, generator=generator)
+            return Landmarks(rows=_tokens_at(query, key, at, of_queries))
+        of_queries, of_keys = _halves(n, m, count)
+        parts = [segment_means(x, number)[0] for x, number in ((query, of_queries), (key, of_keys)) if number]
         return Landmarks(rows=torch.cat(parts, -2))
     query_keep = _all_kept(query) if query_keep is None else query_keep
     key_keep = _all_kept(key) if key_keep is None else key_keep
@@ -80,6 +79,22 @@ def choose_landmarks(
             found = _picked(tokens, keep, number, where, quarter, method, generator)
         rows = rows + found.masked_fill(~mine[..., None], 0)
     return Landmarks(rows=rows, valid=real)
+
+
+def landmark_positions(
+    query: Tensor, key: Tensor, count: int, method: str, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, int]:
+    """Where `spread` or `random` landmarks stand, (…, d), the first among the queries; and how many those are.
+
+    All tokens count. The leading dimensions are those of one draw: of the samples for `random`, none for `spread`.
+    """
+    of_queries, of_keys = _halves(query.shape[-2], key.shape[-2], count)
+    if method == "spread":
+        kept = query.is_cuda and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
+        positions = _kept_spread_positions if kept else _spread_positions
+        return positions(query.shape[-2], key.shape[-2], of_queries, of_keys, query.device), of_queries
+    parts = [_drawn(tokens, number, generator) for tokens, number in ((query, of_queries), (key, of_keys)) if number]
+    return torch.cat(parts, -1), of_queries
 
 
 def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -111,18 +126,44 @@ def _shares(n: Tensor, m: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return of_queries, torch.minimum(m, count - of_queries)
 
 
-def _chosen(tokens: Tensor, number: int, quarter: int, method: str, generator: torch.Generator | None) -> Tensor:
-    """`number` of the tokens (…, n, p), all of which count."""
-    n, device = tokens.shape[-2], tokens.device
-    if method == "segment":
-        return segment_means(tokens, number)[0]
+def _halves(n: int, m: int, count: int) -> tuple[int, int]:
+    """The same for tokens that all count."""
+    of_queries = min(n, max(count - count // 2, count - m))
+    return of_queries, min(m, count - of_queries)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
+    """Half a dozen launches that a GPU need not repeat at every call."""
+    with torch.inference_mode(False):  # whoever asks first, the gradient of a later call may need it
+        return _spread_positions(n, m, of_queries, of_keys, device)
+
+
+def _spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
+    parts = [
+        _spread(torch.arange(number, device=device), quarter, total, number) if number < total
+        else torch.arange(number, device=device)
+        for number, total, quarter in ((of_queries, n, 1), (of_keys, m, 3))
+        if number
+    ]  # fmt: skip
+    return torch.cat(parts)
+
+
+def _drawn(tokens: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
+    lead, n = tokens.shape[:-3], tokens.shape[-2]
     if number == n:
-        return tokens
-    if method == "spread":
-        return tokens.index_select(-2, _spread(torch.arange(number, device=device), quarter, n, number))
-    lead = _by_sample(tokens)
-    draws = torch.rand(*lead, n, generator=generator, device=device)
-    return _gather(tokens, draws.topk(number, -1).indices)
+        return torch.arange(n, device=tokens.device).expand(*lead, n)
+    return torch.rand(*lead, n, generator=generator, device=tokens.device).topk(number, -1).indices
+
+
+def _tokens_at(query: Tensor, key: Tensor, positions: Tensor, of_queries: int) -> Tensor:
+    """The rows of `landmark_positions`."""
+    if positions.ndim == 1:
+        parts = [query.index_select(-2, positions[:of_queries]), key.index_select(-2, positions[of_queries:])]
+    else:
+        of_all_heads = positions if query.ndim == 2 else positions[..., None, :]
+        parts = [_gather(query, of_all_heads[..., :of_queries]), _gather(key, of_all_heads[..., of_queries:])]
+    return torch.cat(parts, -2)
 
 
 def _picked(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
-from wellcond.attention.landmarks import LANDMARKS, Landmarks, choose_landmarks
+from wellcond.attention.landmarks import LANDMARKS, Landmarks, choose_landmarks, landmark_positions
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, check_inputs, key_mask
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
@@ -92,13 +92,18 @@ def skyformer_attention(
     mask = key_mask(attn_mask, query, key, method="Skyformer")
     if min(query.numel(), key.numel(), value.numel()) == 0:
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
-    chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
     keep = None if mask is None else mask.keep
-    plain = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
-    if plain and chosen.valid is None and can_fuse(query, value, chosen.rows, gamma=gamma):
-        if keep is not None:
-            keep = keep.expand(*key.shape[:-1])
-        return fused_skyformer(query, key, value, chosen.rows, keep, scale=scale, gamma=gamma)
+    fused = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
+    count = landmarks.shape[-2] if isinstance(landmarks, Tensor) else num_landmarks
+    fused = fused and can_fuse(query, key, value, landmarks=count, gamma=gamma)
+    if fused and keep is None and query_mask is None and isinstance(landmarks, str) and landmarks != "segment":
+        at, of_queries = landmark_positions(query, key, num_landmarks, landmarks, generator=generator)
+        at = at[None] if at.ndim == 1 else at
+        return fused_skyformer(query, key, value, positions=at, of_queries=of_queries, scale=scale, gamma=gamma)
+    chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
+    if fused and chosen.rows.dtype == query.dtype:
+        keep, valid = (None if t is None else t.expand(*query.shape[:2], t.shape[-1]) for t in (keep, chosen.valid))
+        return fused_skyformer(query, key, value, keep, rows=chosen.rows, valid=valid, scale=scale, gamma=gamma)
     with torch.autocast(query.device.type, enabled=False):
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
         if mask is not None and mask.weights is not None:

@@ -1,8 +1,8 @@
 """`wellcond bench probe`: what a probe costs beside training, at every 100 steps and 64 images.
 
 A ViT-B/16 trains in bfloat16 on photographs, once compiled (the probe runs a pass of its own) and once not (it looks at
-the pass that happens). A run of steps whose first one is measured is timed against a run without a probe, in turns; the
-difference is the cost of one measurement.
+the pass that happens). A run of steps of which one in the middle is measured, where the GPU has work waiting as it has
+in training, is timed against a run without a probe, in turns; the difference is the cost of one measurement.
 """
 
 from collections.abc import Callable
@@ -61,8 +61,10 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
     labels = torch.randint(1000, (len(images),), device=images.device)
     steps = 2 if quick else STEPS
 
-    def train() -> None:
-        for _ in range(steps):
+    def train(probe: Probe | None = None) -> None:
+        for step in range(steps):
+            if probe is not None:
+                probe.step = step + steps // 2  # it measures where this is a multiple of `steps`
             with torch.autocast(images.device.type, dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(called(images), labels)
             loss.backward()
@@ -74,7 +76,7 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
 
         def train_probed() -> None:
             with probe:
-                train()
+                train(probe)
             probe.clear()
 
         return train_probed

@@ -5,13 +5,18 @@
 
 Every program has a block of rows and runs over the columns. Nothing is normalised, so there is no maximum to keep, and
 where there are few rows and many columns (landmarks against all tokens) the columns are shared out among programs
-whose sums are added up afterwards: always in the same order, so that results repeat to the bit.
+whose sums are added up afterwards: always in the same order, so that results repeat to the bit. Half the squared norms
+of the columns, in units of the exponent, are computed once, before: infinite for a column that does not count.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import launch, layout
 
 __all__ = ["pull", "stream"]
 
@@ -42,14 +47,35 @@ def _counting(cols, last, keep, HAS_KEEP: tl.constexpr):
 
 
 @triton.jit
-def _weights(x, x_half, yt, counts, rows, cols, factor, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
-    """exp(−scale/2 · ‖x_i − y_j‖²), zero for columns that do not count.
+def _halves_kernel(
+    y, keep, out, m, heads, width, factor, yb, yh, yn, kb, kh,
+    WIDTH: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
+):  # fmt: skip
+    which = tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    counts = _counting(cols, m, keep + b * kb + h * kh, HAS_KEEP)
+    wide = _rows_of(y + b * yb + h * yh, cols, counts, yn, width, WIDTH).to(tl.float32)
+    half = tl.where(counts, tl.sum(wide * wide, axis=1) * (0.5 * factor), float("inf"))
+    tl.store(out + which * m + cols, half, mask=cols < m)
 
-    factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2.
-    """
-    wide = yt.to(tl.float32)
-    # As far away as can be: one vector is masked, and not a whole tile.
-    y_half = tl.where(counts, tl.sum(wide * wide, axis=0) * (0.5 * factor), float("inf"))
+
+@triton.jit
+def _column_tile(
+    base, cols, last, stride, width, keep, WIDTH: tl.constexpr, EVEN: tl.constexpr, HAS_KEEP: tl.constexpr
+):
+    """(cols, WIDTH) of a matrix, zero for columns that do not count; EVEN: nothing is cut off, whole tiles alone."""
+    if EVEN:
+        c = tl.arange(0, WIDTH)
+        tile = tl.load(base + cols[:, None] * stride + c[None, :])
+    else:
+        tile = _rows_of(base, cols, _counting(cols, last, keep, HAS_KEEP), stride, width, WIDTH)
+    return tile
+
+
+@triton.jit
+def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """exp(−scale/2 · ‖x_i − y_j‖²); factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2."""
     exponent = tl.dot(x, yt, input_precision=PRECISION) * factor - x_half[:, None] - y_half[None, :]
     w = tl.exp2(tl.minimum(exponent, 0.0))
     if CAUSAL == 1:
@@ -61,11 +87,11 @@ def _weights(x, x_half, yt, counts, rows, cols, factor, CAUSAL: tl.constexpr, PR
 
 @triton.jit
 def _stream_kernel(
-    x, y, v, keep, out,
+    x, y, v, y_half, keep, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -74,6 +100,7 @@ def _stream_kernel(
     y += b * yb + h * yh
     v += b * vb + h * vh
     keep += b * kb + h * kh
+    y_half += which * m
     xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
     wide = xt.to(tl.float32)
     factor = scale * LOG2E
@@ -87,10 +114,10 @@ def _stream_kernel(
         first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        counts = _counting(cols, last, keep, HAS_KEEP)
-        yt = _columns_of(y, cols, counts, yn, width, WIDTH)
-        w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _rows_of(v, cols, counts, vn, values, VALUES)
+        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, HAS_KEEP)
+        half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
+        w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
+        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
         if WIDE:
             vt = vt.to(tl.float32)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
@@ -101,11 +128,12 @@ def _stream_kernel(
 
 @triton.jit
 def _pull_kernel(
-    x, y, g, v, keep, dx, out,
+    x, y, g, v, y_half, keep, dx, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -115,6 +143,7 @@ def _pull_kernel(
     g += b * gb + h * gh
     v += b * vb + h * vh
     keep += b * kb + h * kh
+    y_half += which * m
     xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
     gt = _rows_of(g, rows, rows < n, gn, values, VALUES)
     wide = xt.to(tl.float32)
@@ -131,17 +160,17 @@ def _pull_kernel(
         first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        counts = _counting(cols, last, keep, HAS_KEEP)
-        yt = _columns_of(y, cols, counts, yn, width, WIDTH)
-        w = _weights(xt, x_half, yt, counts, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _rows_of(v, cols, counts, vn, values, VALUES)
+        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, HAS_KEEP)
+        half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
+        w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
+        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
         if PRODUCT:
             vw = vt.to(tl.float32) if WIDE else vt
             acc_out = tl.dot(w.to(vw.dtype), vw, acc_out, input_precision=PRECISION)
-        pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yt.dtype)
+        pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yr.dtype)
         # The sum is of the rounded pulls, so that what all tokens have in common drops out of Σ pulls (y − x).
         total += tl.sum(pulls.to(tl.float32), axis=1)
-        acc = tl.dot(pulls, tl.trans(yt), acc, input_precision=PRECISION)
+        acc = tl.dot(pulls, yr, acc, input_precision=PRECISION)
     acc = scale * (acc - total[:, None] * wide)
     c = tl.arange(0, WIDTH)
     line = (share * tl.num_programs(2) + which) * n + rows[:, None]
@@ -175,13 +204,19 @@ def stream(
     tiles = _tiles(p, c)
     rows, shares, each = _grid(n, m, b * h, tiles)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device)
-    _stream_kernel[(rows, shares, b * h)](
-        x, y, v, x if keep is None else keep, out,
-        n, m, h, p, c, each, scale,
-        *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
-        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal,
-        WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
-        **tiles,
+    key = layout(x, y, v, keep)
+    launch(
+        _stream_kernel,
+        (rows, shares, b * h),
+        (key, out.dtype),
+        (
+            x, y, v, _halves(y, keep, scale), x if keep is None else keep, out,
+            n, m, h, p, c, each, scale,
+            *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+        ),
+        WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
+        EVEN=_even(y, v, keep, tiles), WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
+        num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return _added(out, shares, dtype or v.dtype)
 
@@ -208,14 +243,44 @@ def pull(
     rows, shares, each = _grid(n, m, b * h, tiles)
     dx = _buffer(shares, (b, h, n, p), dtype or x.dtype, x.device)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device) if product else dx
-    _pull_kernel[(rows, shares, b * h)](
-        x, y, g, v, x if keep is None else keep, dx, out,
-        n, m, h, p, c, each, scale,
-        *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
-        WIDTH=_padded(p), VALUES=_padded(c), HAS_KEEP=keep is not None, CAUSAL=causal, PRODUCT=product,
-        WIDE=dtype == torch.float32, PRECISION=_precision(x, v), **tiles,
+    key = layout(x, y, g, v, keep)
+    launch(
+        _pull_kernel,
+        (rows, shares, b * h),
+        (key, dx.dtype, out.dtype),
+        (
+            x, y, g, v, _halves(y, keep, scale), x if keep is None else keep, dx, out,
+            n, m, h, p, c, each, scale,
+            *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+        ),
+        WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
+        EVEN=_even(y, v, keep, tiles), PRODUCT=product, WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
+        num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return _added(dx, shares, dtype or x.dtype), _added(out, shares, dtype or v.dtype) if product else None
+
+
+def _halves(y: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    """scale · log₂e · ‖y_j‖²/2, (b, h, m) float32; infinite where a column does not count."""
+    b, h, m, p = y.shape
+    out = torch.empty(b, h, m, dtype=torch.float32, device=y.device)
+    launch(
+        _halves_kernel,
+        (triton.cdiv(m, 128), b * h),
+        layout(y, keep),
+        (
+            y, y if keep is None else keep, out, m, h, p, scale * math.log2(math.e), *y.stride()[:3],
+            *_keep_strides(keep),
+        ),
+        WIDTH=_padded(p), BN=128, HAS_KEEP=keep is not None,
+    )  # fmt: skip
+    return out
+
+
+def _even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
+    """Whether whole tiles cover the columns, so that nothing has to be masked; causal rows may still end early."""
+    whole = y.shape[2] % tiles["BN"] == 0 and all(_padded(t.shape[3]) == t.shape[3] for t in (y, v))
+    return keep is None and whole
 
 
 def _packed(t: Tensor) -> Tensor:

@@ -135,5 +135,5 @@ def test_compressed_shards_cannot_be_streamed(tmp_path: Path, make_tree) -> None
 
 
 def test_padding_is_for_cached_sets(streamed: DataSet) -> None:
-    with pytest.raises(ValueError, match="cropped by scale_min"):
+    with pytest.raises(ValueError, match="cropped by scale_min: set padding=0"):
         make(streamed, Augmentation(padding=4))

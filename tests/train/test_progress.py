@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from wellcond.train import progress as progress_module
 from wellcond.train.config import Config
-from wellcond.train.progress import Progress
+from wellcond.train.progress import Decoding, Progress
 
 
 def row(block: str, value: float, status: str = "ok", name: str = "log_kappa") -> dict[str, object]:
@@ -38,3 +39,40 @@ def test_lines_without_a_terminal(make_config: Callable[..., Config], capsys: py
     quiet.logged(1.0)
     quiet.evaluated({"top1": 0.5})
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_goes_on_says_so(make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(make_config(), 10, show=True).running(4):
+        pass
+    with Progress(make_config(), 10, show=False).running(5):
+        pass
+    assert capsys.readouterr().err == "going on from step 4 of 10\n"
+
+
+def test_files_that_cannot_be_read_are_named_once(
+    make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress(make_config(), 10, show=True)
+    progress.left_out([])
+    progress.left_out([("cat/[b]1.jpg", "truncated")])
+    progress.left_out([("cat/[b]1.jpg", "truncated"), *((f"dog/{i}.jpg", "empty") for i in range(7))])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "1 file cannot be read and is left out: cat/[b]1.jpg (truncated)"
+    assert second.startswith("7 files cannot be read and are left out: dog/0.jpg (empty); dog/1.jpg")
+    assert second.endswith("dog/4.jpg (empty); and 2 more")
+
+
+def test_decoding_tells_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Decoding(show=True)("decoding pets (train)", 512, 1000)  # done in less than ten seconds: no word
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress_module, "PLAIN_EVERY", -1.0)
+    Decoding(show=True)("decoding pets (train)", 512, 1000)
+    Decoding(show=False)("decoding pets (val)", 512, 1000)
+    assert capsys.readouterr().err == "decoding pets (train): 512 of 1,000\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    bar = Decoding(show=True)
+    for done in (500, 1000):
+        bar("decoding pets (train)", done, 1000)
+    told = capsys.readouterr().err
+    assert "1000/1000" in told
+    assert "decoding pets (train)" in told

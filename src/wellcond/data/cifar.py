@@ -35,6 +35,11 @@ def cifar_source(which: str, path: Path) -> Source:
     folder = path / files["folder"] if (path / files["folder"]).is_dir() else path
     needed = [*files["train"], *files["val"], files["meta"]]
     missing = [name for name in needed if not (folder / name).is_file()]
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no folder {folder}; {which}:FOLDER is where torchvision put it, as by "
+            f"torchvision.datasets.{which.upper()}({str(path)!r}, download=True)"
+        )
     if missing:
         raise ValueError(
             f"{folder} has no {missing[0]}; {which} needs the python version, unpacked, with {', '.join(needed)}"

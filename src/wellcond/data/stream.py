@@ -40,7 +40,10 @@ class StreamBatches:
     ) -> None:  # fmt: skip
         augmentation.check_batches(batch_size, streamed=True)
         if augmentation.padding:
-            raise ValueError("padding is for cached sets of small images; streamed images are cropped by scale_min")
+            raise ValueError(
+                f"padding={augmentation.padding} is for cached sets of small images; streamed images are cropped by "
+                "scale_min: set padding=0"
+            )
         self.images, self.seed, self.augmentation, self.num_classes = images, seed, augmentation, num_classes
         self.device, self.workers = torch.device(device), workers
         self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)

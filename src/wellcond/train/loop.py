@@ -25,7 +25,7 @@ from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import Interrupted, interruptible
 from wellcond.train.processes import Processes, join
-from wellcond.train.progress import Progress
+from wellcond.train.progress import Decoding, Progress
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
@@ -88,6 +88,7 @@ class _Run:
         self.data: DataSet = open_data(
             config.data, image_size=config.image_size, cache_dir=cache, cache_limit=int(config.cache_limit),
             holdout=config.holdout, seed=config.seed,
+            progress=Decoding(show=not quiet or not here.is_main),  # any of the processes may be the one that decodes
         )  # fmt: skip
         self.batches = train_batches(
             self.data.train,
@@ -113,6 +114,7 @@ class _Run:
         self.probe = self._make_probe()
         self.tracker: Tracker = make_tracker(config, folder) if here.is_main else Tracker()
         self.progress = Progress(config, self.total, show=here.is_main and not quiet)
+        self.progress.left_out(self.data.skipped)
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
 
@@ -194,6 +196,7 @@ class _Run:
         counters["best"] = max(counters["best"], self.metrics.get(self.task.metric, -math.inf))
         self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": counters["best"]})
         self.progress.evaluated(self.metrics)
+        self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
     def _evaluate(self) -> dict[str, float]:
         return self.validation.of(self.parts.ema.module if self.parts.ema is not None else self.parts.model)

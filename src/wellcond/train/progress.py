@@ -1,9 +1,14 @@
-"""The progress bar: loss, images per second, time left, and the worst block's log κ. Plain lines without a terminal."""
+"""The progress bar: loss, images per second, time left, and the worst block's log κ. Plain lines without a terminal.
+
+progress = Progress(config, total, show=True)
+progress.left_out(data.skipped)                     # files that cannot be read, each named once
+open_data(…, progress=Decoding(show=True))          # how far a set is decoded
+"""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +17,10 @@ from rich.progress import Progress as RichProgress
 
 from wellcond.train.config import Config
 
-__all__ = ["Progress"]
+__all__ = ["Decoding", "Progress"]
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+NAMED = 5  # files that cannot be read, of many
 
 
 class Progress:
@@ -29,9 +35,12 @@ class Progress:
         self._bar: RichProgress | None = None
         self._task: Any = None
         self._images, self._since, self._line = 0, time.perf_counter(), 0.0
+        self._left_out: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
     def running(self, step: int) -> Iterator[None]:
+        if step and self.show:
+            self._console.print(f"going on from step {step} of {self.total}", highlight=False)
         self._since = time.perf_counter()
         if not self.show or not self._console.is_terminal:
             yield
@@ -66,6 +75,18 @@ class Progress:
             words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             self._console.print(f"validation: {words}", highlight=False)
 
+    def left_out(self, files: Sequence[tuple[str, str]]) -> None:
+        """Name files that cannot be read, with the reason, each once."""
+        new = [file for file in dict.fromkeys(files) if file not in self._left_out]
+        self._left_out.update(new)
+        if new and self.show:
+            named = "; ".join(f"{name} ({why})" for name, why in new[:NAMED])
+            more = f"; and {len(new) - NAMED} more" if len(new) > NAMED else ""
+            words = (
+                f"{len(new)} file{'s' * (len(new) > 1)} cannot be read and {'are' if len(new) > 1 else 'is'} left out"
+            )
+            self._console.print(f"{words}: {named}{more}", highlight=False, markup=False, soft_wrap=True)
+
     def _tell(self, now: float) -> None:
         words = f"loss {self._loss:.4g}  {self.rate:,.0f} img/s" + (f"  worst: {self.worst}" if self.worst else "")
         if self._bar is not None:
@@ -73,3 +94,29 @@ class Progress:
         elif self.show and now - self._line > PLAIN_EVERY:
             self._line = now
             self._console.print(words, highlight=False)
+
+
+class Decoding:
+    """How far a data set is decoded into its cache: a bar, or a line now and then."""
+
+    def __init__(self, *, show: bool):
+        self.show = show
+        self._console = Console(stderr=True)
+        self._bar: RichProgress | None = None
+        self._line = time.perf_counter()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self.show and self._console.is_terminal:
+            if self._bar is None:
+                columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+                self._bar = RichProgress(*columns, console=self._console)
+                self._bar.start()
+                self._bar.add_task(what, total=total)
+            self._bar.update(self._bar.task_ids[-1], completed=done)
+            if done >= total:
+                self._bar.stop()
+                self._bar = None
+        elif self.show and now - self._line > PLAIN_EVERY:
+            self._line = now
+            self._console.print(f"{what}: {done:,} of {total:,}", highlight=False, markup=False)

@@ -22,6 +22,8 @@ class Validation:
         self.config, self.task, self.here = config, task, here
         # Moved once, and not at every validation.
         self.images = images.to(here.device) if isinstance(images, Images) else images
+        self.skipped: list[tuple[str, str]] = []
+        """Streamed images of this process that could not be read in the last validation, and why."""
 
     @torch.no_grad()
     def of(self, model: nn.Module) -> dict[str, float]:
@@ -30,13 +32,16 @@ class Validation:
         model.eval()
         sums: dict[str, Tensor] = {}
         size = max(1, self.config.batch_size // here.world)
-        for images, labels in eval_batches(
-            self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device
-        ):
+        batches = eval_batches(
+            self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device,
+            workers=self.config.workers,
+        )  # fmt: skip
+        for images, labels in batches:
             seed_by(here.device, self.config.seed, 0, here.rank)
             with autocast(self.config, here.device):
                 counted = self.task.count(model, images, labels)
             sums = {name: sums.get(name, 0) + value for name, value in counted.items()}
+        self.skipped = getattr(batches, "skipped", [])
         for module in flags:
             module.training = True
         names = sorted(sums)

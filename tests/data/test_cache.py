@@ -158,6 +158,37 @@ def test_of_several_one_builds_and_the_others_wait(make_tree, cache: Path) -> No
     assert all(torch.equal(pixels_of(data), pixels_of(results[0][0])) for data, _ in results)
 
 
+BUILDER = """
+import sys, time
+from hashlib import sha256
+from pathlib import Path
+from wellcond.data import open_data
+
+parts = []
+Path(sys.argv[3]).touch()
+while not all(Path(sys.argv[2], name).exists() for name in ("0", "1")):
+    time.sleep(0.001)
+data = open_data(sys.argv[1], image_size=16, cache_dir=Path(sys.argv[2], "cache"),
+                 progress=lambda what, done, total: parts.append(what) if done == total else None)
+print(len(parts), len(data.train), sha256(data.train.pixels.numpy().tobytes()).hexdigest())
+"""
+
+
+def test_of_two_processes_one_builds_and_the_other_waits(make_tree, tmp_path: Path) -> None:
+    tree = make_tree(train=20)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUILDER, str(tree), str(tmp_path), str(tmp_path / name)], stdout=subprocess.PIPE
+        )
+        for name in ("0", "1")
+    ]
+    said = [process.communicate()[0].decode().split() for process in started]
+    assert sorted(line[0] for line in said) == ["0", "2"]
+    assert [line[1] for line in said] == ["40", "40"]
+    assert said[0][2] == said[1][2]
+    assert not list((tmp_path / "cache").glob(".*.tmp"))
+
+
 def test_nothing_is_left_of_a_set_that_is_refused(make_tree, cache: Path) -> None:
     tree = make_tree()
     for file in (tree / "val" / "china").iterdir():

@@ -143,7 +143,8 @@ def test_a_killed_run_is_named_and_the_other_saves(tmp_path):
     runs = runs_in(tmp_path, console=console)
 
     def kill_one():
-        (victim,) = (process for process in runs._jobs._running if process.args[-1] == "b")
+        assert runs._jobs is not None
+        (victim,) = (process for process in runs._jobs._running if list(process.args)[-1] == "b")  # pyright: ignore[reportArgumentType]
         victim.kill()
 
     when(lambda: steps(tmp_path / "a") and steps(tmp_path / "b"), kill_one)

@@ -76,7 +76,7 @@ def reproduce(
         lines = module.reproduce(options)
     except (Interrupted, KeyboardInterrupt) as stopped:
         said = str(stopped) or "interrupted"
-        console.print(f"{said}. The same command goes on; what is finished is not run again.", highlight=False)
+        console.print(f"{said}. The same command goes on; what is finished is not run again.", soft_wrap=True)
         return 130
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

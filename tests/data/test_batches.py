@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wellcond.data import Augmentation, DataSet, EvalBatches, TrainBatches, eval_batches, open_data, train_batches
-from wellcond.data.batches import eval_cuts, fetch_batches
+from wellcond.data.batches import TOGETHER, eval_cuts, fetch_batches
 
 EVERYTHING = Augmentation(
     scale_min=0.3, flip=0.5, color_jitter=0.4, erasing=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1, mix_per="pair"
@@ -162,3 +162,14 @@ def test_by_function(digits: DataSet) -> None:
     batches = train_batches(digits.train, batch_size=64, seed=0, augmentation=SHIFTED, num_classes=10)
     assert same(batches.epoch(0), make(digits, SHIFTED).epoch(0))
     assert same(eval_batches(digits.val, batch_size=50), EvalBatches(digits.val, batch_size=50))
+
+
+def test_a_batch_does_not_depend_on_those_drawn_together_with_it(digits: DataSet) -> None:
+    how = Augmentation(padding=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.0)
+    batches = TrainBatches(digits.train, batch_size=16, seed=0, augmentation=how, num_classes=10)
+    whole = list(batches.epoch(1))
+    assert len(whole) > 2 * TOGETHER
+    for start in (1, TOGETHER - 1, TOGETHER, TOGETHER + 1, len(whole) - 1):
+        images, labels = next(batches.epoch(1, start=start))
+        assert torch.equal(images, whole[start][0])
+        assert torch.equal(labels, whole[start][1])

@@ -8,16 +8,16 @@ A recipe (recipes.py) is a function that returns one. `config.json` in a run's f
 the run.
 """
 
-import ast
 import dataclasses
 import difflib
 import json
 import math
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
+
+from wellcond.train.settings import as_type, assignment, nearest
 
 __all__ = ["AMP_DTYPES", "TASKS", "Config"]
 
@@ -128,14 +128,14 @@ class Config:
     def changed(self, settings: Iterable[str] | Mapping[str, Any]) -> Self:
         """With these fields changed: `["lr=3e-4", …]` as a command line has them, or a mapping."""
         if not isinstance(settings, Mapping):
-            settings = dict(_assignment(text) for text in settings)
+            settings = dict(assignment(text) for text in settings)
         fields = {f.name: f for f in dataclasses.fields(self)}
         changes = {}
         hints = typing.get_type_hints(type(self))
         for name, value in settings.items():
             if name not in fields:
-                raise ValueError(f"there is no setting {name!r}{_nearest(name, fields)}")
-            changes[name] = _as_type(name, value, hints[name])
+                raise ValueError(f"there is no setting {name!r}{nearest(name, fields)}")
+            changes[name] = as_type(name, value, hints[name])
         return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
@@ -275,71 +275,3 @@ def _choices(name: str, value: str, allowed: Iterable[str]) -> Iterable[str]:
     allowed = tuple(allowed)
     if value not in allowed:
         yield f"{name} can be {', '.join(repr(a) for a in allowed)}, not {value!r}"
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"a setting is written name=value, got {text!r}")
-    return name.strip().replace("-", "_"), value.strip()
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-
-
-def _as_type(name: str, value: Any, hint: Any) -> Any:
-    """`value`, a string of a command line or what JSON gives, as the field's type."""
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(None) in kinds and (value is None or value in ("none", "None", "")):
-        return None
-    kind = next(k for k in kinds if k is not type(None))
-    origin = typing.get_origin(kind)
-    try:
-        if origin is Literal or kind is str:
-            return str(value)
-        if kind is bool:
-            return _boolean(value)
-        if origin is tuple:
-            items = value if isinstance(value, list | tuple) else [part for part in str(value).split(",") if part]
-            return tuple(float(item) if get_args(kind)[0] is float else str(item).strip() for item in items)
-        if origin is dict:
-            return dict(value) if isinstance(value, Mapping) else _mapping(str(value))
-        if kind is int and isinstance(value, str):
-            return int(value)
-        if kind is int and (isinstance(value, bool) or value != int(value)):
-            raise ValueError
-        return kind(value)
-    except (ValueError, TypeError, SyntaxError):
-        words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "numbers such as 0.9,0.95"}
-        word = words.get(origin or kind, "key=value pairs such as a=1,b='x'")
-        raise ValueError(f"{name} must be {word}, got {value!r}") from None
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError(word)
-    return word in ("true", "1", "yes")
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    if text.startswith("{"):
-        found = ast.literal_eval(text)
-        if not isinstance(found, dict):
-            raise ValueError(text)
-        return found
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    if any(not equals for _, equals, _ in pairs):
-        raise ValueError(text)
-    return {key.strip(): _literal(value.strip()) for key, _, value in pairs}
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -1,0 +1,62 @@
+"""The optimiser is torch's fused one where that is faster and known to work, and saved states cross between the two."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from wellcond.data import open_data
+from wellcond.train.checkpoint import latest, save
+from wellcond.train.config import Config
+from wellcond.train.processes import Processes
+from wellcond.train.setup import Parts, build
+from wellcond.train.tasks import make_task
+
+Make = Callable[..., Config]
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def parts_on(device: str, config: Config) -> Parts:
+    here = Processes(rank=0, world=1, device=torch.device(device))
+    return build(config, make_task(config, open_data("digits", image_size=8)), here, steps_per_epoch=5)
+
+
+def step(parts: Parts, device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(4, 1, 8, 8, generator=generator).to(device)
+    parts.model(images).square().mean().backward()
+    parts.optimizer.step()
+    parts.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("device", "opt", "fused"),
+    [("cpu", "adamw", False), pytest.param("cuda", "adamw", True, marks=pytest.mark.gpu),
+     pytest.param("cuda", "lamb", False, marks=pytest.mark.gpu)],
+)  # fmt: skip
+def test_fused_on_a_gpu_where_the_class_knows_it(make_config: Make, device: str, opt: str, fused: bool) -> None:
+    parts = parts_on(device, make_config(opt=opt))
+    assert {bool(group.get("fused")) for group in parts.optimizer.param_groups} == {fused}
+    step(parts, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_state_of_either_form_goes_on_to_the_same_weights(
+    make_config: Make, tmp_path: Path, device: str, fused: bool
+) -> None:
+    parts = parts_on(device, make_config())
+    for group in parts.optimizer.param_groups:
+        group["fused"] = fused
+    step(parts, device)
+    save(tmp_path, parts.saved(1, {}), keep=1)
+    state = latest(tmp_path)
+    assert state is not None
+    again = parts_on(device, make_config())
+    again.restore(state)
+    assert {group["fused"] for group in again.optimizer.param_groups} == {fused}
+    for each in (parts, again):
+        step(each, device)
+    for name, tensor in parts.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name

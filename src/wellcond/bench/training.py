@@ -103,7 +103,8 @@ class _Bench:
             write_photographs(self.data, size=setting.size, classes=setting.classes, each=each, seed=SEED)
         self.images = sum(1 for _ in (self.data / "train").glob("*/**/*.*"))
         self.warm, self.every = (2, 3) if quick else (WARM, PROBE_EVERY)
-        self.steady = self.warm * max(2, STEADY_IMAGES // setting.batch // self.warm) if not quick else 2
+        windows = STEADY_IMAGES // setting.batch // self.warm if where.type == "cuda" else 0
+        self.steady = 2 if quick else self.warm * max(2, windows)
 
     def rows(self, timm_train: Path | None) -> list[dict[str, Any]]:
         rows = [self._row("model alone", self._alone())]
@@ -163,7 +164,7 @@ class _Bench:
             lr=1e-4,
             amp_dtype="bfloat16",
             compile=self.compiled,
-            log_every=self.warm if not self.quick else 1,
+            log_every=1 if self.quick else self.warm,
             eval_every=10**6,
             save_every=10**9,
         ).changed(changes)

@@ -12,9 +12,12 @@ def test_jobs_are_dealt_over_the_gpus(monkeypatch):
     assert [job["CUDA_VISIBLE_DEVICES"] for job in deal(3, gpus=2)] == ["3", "GPU-8932f937", "3"]
 
 
-def test_one_gpu_is_shared_and_a_named_one_kept():
-    assert deal(3, gpus=1) == [{}, {}, {}]
-    assert deal(2, "cuda:1", gpus=2) == [{}, {}]
+def test_one_gpu_is_shared_and_a_named_one_kept(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert deal(3, gpus=1) == deal(3, "cuda:0", gpus=1) == [{}, {}, {}]
+    assert deal(2, "cuda:1", gpus=2) == [{"CUDA_VISIBLE_DEVICES": "1"}] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert deal(1, "cuda:1", gpus=2) == [{"CUDA_VISIBLE_DEVICES": "5"}]
 
 
 def test_on_a_cpu_each_gets_its_share_of_the_cores(monkeypatch):

@@ -7,11 +7,12 @@ from rich.console import Console
 
 from wellcond.experiments import runs as module
 from wellcond.experiments.ends import SITES, measure_ends
-from wellcond.experiments.runs import Planned, Runs
+from wellcond.experiments.runs import Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
 from wellcond.records import read_json
 from wellcond.train.checkpoint import latest
+from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
@@ -86,6 +87,13 @@ def test_another_configuration_is_refused(runs):
     runs.run(plan())
     with pytest.raises(ValueError, match=r"lr: 0.001 there, 0.1 now"):
         runs.run(plan(lr=0.1))
+
+
+def test_a_setting_that_came_later_had_its_default():
+    config = plan(epsilon=0.9).config
+    older = {name: value for name, value in config.as_json().items() if name not in ("flip", "epsilon")}
+    assert config_difference(config.changed({"epsilon": Config().epsilon}), older) == ""
+    assert config_difference(config, older).startswith("epsilon: ")
 
 
 def test_a_result_holds_no_path_of_this_machine(runs, tmp_path):

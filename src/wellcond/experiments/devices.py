@@ -36,9 +36,12 @@ def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> li
     if device == "cpu" or not gpus:
         share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
         return [dict(share) for _ in range(jobs)]
-    if device not in (None, "cuda") or gpus == 1:
+    wanted = torch.device(device or "cuda")
+    if wanted.type != "cuda" or gpus == 1:
         return [{} for _ in range(jobs)]
     names = _visible(gpus)
+    if wanted.index is not None:  # the only one that its processes see: nothing of theirs lands on another
+        names = [names[wanted.index]]
     return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
 
 

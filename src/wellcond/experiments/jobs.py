@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-import wellcond
 from wellcond.experiments.devices import deal
 from wellcond.train.interrupt import SIGNALS, Interrupted
 
@@ -190,7 +189,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 def _import_path() -> dict[str, str]:
     """A source tree that is not installed is found by the other process, too."""
-    root = Path(wellcond.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if root.name in ("site-packages", "dist-packages"):
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}

@@ -140,8 +140,9 @@ class Runs:
 
     def _told(self, plan: Planned) -> bytes:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
+        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
         told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
-        return json.dumps(told | {"root": str(self.root), "device": self.device, "argv": sys.argv}).encode() + b"\n"
+        return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
 
     def _config(self, plan: Planned) -> Config:
         return plan.config.changed({"cache_dir": plan.config.cache_dir or str(self.root / "cache")})
@@ -175,8 +176,9 @@ class Runs:
 def config_difference(config: Config, stored: dict[str, Any]) -> str:
     """In words, where a stored configuration is another training than `config`; empty where it is not."""
     mine = config.as_json()
-    names = [name for name in mine if name not in ELSEWHERE and mine[name] != stored.get(name)]
-    return ", ".join(f"{name}: {stored.get(name)!r} there, {mine[name]!r} now" for name in names)
+    theirs = Config().as_json() | stored  # a setting that came later had its default
+    names = [name for name in mine if name not in ELSEWHERE and mine[name] != theirs[name]]
+    return ", ".join(f"{name}: {theirs[name]!r} there, {mine[name]!r} now" for name in names)
 
 
 def _portable(config: Config) -> dict[str, Any]:

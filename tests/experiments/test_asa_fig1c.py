@@ -232,6 +232,15 @@ def test_the_lab_scale_extends_its_grid_and_keeps_its_rules(tmp_path):
     assert "2 epochs are fewer than 100" in why
 
 
+def test_a_short_training_warms_up_no_longer_and_what_cannot_be_is_said_at_once():
+    data = parse_data(["cifar10=hf:x"])[0]
+    short = asa_fig1c.configure(Options(scale="lab", data=(data,), settings=("epochs=1",)), data, "both")
+    assert (short.epochs, short.warmup_epochs) == (1, 1)
+    wrong = Options(scale="lab", data=(data,), settings=("epochs=1", "warmup_epochs=3"))
+    with pytest.raises(ValueError, match="warmup_epochs=3 is longer"):
+        asa_fig1c.configure(wrong, data, "both")
+
+
 def test_the_lab_scale_is_what_the_claim_asks_for():
     for name in asa_fig1c.SETS:
         data = parse_data([f"{name}=hf:x"])[0]

@@ -61,7 +61,11 @@ def configure(options: Options, data: GivenData, arm: str) -> Config:
     scale = "smoke" if options.scale == "smoke" else "lab"
     settings = SMOKE if scale == "smoke" else {**data.set.settings, **LAB}
     config = recipe("vit_tiny", scale=scale, data=data.spec, keep=1, **settings).changed(ARMS[arm])
-    return config.changed(list(options.settings))
+    config = config.changed(list(options.settings))
+    if not any(setting.partition("=")[0].strip() == "warmup_epochs" for setting in options.settings):
+        config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
+    config.check()  # now, and not when the grid has been trained
+    return config
 
 
 def train_arms(options: Options, data: GivenData, runs: Runs, arms: Sequence[str] = tuple(ARMS)) -> dict[str, Any]:

@@ -28,7 +28,7 @@ __all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
-BATCH_BYTES = 2**28  # of matrices put together for one measurement
+BATCH_BYTES = 2**29  # of matrices put together for one measurement
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
 SPECTRUM = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
@@ -80,14 +80,9 @@ class Sums:
             some = _first_of_each(line_of, left)
             if len(some):
                 _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
-        for place, line in lines.items():
-            if place.site == "sa" and (found := heard.get(place.block)) is not None:
-                totals[line, ENTROPY : ENTROPY + 2] = torch.stack([found.entropy, found.rows]).cpu()
-                totals[line, ENTROPY + 2] = found.samples
-                maxima[line, LARGEST_LOGIT] = found.largest_logit.cpu()
-                maxima[line, HEARD_DTYPE] = _number_of(found.dtype)
-            if place in tensors:
-                maxima[line, DTYPE] = _number_of(tensors[place].dtype)
+        for place, tensor in tensors.items():
+            maxima[lines[place], DTYPE] = _number_of(tensor.dtype)
+        _add_heard(totals, maxima, {line: heard[p.block] for p, line in lines.items() if _hears(p, heard)})
         return cls(places=places, totals=totals, maxima=maxima)
 
     def over_ranks(self) -> "Sums":
@@ -237,6 +232,21 @@ def _add_ranks(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor
         decay = (s / s[:, :1]).clamp_min(torch.finfo(torch.float64).tiny).log()
         for slot, index in enumerate(spectrum_indices(s.shape[1])):
             _add(totals, line_of[usable], SPECTRUM + 2 * slot, decay[:, index])
+
+
+def _hears(place: Place, heard: Mapping[str, Heard]) -> bool:
+    return place.site == "sa" and place.block in heard
+
+
+def _add_heard(totals: Tensor, maxima: Tensor, heard: Mapping[int, Heard]) -> None:
+    if not heard:
+        return
+    device = next(iter(heard.values())).entropy.device  # one transfer for all: each makes the host wait
+    numbers = [torch.stack([found.entropy, found.rows, found.largest_logit]).to(device) for found in heard.values()]
+    for (line, found), (entropy, rows, largest) in zip(heard.items(), torch.stack(numbers).tolist(), strict=True):
+        totals[line, ENTROPY : ENTROPY + 3] = torch.tensor([entropy, rows, found.samples], dtype=torch.float64)
+        maxima[line, LARGEST_LOGIT] = largest
+        maxima[line, HEARD_DTYPE] = _number_of(found.dtype)
 
 
 def _add(totals: Tensor, line_of: Tensor, column: int, values: Tensor) -> None:

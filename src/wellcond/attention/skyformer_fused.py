@@ -8,7 +8,7 @@ gradient of the result, the landmarks' side is
 
     dY = κ(L, Q) g,    dU = Z dY,    dκ(L, L) = −dU Yᵀ,
 
-and everything else is a derivative of the Gaussian weights (numerics/triton/landmark_sides.py, landmark_solve.py).
+and everything else is a derivative of the Gaussian weights (numerics/triton/landmark_plan.py and those it names).
 Plain twin: the rest of skyformer.py.
 """
 
@@ -81,72 +81,25 @@ def _packed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Tensor | None,
-    positions: Tensor | None,
-    split: int,
-    valid: Tensor | None,
-    keep: Tensor | None,
-    scale: float,
-    gamma: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(out, then what the gradient needs: landmarks, their halves, the inverse, what was solved)."""
-    from wellcond.numerics.triton.landmark_sides import landmark_output, landmark_sums
-    from wellcond.numerics.triton.landmark_solve import landmark_solve
-
-    source = query if rows is None else rows
-    landmarks, parts = landmark_sums(source, key, value, positions, split, valid, keep, scale=scale)
-    work, solved = landmark_solve(landmarks, parts, scale=scale, gamma=gamma)
-    out = landmark_output(query, landmarks, solved, value.shape[-1], scale=scale)
-    return out, landmarks.rows, landmarks.halves, work, solved
-
-
-def _backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Tensor | None,
-    positions: Tensor | None,
-    split: int,
-    keep: Tensor | None,
-    scale: float,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of query, key, value, and of rows where they are given."""
-    from wellcond.numerics.triton.landmark_sides import Landmarks as Padded
-    from wellcond.numerics.triton.landmark_sides import landmark_pull
-    from wellcond.numerics.triton.landmark_solve import landmark_finish, landmark_solve_back
-
-    landmarks, (work, solved) = Padded(*saved[:2]), saved[2:]
-    of_query = landmark_pull(query, _packed(grad), landmarks, solved, scale=scale, product=False)
-    d_sums, d_landmarks = landmark_solve_back(landmarks, work, solved, of_query.sums, of_query.landmarks, scale=scale)
-    of_key = landmark_pull(key, value, landmarks, d_sums, keep, scale=scale, product=True)
-    assert of_key.product is not None
-    d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-    first = of_query.tokens if d_rows is None else d_rows
-    landmark_finish(d_landmarks, of_key.landmarks, positions, split, first, of_key.tokens)
-    return of_query.tokens, of_key.tokens, of_key.product, d_rows
-
-
 class _Skyformer(torch.autograd.Function):
     """For eager calls: a custom operator costs some tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        out, *saved = _forward(*given)
-        query, key, value, rows, positions, ctx.split, _, keep, ctx.scale, _ = given
-        ctx.save_for_backward(query, key, value, rows, positions, keep, *saved)
+        from wellcond.numerics.triton.landmark_plan import plan_for
+
+        *tensors, scale, gamma = given
+        query, key, value, rows, positions, _, valid, keep = tensors
+        ctx.plan, ctx.scale = plan_for(*tensors), scale
+        out, space, work = ctx.plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
+        ctx.save_for_backward(query, key, value, rows, positions, keep, space, work)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, rows, positions, keep, *saved = ctx.saved_tensors
-        found = _backward(grads[0], query, key, value, rows, positions, ctx.split, keep, ctx.scale, saved)  # pyright: ignore[reportArgumentType]
+        *tensors, space, work = ctx.saved_tensors
+        found = ctx.plan.backward(_packed(grads[0]), *tensors, ctx.scale, space, work, space)
         return (*found, None, None, None, None, None, None)
 
 
@@ -162,8 +115,13 @@ def _forward_op(
     keep: Tensor | None,
     scale: float,
     gamma: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _forward(query, key, value, rows, positions, split, valid, keep, scale, gamma)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, then what the gradient needs)."""
+    from wellcond.numerics.triton.landmark_plan import plan_for
+
+    query, key, value, rows = (t if t is None else _packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
+    plan = plan_for(query, key, value, rows, positions, split, valid, keep)
+    return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
 
 
 @_forward_op.register_fake
@@ -178,16 +136,14 @@ def _(
     keep: Tensor | None,
     scale: float,
     gamma: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chosen = rows.shape[2] if rows is not None else _there(positions).shape[1]
-    matrices, side = query.shape[0] * query.shape[1], _power_of_two(chosen, 32)
-    width, values = _power_of_two(query.shape[3], 16), _power_of_two(value.shape[3], 16)
+) -> tuple[Tensor, Tensor, Tensor]:
+    from wellcond.numerics.triton.landmark_plan import space_size
+
+    size, side = space_size(query, value, rows, positions)
     return (
         query.new_empty(*query.shape[:3], value.shape[3]),
-        query.new_empty(matrices, side, width, dtype=torch.float32),
-        query.new_empty(matrices, side, dtype=torch.float32),
-        query.new_empty(matrices, side, side, dtype=torch.float64),
-        query.new_empty(matrices, side, values, dtype=torch.float32),
+        query.new_empty(size, dtype=torch.float32),
+        query.new_empty(query.shape[0] * query.shape[1], side, side, dtype=torch.float64),
     )
 
 
@@ -200,15 +156,20 @@ def _backward_op(
     rows: Tensor | None,
     positions: Tensor | None,
     split: int,
+    valid: Tensor | None,
     keep: Tensor | None,
     scale: float,
-    landmarks: Tensor,
-    halves: Tensor,
+    space: Tensor,
     work: Tensor,
-    solved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    saved = (landmarks, halves, work, solved)
-    *tokens, d_rows = _backward(grad, query, key, value, rows, positions, split, keep, scale, saved)
+    from wellcond.numerics.triton.landmark_plan import plan_for
+
+    grad, query, key, value, rows = (t if t is None else _packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
+    plan = plan_for(query, key, value, rows, positions, split, valid, keep)
+    # An operator may not write to what it was given: it has scratch of its own.
+    *tokens, d_rows = plan.backward(
+        grad, query, key, value, rows, positions, keep, scale, space, work, torch.empty_like(space)
+    )
     return (*tokens, query.new_empty(0) if d_rows is None else d_rows)  # pyright: ignore[reportReturnType]
 
 
@@ -221,36 +182,27 @@ def _(
     rows: Tensor | None,
     positions: Tensor | None,
     split: int,
+    valid: Tensor | None,
     keep: Tensor | None,
     scale: float,
-    landmarks: Tensor,
-    halves: Tensor,
+    space: Tensor,
     work: Tensor,
-    solved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tokens = tuple(t.new_empty(t.shape) for t in (query, key, value))
     return (*tokens, query.new_empty(0) if rows is None else rows.new_empty(rows.shape))  # pyright: ignore[reportReturnType]
 
 
 def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-    query, key, value, rows, positions, ctx.split, _, keep, ctx.scale, _ = inputs
-    ctx.has_rows = rows is not None
-    ctx.save_for_backward(query, key, value, rows, positions, keep, *output[1:])
+    query, key, value, rows, positions, ctx.split, valid, keep, ctx.scale, _ = inputs
+    ctx.save_for_backward(query, key, value, rows, positions, valid, keep, *output[1:])
 
 
 def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, rows, positions, keep, *saved = ctx.saved_tensors
-    *tokens, d_rows = _backward_op(grad, query, key, value, rows, positions, ctx.split, keep, ctx.scale, *saved)
-    return (*tokens, d_rows if ctx.has_rows else None, None, None, None, None, None, None)
+    query, key, value, rows, positions, valid, keep, space, work = ctx.saved_tensors
+    *tokens, d_rows = _backward_op(
+        grad, query, key, value, rows, positions, ctx.split, valid, keep, ctx.scale, space, work
+    )
+    return (*tokens, None if rows is None else d_rows, None, None, None, None, None, None)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_save)
-
-
-def _power_of_two(number: int, least: int) -> int:
-    return max(least, 1 << (number - 1).bit_length())
-
-
-def _there(positions: Tensor | None) -> Tensor:
-    assert positions is not None
-    return positions

@@ -1,10 +1,8 @@
 """The short side of landmark attention: what happens between landmarks, each head by one program.
 
-    inverse, solved = landmark_solve(landmarks, parts, scale=s, gamma=0.1)        # −(κ(L, L) + γI)⁻¹, and Y
-    d_sums, d_rows = landmark_solve_back(landmarks, inverse, solved, parts_s, parts_l, scale=s)
-    landmark_finish(d_rows, parts_l, …)                                           # what landmarks are due, to tokens
-
-With U the sum of the parts and Z = (κ(L, L) + γI)⁻¹, Y = ZU; backwards, dU = Z dY and dκ(L, L) = −dU Yᵀ.
+    solve_kernel     Z = (κ(L, L) + γI)⁻¹, and Y = ZU from the parts of U
+    back_kernel      dU = Z dY from the parts of dY, and what the landmarks are due so far: dκ(L, L) = −dU Yᵀ
+    finish_kernel    adds what landmarks are due to the gradients of the tokens they are
 
 With γ on the diagonal the matrix is positive definite, and nothing has to be pivoted: blocks of 32 are swept in turn
 (spd_inverse.py says how), the matrix lying in memory that its own program alone reads and writes. In float64: the
@@ -14,16 +12,31 @@ float32 would err by its square.
 Plain twin: `torch.linalg.solve` with `gaussian_weights`.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from .landmark_sides import Landmarks
-from .launch import launch, layout
-from .spd_inverse import BLOCK, _negative_block_inverse
+from .gaussian import LOG2E
+from .spd_inverse import BLOCK
 
-__all__ = ["landmark_finish", "landmark_solve", "landmark_solve_back"]
+__all__ = ["back_kernel", "finish_kernel", "solve_kernel"]
+
+
+@triton.jit
+def _swept_block(block):
+    """−(an SPD block)⁻¹ by sweeping its 32 pivots in turn; sums run along rows, which a warp has to itself."""
+    r = tl.arange(0, BLOCK)
+    row = r[:, None]
+    col = r[None, :]
+    for k in range(BLOCK):
+        column = tl.sum(tl.where(col == k, block, 0.0), axis=1)
+        line = tl.trans(column[:, None])  # it is symmetric
+        reciprocal = 1.0 / tl.sum(tl.where(col == k, line, 0.0), axis=1)[:, None]
+        scaled = line * reciprocal
+        swept = block - column[:, None] * scaled
+        swept = tl.where(row == k, scaled, swept)
+        swept = tl.where(col == k, column[:, None] * reciprocal, swept)
+        block = tl.where((row == k) & (col == k), -reciprocal, swept)
+    return block
 
 
 @triton.jit
@@ -45,26 +58,26 @@ def _some_shares(at, share, shares, matrices, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _weights(rows, halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """The landmarks, and κ(L, L) with zeros where there is none, and on the diagonal."""
+def _weights(space, to_halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """The landmarks, κ(L, L) with zeros where there is none and on the diagonal, and which there are."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
-    landmarks = tl.load(rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
-    half = tl.load(halves + which * SIDE + i)
-    product = tl.dot(landmarks, tl.trans(landmarks), input_precision="tf32x3") * (scale * 1.4426950408889634)
+    landmarks = tl.load(space + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
+    half = tl.load(space + to_halves + which * SIDE + i)
+    product = tl.dot(landmarks, tl.trans(landmarks), input_precision="tf32x3") * (scale * LOG2E)
     kernel = tl.exp2(tl.minimum(product - half[:, None] - half[None, :], 0.0))
     kernel = 0.5 * (kernel + tl.trans(kernel))  # symmetric to the bit, as sweeping takes it to be
     return landmarks, tl.where(i[:, None] == i[None, :], 0.0, kernel), half < float("inf")
 
 
 @triton.jit
-def _solve_kernel(
-    rows, halves, parts, work, solved, shares, scale, gamma,
+def solve_kernel(
+    space, to_halves, to_solved, to_parts, work, shares, scale, gamma,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     work += which * SIDE * SIDE
     i, b = tl.arange(0, SIDE), tl.arange(0, BLOCK)
-    _, kernel, there = _weights(rows, halves, which, scale, SIDE, WIDTH)
+    _, kernel, there = _weights(space, to_halves, which, scale, SIDE, WIDTH)
     diagonal = tl.where(there, 1.0 + gamma, 1.0).to(tl.float64)  # where there is none, an identity
     shifted = kernel.to(tl.float64) + tl.where(i[:, None] == i[None, :], diagonal[:, None], 0.0)
     tl.store(work + i[:, None] * SIDE + i[None, :], shifted)
@@ -72,7 +85,7 @@ def _solve_kernel(
         p = start + b
         beside = ((i < start) | (i >= start + BLOCK))[None, :]
         tl.debug_barrier()  # all threads have swept the block before
-        negative, _smallest = _negative_block_inverse(tl.load(work + p[:, None] * SIDE + p[None, :]))
+        negative = _swept_block(tl.load(work + p[:, None] * SIDE + p[None, :]))
         line = tl.load(work + p[:, None] * SIDE + i[None, :])
         tl.debug_barrier()  # all threads have read it
         for top in range(0, SIDE, BLOCK):
@@ -91,9 +104,9 @@ def _solve_kernel(
                 tl.store(at, swept, mask=beside)
                 tl.store(work + r[:, None] * SIDE + p[None, :], scaled)
     tl.debug_barrier()
-    found = _solved(work, parts, which, matrices, shares, SIDE, VALUES)
+    found = _solved(work, space + to_parts, which, matrices, shares, SIDE, VALUES)
     o = tl.arange(0, VALUES)
-    tl.store(solved + (which * SIDE + i[:, None]) * VALUES + o[None, :], found)
+    tl.store(space + to_solved + (which * SIDE + i[:, None]) * VALUES + o[None, :], found)
 
 
 @triton.jit
@@ -103,39 +116,40 @@ def _solved(work, parts, which, matrices, shares, SIDE: tl.constexpr, VALUES: tl
     found = tl.zeros((SIDE, VALUES), dtype=tl.float64)
     for start in range(0, SIDE, BLOCK):
         columns = tl.load(work + i[:, None] * SIDE + (start + b)[None, :])
-        sums = _added(parts, which, matrices, start + b, shares, SIDE, VALUES, 4).to(tl.float64)
+        sums = _added(parts, which, matrices, start + b, shares, SIDE, VALUES, 16).to(tl.float64)
         found -= tl.dot(columns, sums, input_precision="ieee", out_dtype=tl.float64)
     return found.to(tl.float32)
 
 
 @triton.jit
-def _back_kernel(
-    rows, halves, work, solved, parts_s, parts_l, d_sums, d_rows, shares, scale,
+def back_kernel(
+    space, to_halves, to_solved, work, scratch, to_parts_s, to_parts_l, to_sums, to_rows, shares, scale,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    found = _solved(work + which * SIDE * SIDE, parts_s, which, matrices, shares, SIDE, VALUES)
+    found = _solved(work + which * SIDE * SIDE, scratch + to_parts_s, which, matrices, shares, SIDE, VALUES)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
-    tl.store(d_sums + at, found)
-    landmarks, kernel, _ = _weights(rows, halves, which, scale, SIDE, WIDTH)
-    product = tl.dot(found, tl.trans(tl.load(solved + at)), input_precision="tf32x3")
+    tl.store(scratch + to_sums + at, found)
+    landmarks, kernel, _ = _weights(space, to_halves, which, scale, SIDE, WIDTH)
+    product = tl.dot(found, tl.trans(tl.load(space + to_solved + at)), input_precision="tf32x3")
     # ∂κ_ij/∂l_i = scale · κ_ij (l_j − l_i), for both places of l_i; dκ = −dU Yᵀ.
     pulls = -(product + tl.trans(product)) * kernel
     due = tl.dot(pulls, landmarks, input_precision="tf32x3") - tl.sum(pulls, axis=1)[:, None] * landmarks
-    due = scale * due + _added(parts_l, which, matrices, i, shares, SIDE, WIDTH, 2)
-    tl.store(d_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :], due)
+    due = scale * due + _added(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH, 8)
+    tl.store(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :], due)
 
 
 @triton.jit
-def _finish_kernel(
-    d_rows, parts, positions, dx, dy, shares, n, m, heads, d, split, width, pb,
+def finish_kernel(
+    scratch, to_rows, to_parts, positions, dx, dy, shares, n, m, heads, d, split, width, pb,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
+    """dx and dy are dense; where landmarks are no tokens, dx is their own gradient, to be written."""
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
-    due = tl.load(d_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
-    due += _added(parts, which, matrices, i, shares, SIDE, WIDTH, 2)
+    due = tl.load(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
+    due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH, 8)
     inside = (i < d)[:, None] & (c < width)[None, :]
     if GATHER:
         token = tl.load(positions + (which // heads) * pb + i, mask=i < d, other=0)
@@ -148,59 +162,3 @@ def _finish_kernel(
     else:
         at = dx + (which * d + i[:, None]) * width + c[None, :]
         tl.store(at, due.to(dx.dtype.element_ty), mask=inside)
-
-
-def landmark_solve(landmarks: Landmarks, parts: Tensor, *, scale: float, gamma: float) -> tuple[Tensor, Tensor]:
-    """(−(κ(L, L) + γI)⁻¹ (b · h, side, side) in float64, (κ(L, L) + γI)⁻¹ Σ parts (b · h, side, values) in float32).
-
-    γ > 0. Where there is no landmark the matrix is that of the identity.
-    """
-    shares, matrices, side, values = parts.shape
-    work = torch.empty(matrices, side, side, dtype=torch.float64, device=parts.device)
-    solved = torch.empty(matrices, side, values, dtype=torch.float32, device=parts.device)
-    launch(
-        _solve_kernel,
-        (matrices,),
-        layout(parts, landmarks.rows),
-        (landmarks.rows, landmarks.halves, parts, work, solved, shares, scale, gamma),
-        SIDE=side, WIDTH=landmarks.rows.shape[2], VALUES=values, num_warps=8 if side > 64 else 4,
-    )  # fmt: skip
-    return work, solved
-
-
-def landmark_solve_back(
-    landmarks: Landmarks, work: Tensor, solved: Tensor, parts_s: Tensor, parts_l: Tensor, *, scale: float
-) -> tuple[Tensor, Tensor]:
-    """(dU, what the landmarks are due so far) from the partial sums of dY and of the landmarks' gradient."""
-    shares, matrices, side, values = parts_s.shape
-    d_sums, d_rows = torch.empty_like(solved), torch.empty_like(landmarks.rows)
-    launch(
-        _back_kernel,
-        (matrices,),
-        layout(parts_s, parts_l),
-        (landmarks.rows, landmarks.halves, work, solved, parts_s, parts_l, d_sums, d_rows, shares, scale),
-        SIDE=side, WIDTH=landmarks.rows.shape[2], VALUES=values, num_warps=8,
-    )  # fmt: skip
-    return d_sums, d_rows
-
-
-def landmark_finish(
-    d_rows: Tensor, parts: Tensor, positions: Tensor | None, split: int, dx: Tensor, dy: Tensor
-) -> None:
-    """Adds the gradient of landmarks, `d_rows` and the parts, to that of the tokens they are; or writes it to dx.
-
-    dx (b, h, n, p) and dy (b, h, m, p), contiguous; without `positions` dx (b, h, d, p) is that of the landmarks.
-    """
-    shares, matrices, side, width = parts.shape
-    _, h, n, p = dx.shape
-    d = n if positions is None else positions.shape[1]
-    launch(
-        _finish_kernel,
-        (matrices,),
-        layout(dx, dy, parts, positions),
-        (
-            d_rows, parts, d_rows if positions is None else positions, dx, dy, shares, n, dy.shape[2], h, d, split, p,
-            0 if positions is None or len(positions) == 1 else d,
-        ),
-        SIDE=side, WIDTH=width, GATHER=positions is not None, num_warps=4,
-    )  # fmt: skip

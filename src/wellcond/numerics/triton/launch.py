@@ -1,10 +1,12 @@
 """Launching a Triton kernel again and again with little work for the CPU.
 
-    launch(kernel, (blocks, heads), key, (x, y, n, scale), WIDTH=32, num_warps=4)
+    add = Launch(kernel, (blocks, heads), WIDTH=32, num_warps=4)      # for arguments of one kind
+    add(x, y, n, scale)                                               # the first call compiles
+    launch(kernel, grid, layout(x, y), (x, y, n, scale), WIDTH=32)    # the same, kept by a key
 
 At every call Triton works out from all arguments which compiled variant they need, which for two dozen of them takes
-longer than a small kernel runs. The caller knows better: `key` is what they follow from, such as shapes, strides,
-dtypes and alignments. The first launch with a key goes through Triton, the others straight to the variant it compiled.
+longer than a small kernel runs. The caller knows better: what they follow from, such as shapes, strides, dtypes and
+alignments. The first launch goes through Triton, the others straight to the variant that it compiled.
 """
 
 from typing import Any
@@ -12,43 +14,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["launch", "layout"]
+__all__ = ["Launch", "launch", "layout"]
 
-_compiled: dict[Any, Any] = {}
-MOST_VARIANTS = 4096
+MOST_KEPT = 4096
+
+_kept: dict[Any, "Launch"] = {}
+
+
+class Launch:
+    """A kernel on a grid, with its constants. Whoever calls it sees to it that all arguments have the same variant."""
+
+    __slots__ = ("_constants", "_grid", "_kernel", "_options", "_run", "_values")
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, num_stages: int = 2, **constants: Any
+    ):
+        """`constants` come last in the kernel's signature, in its order."""
+        self._kernel, self._grid, self._constants = kernel, grid, constants
+        self._options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._values = tuple(constants.values())
+        self._run: Any = None
+
+    def __call__(self, *args: Any) -> None:
+        if self._run is not None:
+            self._run(*args, *self._values)
+            return
+        compiled = self._kernel[self._grid](*args, **self._constants, **self._options)
+        if compiled is not None:  # as the interpreter's is
+            self._run = compiled[(*self._grid, 1, 1)[:3]]
 
 
 def layout(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """What a kernel's variant can depend on: a key for `launch`."""
+    """What a kernel's variant can depend on, as a key."""
     return tuple(
         None if t is None else (t.shape, t.stride(), t.dtype, t.device.index, t.data_ptr() & 15) for t in tensors
     )
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    key: Any,
-    args: tuple[Any, ...],
-    *,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    **constants: Any,
-) -> None:
-    """Run `kernel`: its arguments in order, then its constants by name, in the order of its signature."""
+def launch(kernel: Any, grid: tuple[int, ...], key: Any, args: tuple[Any, ...], **settings: Any) -> None:
+    """`Launch`, made once for each key, on the device of the first argument; settings as there."""
     device = args[0].device.index
     if device is not None and device != torch.cuda.current_device():  # which is where Triton launches
         with torch.cuda.device(device):
-            launch(kernel, grid, key, args, num_warps=num_warps, num_stages=num_stages, **constants)
+            launch(kernel, grid, key, args, **settings)
         return
-    key = (kernel, key, num_warps, num_stages, *constants.values())
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[(*grid, 1, 1)[:3]](*args, *constants.values())
-        return
-    compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
-    if compiled is None:  # the interpreter
-        return
-    if len(_compiled) >= MOST_VARIANTS:
-        _compiled.clear()
-    _compiled[key] = compiled
+    key = (kernel, grid, key, *settings.values())
+    kept = _kept.get(key)
+    if kept is None:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        kept = _kept[key] = Launch(kernel, grid, **settings)
+    kept(*args)

@@ -1,0 +1,253 @@
+"""Landmark attention as a plan: all that follows from shapes and strides is worked out once, then seven launches.
+
+    plan = plan_for(query, key, value, rows, positions, split, valid, keep)
+    out, space, work = plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
+    dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work, space)
+
+`space` is one buffer of float32 for each call: landmarks, their halves, what was solved (these the gradient needs) and
+then scratch, which the backward pass may use again, or another of the same size. `work` holds −Z in float64.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .gaussian import _padded
+from .landmark_sides import output_kernel, pull_kernel, sums_kernel
+from .landmark_solve import back_kernel, finish_kernel, solve_kernel
+from .launch import Launch, layout
+
+__all__ = ["Plan", "plan_for", "space_size"]
+
+PROGRAMS = 264  # two for each multiprocessor of a large GPU
+MOST_SHARES = 64  # whose sums one program adds up
+MOST_PLANS = 1024
+
+_plans: dict[Any, "Plan"] = {}
+
+
+def plan_for(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor | None,
+    positions: Tensor | None,
+    split: int,
+    valid: Tensor | None,
+    keep: Tensor | None,
+) -> "Plan":
+    """Rows are (b, h, d, p), or positions (1 or b, d) say which tokens are landmarks, the first `split` of the queries.
+
+    Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; so are the masks `valid`
+    (b, h, d) and `keep` (b, h, m).
+    """
+    given = layout(query, key, value, rows, positions, valid, keep), split
+    plan = _plans.get(given)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[given] = Plan(query, key, value, rows, positions, split, valid, keep)
+    return plan
+
+
+class Plan:
+    """For tensors of one layout."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor | None,
+        positions: Tensor | None,
+        split: int,
+        valid: Tensor | None,
+        keep: Tensor | None,
+    ):
+        (b, h, n, p), (m, c) = query.shape, value.shape[2:]
+        matrices = b * h
+        d = _landmarks(rows, positions)
+        self.side, self.width, self.values = sizes = _sizes(d, p, c)
+        self.block = 64 if max(self.width, self.values) <= 64 else 32
+        self.query_shares, query_each = _shares(n, matrices, self.block)
+        self.key_shares, key_each = _shares(m, matrices, self.block)
+        self.matrices, self.device = matrices, query.device
+        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
+        self.out_shape = (b, h, n, c)
+        self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
+        self.tokens = {
+            "PARTS": query.dtype == torch.bfloat16,
+            # Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit.
+            "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
+        }
+        source = query if rows is None else rows
+        per_batch = 0 if positions is None or len(positions) == 1 else d
+        self.sums_numbers = (m, h, d, split, p, c, key_each)
+        self.sums_strides = (
+            *source.stride()[:3], *key.stride()[:3], *value.stride()[:3], per_batch, *_strides(valid), *_strides(keep),
+        )  # fmt: skip
+        self.output_numbers = (n, h, p, c)
+        self.query_strides = query.stride()[:3]
+        self.query_numbers, self.key_numbers = (n, h, p, c, query_each), (m, h, p, c, key_each)
+        self.key_strides = (*key.stride()[:3], *value.stride()[:3], *_strides(keep))
+        self.finish_numbers = (self.key_shares, n if rows is None else d, m, h, d, split, p, per_batch)
+        self.masks = {"GATHER": rows is None, "HAS_VALID": valid is not None, "HAS_KEEP": keep is not None}
+        self._make_launches()
+        self.pulls_of_queries: dict[Any, Launch] = {}
+
+    def _make_launches(self) -> None:
+        by_head, warps = (self.matrices,), 8 if self.side > 64 else 4
+        blocks = triton.cdiv(self.out_shape[2], self.block)
+        self.sums = Launch(
+            sums_kernel, (self.key_shares, self.matrices), num_warps=warps,
+            **self.shape, BLOCK=self.block, **self.masks, **self.tokens,
+        )  # fmt: skip
+        self.solve = Launch(solve_kernel, by_head, num_warps=warps, **self.shape)
+        self.output = Launch(
+            output_kernel, (blocks, self.matrices), num_warps=4, **self.shape, BLOCK=self.block, **self.tokens
+        )
+        self.back = Launch(back_kernel, by_head, num_warps=8, **self.shape)
+        self.pull_of_keys = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], product=True)
+        self.finish = Launch(
+            finish_kernel, by_head, num_warps=8, SIDE=self.side, WIDTH=self.width, GATHER=self.masks["GATHER"]
+        )
+
+    def _pull(self, shares: int, *, has_keep: bool, product: bool) -> Launch:
+        return Launch(
+            pull_kernel, (shares, self.matrices), num_warps=8,
+            **self.shape, BLOCK=self.block, HAS_KEEP=has_keep, PRODUCT=product, **self.tokens,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor | None,
+        positions: Tensor | None,
+        valid: Tensor | None,
+        keep: Tensor | None,
+        scale: float,
+        gamma: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(out, space, work)."""
+        space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
+        work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
+        out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
+        at = self.offsets
+        with _current(self.device):
+            self.sums(
+                query if rows is None else rows, key, value, key if positions is None else positions,
+                key if valid is None else valid, key if keep is None else keep,
+                space, at["halves"], at["parts_s"], *self.sums_numbers, scale, *self.sums_strides,
+            )  # fmt: skip
+            self.solve(space, at["halves"], at["solved"], at["parts_s"], work, self.key_shares, scale, gamma)
+            self.output(query, space, at["halves"], at["solved"], out, *self.output_numbers, scale, *self.query_strides)
+        return out, space, work
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor | None,
+        positions: Tensor | None,
+        keep: Tensor | None,
+        scale: float,
+        space: Tensor,
+        work: Tensor,
+        scratch: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
+        dq = torch.empty(query.shape, dtype=query.dtype, device=self.device)
+        dk = torch.empty(key.shape, dtype=key.dtype, device=self.device)
+        dv = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
+        at = self.offsets
+        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        pull = self.pulls_of_queries.get(of_grad)
+        if pull is None:
+            pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, product=False)
+        with _current(self.device):
+            pull(
+                query, grad, query, space, at["halves"], at["solved"], scratch, at["parts_s"], at["parts_l"], dq, dq,
+                *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3], 0, 0,
+            )  # fmt: skip
+            self.back(
+                space, at["halves"], at["solved"], work, scratch, at["parts_s"], at["parts_l"], at["d_sums"],
+                at["d_rows"], self.query_shares, scale,
+            )  # fmt: skip
+            self.pull_of_keys(
+                key, value, key if keep is None else keep, space, at["halves"], at["d_sums"], scratch, at["parts_s"],
+                at["parts_l"], dk, dv, *self.key_numbers, scale, *self.key_strides,
+            )  # fmt: skip
+            self.finish(
+                scratch, at["d_rows"], at["parts_l"], key if positions is None else positions,
+                dq if d_rows is None else d_rows, dk, *self.finish_numbers,
+            )  # fmt: skip
+        return dq, dk, dv, d_rows
+
+
+def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Tensor | None) -> tuple[int, int]:
+    """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
+    (b, h, n, p), (m, c) = query.shape, value.shape[2:]
+    sizes = _sizes(_landmarks(rows, positions), p, c)
+    block = 64 if max(sizes[1:]) <= 64 else 32
+    shares = max(_shares(tokens, b * h, block)[0] for tokens in (n, m))
+    return _offsets(b * h, sizes, shares)["end"], sizes[0]
+
+
+def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
+    if rows is not None:
+        return rows.shape[2]
+    assert positions is not None
+    return positions.shape[1]
+
+
+def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
+    return max(32, triton.next_power_of_2(landmarks)), _padded(width), _padded(values)
+
+
+def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[str, int]:
+    """Where each part of `space` begins; it starts with the landmarks."""
+    side, width, values = sizes
+    lengths = {
+        "rows": side * width, "halves": side, "solved": side * values, "d_sums": side * values, "d_rows": side * width,
+        "parts_s": shares * side * values, "parts_l": shares * side * width, "end": 0,
+    }  # fmt: skip
+    found, total = {}, 0
+    for name, length in lengths.items():
+        found[name] = total
+        total += matrices * length
+    return found
+
+
+def _shares(n: int, matrices: int, block: int) -> tuple[int, int]:
+    """Into how many shares the tokens go, and how many are in each: a multiple of the block."""
+    blocks = triton.cdiv(n, block)
+    shares = max(1, min(MOST_SHARES, PROGRAMS // matrices, blocks // 2))
+    each = triton.cdiv(blocks, shares) * block
+    return triton.cdiv(n, each), each
+
+
+def _strides(mask: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if mask is None else (mask.stride(0), mask.stride(1))
+
+
+class _Here:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_HERE = _Here()
+
+
+def _current(device: torch.device) -> Any:
+    """Triton launches on the current device: a context in which that is `device`."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)

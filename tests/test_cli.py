@@ -189,12 +189,14 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
         "cifar100=b",
         "--set",
         "epochs=7",
+        "--jobs",
+        "4",
     ]
     assert (
         wellcond("reproduce", "asa-fig1c", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e")[0] == 130
     )
     options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7"]}
-    options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "device": None}
+    options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "jobs": 4, "device": None}
     assert calls == [("asa-fig1c", options)]
 
 

@@ -12,6 +12,7 @@ and everything else is a derivative of the Gaussian weights (numerics/triton/lan
 Plain twin: the rest of skyformer.py.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ __all__ = ["can_fuse", "fused_skyformer"]
 
 MOST_LANDMARKS = 128
 WIDEST = 128
+SHARED_MEMORY = 160 * 2**10
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
@@ -36,8 +38,20 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
+        and _roomy(query.device)
         and not _other_derivatives(query, key, value)
     )
+
+
+@torch.compiler.assume_constant_result
+def _roomy(device: torch.device) -> bool:
+    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the A100 on."""
+    return _shared_memory(device.index or 0) >= SHARED_MEMORY
+
+
+@functools.lru_cache(maxsize=16)
+def _shared_memory(index: int) -> int:
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
 
 
 def _other_derivatives(*tensors: Tensor) -> bool:

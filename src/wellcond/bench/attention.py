@@ -26,7 +26,7 @@ from wellcond.attention import (
 from wellcond.attention.compat import skyformer_compat
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import median_ms
+from wellcond.bench.timing import sustained_ms
 
 __all__ = ["cost_exponent", "run"]
 
@@ -164,8 +164,8 @@ def _measured(
     repeats = 2 if quick else 10
     try:
         row["memory MiB"] = _peak_mib(both, device)
-        row["both ms"] = median_ms(both, device, repeats=repeats, warmup=2)
-        row["forward ms"] = median_ms(forward, device, repeats=repeats, warmup=2)
+        row["both ms"] = sustained_ms(both, device, repeats=repeats, warmup=2)
+        row["forward ms"] = sustained_ms(forward, device, repeats=repeats, warmup=2)
     except Exception as error:  # compilers raise all kinds; whatever one peer raises, the others are measured
         if device.type == "cuda":
             torch.cuda.empty_cache()

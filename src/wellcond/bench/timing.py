@@ -1,6 +1,7 @@
 """How long a function takes: the median of repeats after a warm-up, with the device's clock where it has one.
 
 milliseconds = median_ms(lambda: model(images), device)
+milliseconds = sustained_ms(lambda: model(images), device)      # one of many calls in a row
 plain, grayed = interleaved_ms([step, grayed_step], device)     # in turns: drift hits both alike
 """
 
@@ -10,12 +11,26 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["interleaved_ms", "median_ms"]
+__all__ = ["interleaved_ms", "median_ms", "sustained_ms"]
+
+SUSTAINED_MS = 20.0
 
 
 def median_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 20, warmup: int = 3) -> float:
     """Median time of one call in milliseconds."""
     return interleaved_ms([function], device, repeats=repeats, warmup=warmup)[0]
+
+
+def sustained_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 10, warmup: int = 3) -> float:
+    """Median time of a call among others, as in training: the next is on its way to a GPU while one runs there."""
+    once = median_ms(function, device, repeats=3, warmup=warmup)
+    calls = max(1, min(20, int(SUSTAINED_MS / once))) if device.type == "cuda" else 1
+
+    def many() -> None:
+        for _ in range(calls):
+            function()
+
+    return median_ms(many, device, repeats=repeats, warmup=0) / calls
 
 
 def interleaved_ms(

@@ -24,6 +24,7 @@ __all__ = ["Plan", "plan_for", "space_size"]
 PROGRAMS = 264  # two for each multiprocessor of a large GPU
 MOST_SHARES = 64  # whose sums one program adds up
 MOST_PLANS = 1024
+BLOCKS = (128, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones are faster
 
 _plans: dict[Any, "Plan"] = {}
 
@@ -70,9 +71,8 @@ class Plan:
         matrices = b * h
         d = _landmarks(rows, positions)
         self.side, self.width, self.values = sizes = _sizes(d, p, c)
-        self.block = 64 if max(self.width, self.values) <= 64 else 32
-        self.query_shares, query_each = _shares(n, matrices, self.block)
-        self.key_shares, key_each = _shares(m, matrices, self.block)
+        self.query_shares, query_each = _shares(n, matrices)
+        self.key_shares, key_each = _shares(m, matrices)
         self.matrices, self.device = matrices, query.device
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
@@ -99,15 +99,15 @@ class Plan:
 
     def _make_launches(self) -> None:
         by_head, warps = (self.matrices,), 8 if self.side > 64 else 4
-        blocks = triton.cdiv(self.out_shape[2], self.block)
         self.sums = Launch(
             sums_kernel, (self.key_shares, self.matrices), num_warps=warps,
-            **self.shape, BLOCK=self.block, **self.masks, **self.tokens,
+            **self.shape, BLOCK=BLOCKS, **self.masks, **self.tokens,
         )  # fmt: skip
         self.solve = Launch(solve_kernel, by_head, num_warps=warps, **self.shape)
         self.output = Launch(
-            output_kernel, (blocks, self.matrices), num_warps=4, **self.shape, BLOCK=self.block, **self.tokens
-        )
+            output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
+            **self.shape, BLOCK=BLOCKS[1:], **self.tokens,
+        )  # fmt: skip
         self.back = Launch(back_kernel, by_head, num_warps=8, **self.shape)
         self.pull_of_keys = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], product=True)
         self.finish = Launch(
@@ -117,7 +117,8 @@ class Plan:
     def _pull(self, shares: int, *, has_keep: bool, product: bool) -> Launch:
         return Launch(
             pull_kernel, (shares, self.matrices), num_warps=8,
-            **self.shape, BLOCK=self.block, HAS_KEEP=has_keep, PRODUCT=product, **self.tokens,
+            **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], HAS_KEEP=has_keep, PRODUCT=product,
+            **self.tokens,
         )  # fmt: skip
 
     def forward(
@@ -195,8 +196,7 @@ def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Ten
     """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     sizes = _sizes(_landmarks(rows, positions), p, c)
-    block = 64 if max(sizes[1:]) <= 64 else 32
-    shares = max(_shares(tokens, b * h, block)[0] for tokens in (n, m))
+    shares = max(_shares(tokens, b * h)[0] for tokens in (n, m))
     return _offsets(b * h, sizes, shares)["end"], sizes[0]
 
 
@@ -225,11 +225,11 @@ def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[st
     return found
 
 
-def _shares(n: int, matrices: int, block: int) -> tuple[int, int]:
-    """Into how many shares the tokens go, and how many are in each: a multiple of the block."""
-    blocks = triton.cdiv(n, block)
-    shares = max(1, min(MOST_SHARES, PROGRAMS // matrices, blocks // 2))
-    each = triton.cdiv(blocks, shares) * block
+def _shares(n: int, matrices: int) -> tuple[int, int]:
+    """Into how many shares the tokens go, and how many are in each: a multiple of a large block."""
+    blocks = triton.cdiv(n, BLOCKS[0])
+    shares = max(1, min(MOST_SHARES, PROGRAMS // matrices, blocks))
+    each = triton.cdiv(blocks, shares) * BLOCKS[0]
     return triton.cdiv(n, each), each
 
 

@@ -40,21 +40,22 @@ def _swept_block(block):
 
 
 @triton.jit
-def _added(parts, which, matrices, i, shares, SIDE: tl.constexpr, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr):
+def _added(parts, which, matrices, i, shares, SIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows i of the sum over shares of (shares, matrices, SIDE, WIDTH), always in the same order."""
-    c = tl.arange(0, WIDTH)
-    share = tl.arange(0, AT_ONCE)
-    at = parts + which * SIDE * WIDTH + i[None, :, None] * WIDTH + c[None, None, :]
-    acc = tl.sum(_some_shares(at, share, shares, matrices, SIDE * WIDTH), axis=0)
-    for start in range(AT_ONCE, shares, AT_ONCE):
-        acc += tl.sum(_some_shares(at, start + share, shares, matrices, SIDE * WIDTH), axis=0)
+    at = parts + which * SIDE * WIDTH + i[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    stride = (which * 0 + matrices) * SIDE * WIDTH
+    none = i[:, None] * 0
+    acc = tl.load(at)
+    for share in range(1, shares, 4):  # four loads on their way at a time
+        one, two = tl.load(at + share * stride), _share(at, share + 1, shares, stride, none)
+        three, four = _share(at, share + 2, shares, stride, none), _share(at, share + 3, shares, stride, none)
+        acc += (one + two) + (three + four)
     return acc
 
 
 @triton.jit
-def _some_shares(at, share, shares, matrices, SIZE: tl.constexpr):
-    far = (share.to(tl.int64) * matrices * SIZE)[:, None, None]
-    return tl.load(at + far, mask=(share < shares)[:, None, None], other=0.0)
+def _share(at, share, shares, stride, none):
+    return tl.load(at + share * stride, mask=none + share < shares, other=0.0)
 
 
 @triton.jit
@@ -116,7 +117,7 @@ def _solved(work, parts, which, matrices, shares, SIDE: tl.constexpr, VALUES: tl
     found = tl.zeros((SIDE, VALUES), dtype=tl.float64)
     for start in range(0, SIDE, BLOCK):
         columns = tl.load(work + i[:, None] * SIDE + (start + b)[None, :])
-        sums = _added(parts, which, matrices, start + b, shares, SIDE, VALUES, 16).to(tl.float64)
+        sums = _added(parts, which, matrices, start + b, shares, SIDE, VALUES).to(tl.float64)
         found -= tl.dot(columns, sums, input_precision="ieee", out_dtype=tl.float64)
     return found.to(tl.float32)
 
@@ -136,7 +137,7 @@ def back_kernel(
     # ∂κ_ij/∂l_i = scale · κ_ij (l_j − l_i), for both places of l_i; dκ = −dU Yᵀ.
     pulls = -(product + tl.trans(product)) * kernel
     due = tl.dot(pulls, landmarks, input_precision="tf32x3") - tl.sum(pulls, axis=1)[:, None] * landmarks
-    due = scale * due + _added(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH, 8)
+    due = scale * due + _added(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :], due)
 
 
@@ -149,7 +150,7 @@ def finish_kernel(
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     due = tl.load(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
-    due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH, 8)
+    due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)
     inside = (i < d)[:, None] & (c < width)[None, :]
     if GATHER:
         token = tl.load(positions + (which // heads) * pb + i, mask=i < d, other=0)

@@ -9,39 +9,57 @@ longer than a small kernel runs. The caller knows better: what they follow from,
 alignments. The first launch goes through Triton, the others straight to the variant that it compiled.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 __all__ = ["Launch", "launch", "layout"]
 
 MOST_KEPT = 4096
+Grid = tuple[int, ...] | Callable[[Any], tuple[int, ...]]
 
 _kept: dict[Any, "Launch"] = {}
 
 
 class Launch:
-    """A kernel on a grid, with its constants. Whoever calls it sees to it that all arguments have the same variant."""
+    """A kernel on a grid, with its constants. Whoever calls it sees to it that all arguments have the same variant.
+
+    Where the constant BLOCK is a tuple, the first is taken that fits into the GPU's shared memory; the grid may be a
+    function of it.
+    """
 
     __slots__ = ("_constants", "_grid", "_kernel", "_options", "_run", "_values")
 
-    def __init__(
-        self, kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, num_stages: int = 2, **constants: Any
-    ):
+    def __init__(self, kernel: Any, grid: Grid, *, num_warps: int = 4, num_stages: int = 2, **constants: Any):
         """`constants` come last in the kernel's signature, in its order."""
         self._kernel, self._grid, self._constants = kernel, grid, constants
         self._options = {"num_warps": num_warps, "num_stages": num_stages}
-        self._values = tuple(constants.values())
+        self._values: tuple[Any, ...] = ()
         self._run: Any = None
 
     def __call__(self, *args: Any) -> None:
         if self._run is not None:
             self._run(*args, *self._values)
             return
-        compiled = self._kernel[self._grid](*args, **self._constants, **self._options)
-        if compiled is not None:  # as the interpreter's is
-            self._run = compiled[(*self._grid, 1, 1)[:3]]
+        blocks = self._constants.get("BLOCK")
+        alternatives = list(blocks) if isinstance(blocks, tuple) else [blocks]
+        while True:
+            block = alternatives.pop(0)
+            constants = self._constants if block is None else {**self._constants, "BLOCK": block}
+            grid = self._grid(block) if callable(self._grid) else self._grid
+            try:
+                compiled = self._kernel[grid](*args, **constants, **self._options)
+            except OutOfResources:
+                if not alternatives:
+                    raise
+                continue
+            if compiled is not None:  # as the interpreter's is
+                self._values = tuple(constants.values())
+                self._run = compiled[(*grid, 1, 1)[:3]]
+            return
 
 
 def layout(*tensors: Tensor | None) -> tuple[Any, ...]:

@@ -125,6 +125,62 @@ def test_iteration_gradients() -> None:
     assert torch.autograd.gradcheck(inverted, (root,), check_forward_ad=True)
 
 
+@pytest.mark.parametrize(
+    ("start", "shape"),
+    [("identity", (4, 4)), ("identity", (2, 3, 3))]
+    + [(start, shape) for start in ("transpose", "free") for shape in ((4, 4), (2, 3, 3), (2, 2, 4), (2, 4, 2))],
+    ids=str,
+)
+def test_iteration_gradients_from_every_start(start: str, shape: tuple[int, ...]) -> None:
+    a = (torch.randn(*shape, dtype=torch.float64) / 4 + torch.eye(*shape[-2:], dtype=torch.float64)).requires_grad_()
+    z = (torch.randn(*a.mT.shape, dtype=torch.float64) / 9).requires_grad_()
+
+    def inverted(a: Tensor, z: Tensor) -> Tensor:
+        begin = {"identity": None, "transpose": transposed_start(a), "free": z}[start]
+        return invert_by_iteration(a, num_iterations=3, start=begin)
+
+    assert torch.autograd.gradcheck(inverted, (a, z), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(inverted, (a, z))
+
+
+def test_iteration_gradients_of_one_factor_alone() -> None:
+    a, z = (torch.randn(2, 3, 3, dtype=torch.float64) / 4 for _ in range(2))
+    for wanted in (a, z):
+        wanted.requires_grad_()
+        assert torch.autograd.gradcheck(lambda a, z: invert_by_iteration(a, num_iterations=2, start=z), (a, z))
+        wanted.requires_grad_(False)
+
+
+@pytest.mark.parametrize("from_transpose", [False, True])
+def test_iteration_is_its_formula(from_transpose: bool) -> None:
+    n = normalize_spd(spd(3, 2))[0].requires_grad_()
+    start = transposed_start(n) if from_transpose else None
+    eye = torch.eye(12, dtype=torch.float64)
+    z = eye if start is None else start
+    for _ in range(6):
+        nz = n @ z
+        z = z @ (13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))) / 4
+    found = invert_by_iteration(n, start=start)
+    torch.testing.assert_close(found, z, rtol=1e-9, atol=1e-9)
+    over = torch.randn_like(z)
+    expected = torch.autograd.grad(z, n, over, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(found, n, over), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("from_transpose", [False, True])
+def test_iteration_compiles_whole(from_transpose: bool) -> None:
+    torch.compiler.reset()
+
+    def inverted(n: Tensor) -> Tensor:
+        return invert_by_iteration(n, num_iterations=3, start=transposed_start(n) if from_transpose else None)
+
+    n = normalize_spd(spd(2, d=5))[0].requires_grad_()
+    compiled = torch.compile(inverted, backend="aot_eager", fullgraph=True)(n)
+    torch.testing.assert_close(compiled, inverted(n))
+    over = torch.randn_like(compiled)
+    torch.testing.assert_close(torch.autograd.grad(compiled, n, over), torch.autograd.grad(inverted(n), n, over))
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="expected"):
         solve_spd(torch.eye(3), torch.ones(4, 1), smallest=1.0)

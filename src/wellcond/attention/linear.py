@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_inputs, key_mask, one_row
+from wellcond.numerics.tall import tall_product, thin_product
 
 __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
@@ -50,20 +51,31 @@ def linear_attention(
     if attn_mask is not None and is_causal:
         raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
     factor = 1 / divisor if scale is None else scale
+    if is_causal or dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
+        return _from_scores(query, key, value, attn_mask, dropout_p, is_causal, factor)
+    mask = key_mask(attn_mask, query, key, method="linear attention")
+    if mask is not None:
+        value = value.masked_fill(~mask.keep[..., None], 0)
+    return thin_product(query, tall_product(key, value) * factor, dtype=value.dtype)
+
+
+def _from_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    factor: float,
+) -> Tensor:
     wide = torch.promote_types(value.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
     with torch.autocast(query.device.type, enabled=False):
-        if is_causal or dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
-            scores = q @ k.mT * factor
-            if is_causal:
-                scores = scores.tril()
-            elif attn_mask is not None:
-                scores = scores.masked_fill(~attn_mask, 0)
-            return (F.dropout(scores, dropout_p) @ v).to(value.dtype)
-        mask = key_mask(attn_mask, query, key, method="linear attention")
-        if mask is not None:
-            v = v.masked_fill(~mask.keep[..., None], 0)
-        return (q @ (k.mT @ v) * factor).to(value.dtype)
+        scores = query.to(wide) @ key.to(wide).mT * factor
+        if is_causal:
+            scores = scores.tril()
+        elif attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, 0)
+        return (F.dropout(scores, dropout_p) @ value.to(wide)).to(value.dtype)
 
 
 class LinearCore(AttentionCore):

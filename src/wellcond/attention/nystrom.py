@@ -18,7 +18,8 @@ from wellcond.attention.landmarks import segment_means
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, check_inputs, key_mask
 from wellcond.attention.softmax import softmax_attention
-from wellcond.numerics.inverse import invert_by_iteration, transposed_start
+from wellcond.numerics.inverse import invert_by_iteration
+from wellcond.numerics.tall import flat_product, tall_product, thin_product
 
 __all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
 
@@ -87,27 +88,41 @@ def _by_segments(
     num_iterations: int,
 ) -> Tensor:
     wide = torch.promote_types(value.dtype, torch.float32)
-    q, k, v = query.to(wide) * math.sqrt(scale), key.to(wide) * math.sqrt(scale), value.to(wide)
+    # In one pass wide, and heads that stand side by side apart: every product below needs both.
+    q, k, v = (t.to(wide, memory_format=torch.contiguous_format) for t in (query, key, value))
     keep = None if mask is None else mask.keep
+    if keep is None and query_keep is None:
+        q, k, v = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
     of_queries, real_queries = segment_means(q, num_landmarks, query_keep)
     of_keys, real_keys = segment_means(k, num_landmarks, keep)
-    left = _softmax(q @ of_keys.mT, real_keys)
-    middle = _softmax(of_queries @ of_keys.mT, real_keys)
-    logits = of_queries @ k.mT
+    scaled_keys = of_keys * scale
+    left_logits = thin_product(q, scaled_keys.mT)
+    left = _softmax(left_logits, real_keys)
+    middle = _softmax(of_queries @ scaled_keys.mT, real_keys)
+    logits = flat_product(of_queries * scale, k)
     if mask is not None and mask.bias is not None:
         logits = logits + mask.bias.to(wide)[..., None, :]
     right = _softmax(logits, keep)
     if real_queries is not None:  # rows of zeros stay zeros in the pseudo-inverse
         middle = middle.masked_fill(~real_queries[..., None], 0)
-    inverse = invert_by_iteration(middle, num_iterations=num_iterations, start=transposed_start(middle))
-    solved = inverse @ (right @ v)
+    inverse = invert_by_iteration(
+        middle, num_iterations=num_iterations, start=_start(middle, real_queries is not None or real_keys is not None)
+    )
+    solved = inverse @ tall_product(right.mT, v)
     if mask is not None:
         few = mask.keep.sum(-1)[..., None, None] <= num_landmarks  # each of their keys is a segment
         solved = torch.where(few, segment_means(v, num_landmarks, keep)[0], solved)
         if mask.bias is not None:
             biases = segment_means(mask.bias.to(wide)[..., None], num_landmarks, keep)[0].mT
-            left = torch.where(few, _softmax(q @ of_keys.mT + biases, real_keys), left)
-    return (left @ solved).to(value.dtype)
+            left = torch.where(few, _softmax(left_logits + biases, real_keys), left)
+    out = thin_product(left, solved, dtype=value.dtype)
+    return out.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _start(middle: Tensor, masked: bool) -> Tensor:
+    """`transposed_start` of a matrix without negative entries whose rows have the sum 1, or 0 where masked."""
+    bound = middle.sum(-2, keepdim=True).amax(-1, keepdim=True)
+    return middle.mT / (bound.clamp_min(torch.finfo(bound.dtype).tiny) if masked else bound)
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:

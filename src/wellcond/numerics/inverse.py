@@ -45,7 +45,7 @@ def solve_spd(matrix: Tensor, rhs: Tensor, *, smallest: float) -> Tensor:
     with torch.autocast(matrix.device.type, enabled=False):
         w = matrix.to(work).expand(*lead, *matrix.shape[-2:])
         u = rhs.to(work).expand(*lead, *rhs.shape[-2:])
-        if _other_derivatives(w, u):
+        if other_derivatives(w, u):
             return _solve_natively(w, u, method).to(dtype)
         solution: Any = _Solve.apply(w, u, method)
         return solution.to(dtype)
@@ -93,18 +93,86 @@ def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tenso
     dtype = torch.promote_types(matrix.dtype, torch.float32)
     with torch.autocast(matrix.device.type, enabled=False):
         n = matrix.to(dtype)
-        eye = torch.eye(n.shape[-2], dtype=dtype, device=n.device)
-        if start is None:
-            if num_iterations == 0:
-                return eye.expand_as(n)
-            z = 0.25 * (13 * eye - n @ (15 * eye - n @ (7 * eye - n)))
-            num_iterations -= 1
-        else:
-            z = start.to(dtype)
+        z = None if start is None else start.to(dtype)
+        if num_iterations == 0:
+            return torch.eye(n.shape[-2], dtype=dtype, device=n.device).expand_as(n) if z is None else z
+        if other_derivatives(n, *([] if z is None else [z])):
+            return _iterate_plainly(n, z, num_iterations)
+        lead = n.shape[:-2]
+        if z is not None:
+            lead = torch.broadcast_shapes(lead, z.shape[:-2])
+            z = z.expand(*lead, *z.shape[-2:]).reshape(-1, *z.shape[-2:])
+        n = n.expand(*lead, *n.shape[-2:]).reshape(-1, *n.shape[-2:])
+        inverse: Any = _Iterate.apply(n, z, num_iterations)
+        return inverse.view(*lead, *inverse.shape[1:])
+
+
+def _iterate_plainly(n: Tensor, z: Tensor | None, num_iterations: int) -> Tensor:
+    """The iteration as it is written, with torch's own derivatives."""
+    eye = torch.eye(n.shape[-2], dtype=n.dtype, device=n.device)
+    for _ in range(num_iterations):
+        nz = n if z is None else n @ z
+        last = 13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))
+        z = 0.25 * (last if z is None else z @ last)
+    assert z is not None
+    return z
+
+
+class _Iterate(torch.autograd.Function):
+    """The same in terms of R = I − NZ, where a step is Z + ZS with S = R + R² + R³/4: four products, nothing else.
+
+    Matrices are (b, r, d) and (b, d, r); z is None for the identity. What a step keeps is Z, R and S.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, n: Tensor, z: Tensor | None, num_iterations: int) -> Tensor:
+        eye = torch.eye(n.shape[-2], dtype=n.dtype, device=n.device)
+        kept: list[Tensor | None] = []
         for _ in range(num_iterations):
-            nz = n @ z
-            z = 0.25 * (z @ (13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))))
+            r = eye - n if z is None else torch.baddbmm(eye, n, z, alpha=-1)
+            s = torch.baddbmm(r, r, torch.baddbmm(r, r, r, alpha=0.25))
+            if any(ctx.needs_input_grad):
+                kept += [z, r, s]
+            z = eye + s if z is None else torch.baddbmm(z, z, s)
+        assert z is not None
+        ctx.save_for_backward(n, *kept)
+        ctx.num_iterations = num_iterations
         return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        n, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
+            return *_plain_gradients(n, kept[0], ctx.num_iterations, grads[0]), None
+        g, dn, transposed = grads[0], None, n.mT
+        with torch.autocast(n.device.type, enabled=False):  # a backward pass may be run inside one
+            for step in reversed(range(ctx.num_iterations)):
+                z, r, s = kept[3 * step : 3 * step + 3]
+                z, r = None if z is None else z.mT, r.mT
+                ds = g if z is None else torch.bmm(z, g)
+                # dR = dS + F + (F Rᵀ + Rᵀ E)/4 with E = Rᵀ dS and F = E + dS Rᵀ
+                e = torch.bmm(r, ds)
+                f = torch.baddbmm(e, ds, r)
+                dr = torch.baddbmm(f, f, r, alpha=0.25).baddbmm_(r, e, alpha=0.25).add_(ds)
+                if z is None:
+                    dn = -dr if dn is None else dn.sub_(dr)
+                    continue
+                if ctx.needs_input_grad[0]:
+                    dn = torch.bmm(dr, z).neg_() if dn is None else dn.baddbmm_(dr, z, alpha=-1)
+                if step > 0 or ctx.needs_input_grad[1]:
+                    g = torch.baddbmm(g, g, s.mT).baddbmm_(transposed, dr, alpha=-1)
+        return dn, g if ctx.needs_input_grad[1] else None, None
+
+
+def _plain_gradients(
+    n: Tensor, z: Tensor | None, num_iterations: int, grad: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients that have gradients themselves."""
+    n, z = n.view_as(n), None if z is None else z.view_as(z)  # apart, even where z was made from n
+    wanted = [t for t in (n, z) if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(_iterate_plainly(n, z, num_iterations), wanted, grad, create_graph=True))
+    of_n = next(found) if n.requires_grad else None
+    return of_n, next(found) if z is not None and z.requires_grad else None
 
 
 def _arithmetic(d: int, smallest: float, dtype: torch.dtype) -> tuple[torch.dtype, str]:
@@ -156,7 +224,8 @@ def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:
     return y - _apply_factor(factor, (w - w.detach()) @ y.detach(), method)
 
 
-def _other_derivatives(*tensors: Tensor) -> bool:
+def other_derivatives(*tensors: Tensor) -> bool:
+    """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
     if torch.compiler.is_compiling():
         return False
     if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]

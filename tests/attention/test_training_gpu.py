@@ -109,8 +109,10 @@ def test_trains_compiled_in_half_precision(name: str, place: Place, dtype: torch
             eager, eager_again = model(images), model(images)
             found, again = compiled(images), compiled(images)
     assert counter.frame_count == 2
-    assert torch.equal(found, again)
     assert torch.equal(eager, eager_again)
+    # On a GPU the compiler's first call tunes its kernels: softmax attention, torch's own, does not repeat either.
+    assert torch.equal(found, again) or place.device == "cuda"
+    assert distance(again, found) < torch.finfo(dtype).eps
     # What the compiler fuses it does not round in between, so compiled and eager differ, but each only by roundings.
     # The residual stream is wider than its branches and forgets most of theirs: eager logits were off by eps/4 at depth
     # 2 and 12 alike, mostly by the rounding of the logits themselves. Eight times that is still far from a wrong term.

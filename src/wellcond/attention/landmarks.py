@@ -74,7 +74,7 @@ def choose_landmarks(
             continue
         if method == "segment":
             longest = -(-tokens.shape[-2] // min(share, tokens.shape[-2]))
-            found = _means(tokens, keep, number, where, longest)
+            found = _means(tokens, keep, keep.sum(-1, keepdim=True), number, where, longest)
         else:
             found = _picked(tokens, keep, number, where, quarter, method, generator)
         rows = rows + found.masked_fill(~mine[..., None], 0)
@@ -108,10 +108,10 @@ def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Te
         return x, None
     if keep is None and n % places == 0:
         return x.unflatten(-2, (places, n // places)).mean(-2), None
-    keep_all = _all_kept(x) if keep is None else keep
     place = torch.arange(places, device=x.device)
-    number = keep_all.sum(-1, keepdim=True).clamp_max(places)
-    means = _means(x, keep_all, number, place, -(-n // places))
+    total = torch.full((1,) * (x.ndim - 1), n, device=x.device) if keep is None else keep.sum(-1, keepdim=True)
+    number = total.clamp_max(places)
+    means = _means(x, keep, total, number, place, -(-n // places))
     return means, None if keep is None else place < number
 
 
@@ -186,9 +186,12 @@ def _picked(
     return _gather(tokens, drawn.gather(-1, place.expand(*lead, place.shape[-1])))
 
 
-def _means(tokens: Tensor, keep: Tensor, number: Tensor, place: Tensor, longest: int) -> Tensor:
-    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond, zero."""
-    total, segments = keep.sum(-1, keepdim=True), number.clamp_min(1)
+def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, place: Tensor, longest: int) -> Tensor:
+    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond, zero.
+
+    `total` is how many tokens are kept.
+    """
+    segments = number.clamp_min(1)
     first = place * total // segments
     length = torch.where((place >= 0) & (place < number), (place + 1) * total // segments - first, 0)
     step = torch.arange(longest, device=tokens.device)
@@ -204,11 +207,12 @@ def _spread(place: Tensor, quarter: int, total: int | Tensor, number: int | Tens
     return (4 * place + quarter) * total // (4 * number)
 
 
-def _position_of(ranks: Tensor, keep: Tensor) -> Tensor:
+def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
     """Where the token of each rank among those kept stands; some position for a rank there is not."""
-    up_to = keep.cumsum(-1)
-    lead = torch.broadcast_shapes(ranks.shape[:-1], up_to.shape[:-1])
-    up_to = up_to.expand(*lead, up_to.shape[-1]).contiguous()
+    if keep is None:
+        return ranks
+    lead = torch.broadcast_shapes(ranks.shape[:-1], keep.shape[:-1])
+    up_to = keep.expand(*lead, keep.shape[-1]).cumsum(-1)  # expanded first: compiled, torch 2.11 searches no views
     found = torch.searchsorted(up_to, ranks.expand(*lead, ranks.shape[-1]) + 1)
     return found.clamp_max(keep.shape[-1] - 1)
 

@@ -23,12 +23,12 @@ from wellcond.numerics.fastpaths import fused_kernels
 __all__ = ["can_fuse", "fused_skyformer"]
 
 MOST_LANDMARKS = 128
-WIDEST = 128
-SHARED_MEMORY = 160 * 2**10
+WIDEST = 64
+SHARED_MEMORY = 227 * 2**10
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
-    """Whether the kernels take these: on a GPU, no float64, at most 128 landmarks of at most 128 values, γ > 0."""
+    """Whether the kernels take these: on a large GPU, no float64, at most 128 landmarks of at most 64 values, γ > 0."""
     return (
         query.ndim == 4
         and gamma > 0
@@ -45,7 +45,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
 
 @torch.compiler.assume_constant_result
 def _roomy(device: torch.device) -> bool:
-    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the A100 on."""
+    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
     return _shared_memory(device.index or 0) >= SHARED_MEMORY
 
 

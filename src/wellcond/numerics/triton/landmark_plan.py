@@ -116,7 +116,7 @@ class Plan:
 
     def _pull(self, shares: int, *, has_keep: bool, product: bool) -> Launch:
         return Launch(
-            pull_kernel, (shares, self.matrices), num_warps=8,
+            pull_kernel, (shares, self.matrices), num_warps=8, num_stages=2 if self.tokens["PARTS"] else 1,
             **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], HAS_KEEP=has_keep, PRODUCT=product,
             **self.tokens,
         )  # fmt: skip
@@ -208,7 +208,9 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
 
 
 def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
-    return max(32, triton.next_power_of_2(landmarks)), _padded(width), _padded(values)
+    """Powers of two. Tokens and values are padded alike: with 32 and 16 Triton 3.6 made a kernel that went astray."""
+    wider = _padded(max(width, values))
+    return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 
 def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[str, int]:

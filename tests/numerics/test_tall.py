@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.tall import flat_product, tall_product, thin_product
 
 PRODUCTS: dict[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]] = {
@@ -142,14 +143,26 @@ def test_mistakes_are_named() -> None:
 @every
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("n", [2048, 65537])
-def test_on_the_gpu(product, meant, dtype: torch.dtype, n: int) -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_on_the_gpu(product, meant, dtype: torch.dtype, n: int, compiled: bool) -> None:
+    torch.compiler.reset()
     a, b = (t.to("cuda", dtype).requires_grad_() for t in factors(product, n, 2, 3))
-    over = torch.randn_like(meant(a.float(), b.float()))
     exact = meant(a.double(), b.double())
-    expected = torch.autograd.grad(exact, (a, b), over.double())
-    for compiled in (False, True):
-        out = (torch.compile(product, fullgraph=True) if compiled else product)(a, b)
-        assert float((out - exact).norm() / exact.norm()) < 1e-5
-        assert torch.equal(out, product(a, b)) or compiled
-        for x, y in zip(torch.autograd.grad(out, (a, b), over), expected, strict=True):
-            assert float((x - y).double().norm() / y.double().norm()) < torch.finfo(dtype).eps + 1e-5
+    over = torch.randn_like(exact)
+    expected = torch.autograd.grad(exact, (a, b), over)
+    called = torch.compile(product, fullgraph=True) if compiled else product
+    out = called(a, b)
+    assert out.dtype == torch.float32
+    assert float((out - exact).norm() / exact.norm()) < 1e-5
+    assert torch.equal(out, called(a, b))
+    for x, y in zip(torch.autograd.grad(out, (a, b), over.float()), expected, strict=True):
+        assert x.dtype == dtype
+        assert float((x - y).double().norm() / y.double().norm()) < torch.finfo(dtype).eps + 1e-5
+
+
+@pytest.mark.gpu
+def test_the_switch_turns_parts_off_on_the_gpu() -> None:
+    a, b = (t.cuda() for t in factors(tall_product, 5000, 2, dtype=torch.float32))
+    with plain_twins():
+        assert torch.equal(tall_product(a, b), a.mT @ b)
+    torch.testing.assert_close(tall_product(a, b), a.mT @ b, rtol=1e-4, atol=1e-3)

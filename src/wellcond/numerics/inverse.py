@@ -98,13 +98,19 @@ def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tenso
             return torch.eye(n.shape[-2], dtype=dtype, device=n.device).expand_as(n) if z is None else z
         if other_derivatives(n, *([] if z is None else [z])):
             return _iterate_plainly(n, z, num_iterations)
+        if n.ndim == 3 and (z is None or z.shape[:-2] == n.shape[:-2]):  # as Nyström attention calls it
+            return _apply(_Iterate, n, z, num_iterations)
         lead = n.shape[:-2]
         if z is not None:
             lead = torch.broadcast_shapes(lead, z.shape[:-2])
             z = z.expand(*lead, *z.shape[-2:]).reshape(-1, *z.shape[-2:])
         n = n.expand(*lead, *n.shape[-2:]).reshape(-1, *n.shape[-2:])
-        inverse: Any = _Iterate.apply(n, z, num_iterations)
+        inverse = _apply(_Iterate, n, z, num_iterations)
         return inverse.view(*lead, *inverse.shape[1:])
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    return function.apply(*arguments)
 
 
 def _iterate_plainly(n: Tensor, z: Tensor | None, num_iterations: int) -> Tensor:

@@ -4,7 +4,7 @@
     out = thin_product(q, kv)                  # q kv, (…, n, r), (…, r, c) → (…, n, c)
     logits = flat_product(means, k)            # means kᵀ, (…, d, p), (…, n, p) → (…, d, n)
 
-Each is float32 at least, under autocast too, and so are the gradients. A library computes a small block of a result on
+Each is float32 at least, under autocast too, with gradients likewise. A library computes a small block of a result on
 one multiprocessor, however long its sum is: two matrices of 131,072 tokens keep 2 of 132 busy. Here a long sum is cut
 into parts of `ROWS` tokens, which are one batched product, and the parts are added in their order. `kᵀ v` is such a
 sum, and the gradients of `q kv` and `means kᵀ` in their small factor are. Parts depend on n alone, not on the batch.
@@ -203,7 +203,8 @@ def _with_one_lead(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(x: Tensor, y: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    # what promote_types says of floating-point dtypes, without a call into torch for each of a dozen products
+    return torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
 
 
 def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -111,6 +111,23 @@ def test_a_batch_is_shared_by_what_has_none(product, meant) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rounded", [torch.float32, torch.bfloat16])
+def test_compiled_and_rounded(dtype: torch.dtype, rounded: torch.dtype) -> None:
+    torch.compiler.reset()
+    x, small = (t.requires_grad_() for t in factors(thin_product, 130, 2, dtype=dtype))
+
+    def in_parts(x: Tensor, small: Tensor) -> Tensor:
+        return thin_product(x, small, dtype=rounded, parts=4)
+
+    out, compiled = in_parts(x, small), torch.compile(in_parts, backend="aot_eager", fullgraph=True)(x, small)
+    assert torch.equal(out, compiled)
+    over = torch.randn_like(out)
+    for a, b in zip(*(torch.autograd.grad(t, (x, small), over) for t in (out, compiled)), strict=True):
+        assert torch.equal(a, b)
+        assert a.abs().sum() > 0
+
+
 @every
 def test_compiled_whole(product, meant) -> None:
     torch.compiler.reset()

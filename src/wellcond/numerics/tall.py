@@ -97,7 +97,9 @@ class _Thin(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, small: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
         ctx.save_for_backward(x, small)
         ctx.parts = parts
-        return _batched(x, small).to(dtype)
+        product = _batched(x, small)
+        # torch 2.11's compiler gives a function that ends in a conversion to the same dtype gradients of zero
+        return product if product.dtype == dtype else product.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -62,9 +62,9 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
     steps = 2 if quick else STEPS
 
     def train(probe: Probe | None = None) -> None:
-        for step in range(steps):
+        for _ in range(steps):
             if probe is not None:
-                probe.step = step + steps // 2  # it measures where this is a multiple of `steps`
+                probe.step += 1  # from half of `steps` on; it measures multiples of it
             with torch.autocast(images.device.type, dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(called(images), labels)
             loss.backward()
@@ -73,10 +73,13 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
 
     def probed(exact: bool, attention: bool) -> Callable[[], None]:
         probe = Probe(called, every=steps, exact=exact, attention=attention)
+        probe.step = steps // 2
 
         def train_probed() -> None:
             with probe:
                 train(probe)
+            if not probe.rows():
+                raise RuntimeError("the probe measured nothing: there is no cost to be seen")
             probe.clear()
 
         return train_probed

@@ -108,7 +108,7 @@ def test_only_where_the_kernels_can():
 @pytest.mark.parametrize(("width", "landmarks"), [(32, 128), (64, 128), (64, 40), (20, 70)])
 def test_on_a_gpu(dtype, width, landmarks):
     tensors = [torch.randn(4, 2, 1000, width, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
-    assert can_fuse(*tensors, landmarks=landmarks, gamma=0.1)
+    assert can_fuse(*tensors, landmarks=landmarks, gamma=0.1) == (width <= 32 or dtype == torch.bfloat16)
 
     def attend(q, k, v):
         return skyformer_attention(q, k, v, num_landmarks=landmarks)

@@ -23,19 +23,19 @@ from wellcond.numerics.fastpaths import fused_kernels
 __all__ = ["can_fuse", "fused_skyformer"]
 
 MOST_LANDMARKS = 128
-WIDEST = 64
+WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
 SHARED_MEMORY = 227 * 2**10
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
-    """Whether the kernels take these: on a large GPU, no float64, at most 128 landmarks of at most 64 values, γ > 0."""
+    """Whether the kernels take these: on a large GPU, at most 128 landmarks of at most 64 values (32 if not bfloat16,
+    whose parts take less room), no float64, γ > 0."""
     return (
         query.ndim == 4
         and gamma > 0
         and landmarks <= MOST_LANDMARKS
-        and max(query.shape[-1], value.shape[-1]) <= WIDEST
         and query.dtype == key.dtype == value.dtype
-        and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and max(query.shape[-1], value.shape[-1]) <= WIDEST.get(query.dtype, 0)
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
         and _roomy(query.device)

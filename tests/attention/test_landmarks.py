@@ -129,3 +129,21 @@ def test_mistakes_are_named() -> None:
         choose_landmarks(x, x, 2, "kmeans")
     with pytest.raises(ValueError, match="at least one"):
         choose_landmarks(x, x, 0, "spread")
+
+
+@pytest.mark.parametrize("method", ["spread", "segment"])
+def test_compiled_landmarks_of_masked_tokens_are_the_same(method):
+    """Compiled, the tokens that count are found by sorting and not by searching."""
+    torch.compiler.reset()
+    query, key = torch.randn(3, 2, 40, 4), torch.randn(3, 2, 31, 4)
+    query_keep, key_keep = torch.rand(3, 1, 40) > 0.4, torch.rand(3, 1, 31) > 0.8
+    key_keep[1] = False
+
+    def choose(query, key):
+        found = choose_landmarks(query, key, 24, method, query_keep=query_keep, key_keep=key_keep)
+        return found.rows, found.valid
+
+    rows, valid = choose(query, key)
+    compiled_rows, compiled_valid = torch.compile(choose, backend="aot_eager", fullgraph=True)(query, key)
+    assert torch.equal(valid, compiled_valid)
+    assert torch.equal(rows * valid[..., None], compiled_rows * compiled_valid[..., None])

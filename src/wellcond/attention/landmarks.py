@@ -212,7 +212,10 @@ def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None:
         return ranks
     lead = torch.broadcast_shapes(ranks.shape[:-1], keep.shape[:-1])
-    up_to = keep.expand(*lead, keep.shape[-1]).cumsum(-1)  # expanded first: compiled, torch 2.11 searches no views
+    if torch.compiler.is_compiling():  # torch 2.11 cannot compile a search for GPUs
+        in_order = (~keep).to(torch.uint8).sort(dim=-1, stable=True).indices.expand(*lead, keep.shape[-1])
+        return in_order.gather(-1, ranks.expand(*lead, ranks.shape[-1]).clamp(0, keep.shape[-1] - 1))
+    up_to = keep.expand(*lead, keep.shape[-1]).cumsum(-1)
     found = torch.searchsorted(up_to, ranks.expand(*lead, ranks.shape[-1]) + 1)
     return found.clamp_max(keep.shape[-1] - 1)
 

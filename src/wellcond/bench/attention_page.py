@@ -1,0 +1,169 @@
+"""What a page says of `wellcond bench attention`, made from its JSON: tables, and the sentences that hold numbers.
+
+    python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md README.md
+    write_page(Path("benchmarks/attention-h200.json"), Path("docs/attention.md"))      # the same for one page
+
+A page marks where they go, `<!-- bench attention: choice -->` … `<!-- end of choice -->`, and what stands between is
+replaced; the rest of the page is its author's. The parts are `choice` (sentences), `numbers` (all tables) and `speed`
+(a few rows).
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from wellcond.bench.attention_facts import (
+    TORCH,
+    Record,
+    methods_of,
+    rows_of,
+    shapes_of,
+    spread,
+    times_of,
+    wins_from,
+)
+from wellcond.bench.attention_words import OURS, advice, choice, length_of, named, ratio_of, three_digits, times_sign
+from wellcond.records import read_json, write_text
+
+__all__ = ["filled", "write_page"]
+
+FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for the README
+
+
+def write_page(json_path: Path, page_path: Path) -> Path:
+    """Writes the marked parts of the page anew from the benchmark's JSON, and returns the page's path."""
+    write_text(page_path, filled(json_path, page_path))
+    return page_path
+
+
+def filled(json_path: Path, page_path: Path) -> str:
+    """The page as `write_page` would leave it. ValueError for another file, or a page whose marks do not fit."""
+    record = read_json(json_path)
+    if not isinstance(record, dict) or record.get("benchmark") != "attention":
+        raise ValueError(f"{json_path} is not a record of `wellcond bench attention`; give the JSON that it wrote")
+    text = Path(page_path).read_text(encoding="utf-8")
+    found = re.findall(r"<!-- bench attention: (.*?) -->", text)
+    if not found or not set(found) <= set(PARTS) or len(set(found)) < len(found):
+        raise ValueError(
+            f"{page_path} marks {', '.join(found) or 'no part'}; put `<!-- bench attention: NAME -->` and "
+            f"`<!-- end of NAME -->`, each once, where NAME is one of {', '.join(PARTS)}"
+        )
+    for name in found:
+        begin, end = f"<!-- bench attention: {name} -->", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        if rest.count(end) != 1:
+            raise ValueError(f"{page_path} has no single `{end}` after `{begin}`; put one where the part ends")
+        text = f"{before}{begin}\n{PARTS[name](record)}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+# ---- tables
+
+
+def _numbers(record: Record) -> str:
+    """All tables, and what has to be said beside them."""
+    methods, lengths, others = methods_of(record), shapes_of(record, "length"), shapes_of(record, "LRA", "other")
+    every = list(dict.fromkeys([*lengths, *others]))
+    rows = [f"{length_of(shape):,} ({shape})" for shape in lengths]
+    parts = [
+        "Milliseconds forward and backward; in brackets how many times faster than torch's attention (bold: faster), "
+        f"with {record['landmarks']} landmarks. Two numbers are two measurements of one shape.",
+        _table("n (batch×heads×n×width)", rows, methods, _timed(record, lengths, methods)),
+    ]
+    if others:
+        parts += ["The shapes of the Long Range Arena, of ViTs and of longer sequences:"]
+        parts += [_table("shape", [named(shape) for shape in others], methods, _timed(record, others, methods))]
+    if any(row["memory MiB"] for row in record["rows"]):
+        cells = [[_memory(record, method, shape) for method in methods] for shape in every]
+        parts += ["Peak memory above the inputs, forward and backward, in MiB:", _table("shape", every, methods, cells)]
+    parts += [
+        "From which n on each wins every measurement; by more than two measurements of its own were apart; how far "
+        "that is; and how the cost of a sequence grows, as an exponent of n (1: linear, 2: quadratic):",
+        _table("method", methods, ("wins from", "beyond its noise", "noise", "exponent"), _verdicts(record)),
+    ]
+    return "\n\n".join([*parts, *_remarks(record), _made(record)])
+
+
+def _verdicts(record: Record) -> list[list[str]]:
+    cells = []
+    for method in methods_of(record):
+        noise, exponent = spread(record, method), record["exponents"].get(method, math.nan)
+        wins = [wins_from(record, method), wins_from(record, method, by=max(1.0, noise)) if noise > 0 else math.nan]
+        starts = ["never" if n is None else "" if math.isnan(n) else f"{n:,}" for n in wins]
+        starts = ["", ""] if method == TORCH else starts
+        cells.append(
+            [
+                *starts,
+                "" if math.isnan(noise) else times_sign(noise, 3),
+                "" if math.isnan(exponent) else f"{exponent:.2f}",
+            ]
+        )
+    return cells
+
+
+def _remarks(record: Record) -> list[str]:
+    said = []
+    below = "; ".join(method for method, exponent in record["exponents"].items() if exponent < 0.99)
+    if below:
+        why = "says that the time was not that of the arithmetic"
+        said.append(f"No attention costs less than its tokens: an exponent below 1 ({below}) {why}.")
+    dtypes = {row["method"]: row["dtype"] for row in record["rows"]}
+    odd = [f"{method} ({dtype})" for method, dtype in dtypes.items() if dtype != dtypes[TORCH]]
+    if odd:
+        said.append(f"All in {dtypes[TORCH]}, except {'; '.join(odd)}.")
+    notes = [f"{row['method']} at {row['shape']}: {row['note']}" for row in record["rows"] if row["note"]]
+    return said + ([f"Missing or doubtful: {'; '.join(notes)}."] if notes else [])
+
+
+def _made(record: Record) -> str:
+    where = record["environment"]
+    device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
+    versions = ", ".join(
+        f"{name} {where['versions'][name]}" for name in ("torch", "triton") if name in where["versions"]
+    )
+    commit = (where["commit"] or "unknown")[:12] + (" with changes" if where["dirty"] else "")
+    return f"Made by `{where['command']}` on {device}, {versions}, commit {commit}, {where['date'][:10]}."
+
+
+def _speed(record: Record) -> str:
+    """The length of a ViT, those around the break-even, and long ones."""
+    shapes = [shape for shape in FEW if times_of(record, TORCH, shape)]
+    methods = [method for method in (TORCH, *OURS) if rows_of(record, method)]
+    names = [f"{length_of(shape):,} ({shape})" for shape in shapes]
+    return _table("n", names, methods, _timed(record, shapes, methods)) + f"\n\n{advice(record)}"
+
+
+PARTS: dict[str, Callable[[Record], str]] = {"choice": choice, "numbers": _numbers, "speed": _speed}
+
+
+def _table(corner: str, names: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join([corner, *columns])} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {' | '.join([name, *row])} |" for name, row in zip(names, cells, strict=True)]
+    return "\n".join(lines)
+
+
+def _timed(record: Record, shapes: Sequence[str], methods: Sequence[str]) -> list[list[str]]:
+    return [[_time(record, method, shape) for method in methods] for shape in shapes]
+
+
+def _time(record: Record, method: str, shape: str) -> str:
+    """The times of a method at a shape, with their ratios to torch's."""
+    rows = [row for row in rows_of(record, method, shape) if row["both ms"]]
+    times = ", ".join(three_digits(row["both ms"]) for row in rows) or "–"
+    ratios = [row["times faster"] for row in rows if row.get("times faster") and method != TORCH]
+    bold = ", ".join(f"**{ratio_of(ratio)}**" if ratio > 1 else ratio_of(ratio) for ratio in ratios)
+    return f"{times} ({bold})" if bold else times
+
+
+def _memory(record: Record, method: str, shape: str) -> str:
+    found = [row["memory MiB"] for row in rows_of(record, method, shape) if row["memory MiB"]]
+    return three_digits(max(found)) if found else "–"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python -m wellcond.bench.attention_page JSON PAGE [PAGE …]")
+    for target in sys.argv[2:]:
+        print(f"wrote {write_page(Path(sys.argv[1]), Path(target))}")

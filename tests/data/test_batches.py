@@ -1,3 +1,4 @@
+import functools
 import itertools
 import random
 
@@ -5,13 +6,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.config import patch as patch_dynamo
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellcond.data import Augmentation, DataSet, EvalBatches, TrainBatches, eval_batches, open_data, train_batches
+from wellcond.data import batches as batches_module
 from wellcond.data.batches import TOGETHER, eval_cuts, fetch_batches
+from wellcond.data.dataset import Images
 
 EVERYTHING = Augmentation(
     scale_min=0.3, flip=0.5, color_jitter=0.4, erasing=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1, mix_per="pair"
 )
+MIXED = Augmentation(padding=1, flip=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
 SHIFTED = Augmentation(padding=2, flip=0.5, erasing=0.3, erasing_mode="rand")
 
 
@@ -164,12 +170,60 @@ def test_by_function(digits: DataSet) -> None:
     assert same(eval_batches(digits.val, batch_size=50), EvalBatches(digits.val, batch_size=50))
 
 
-def test_a_batch_does_not_depend_on_those_drawn_together_with_it(digits: DataSet) -> None:
-    how = Augmentation(padding=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.0)
-    batches = TrainBatches(digits.train, batch_size=16, seed=0, augmentation=how, num_classes=10)
-    whole = list(batches.epoch(1))
-    assert len(whole) > 2 * TOGETHER
-    for start in (1, TOGETHER - 1, TOGETHER, TOGETHER + 1, len(whole) - 1):
-        images, labels = next(batches.epoch(1, start=start))
-        assert torch.equal(images, whole[start][0])
-        assert torch.equal(labels, whole[start][1])
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+@pytest.mark.parametrize("crop", [{"padding": 1}, {"scale_min": 0.3, "color_jitter": 0.4}])
+def test_a_batch_does_not_depend_on_those_varied_together_with_it(
+    monkeypatch: pytest.MonkeyPatch, digits: DataSet, crop, mode
+) -> None:
+    how = Augmentation(**crop, flip=0.5, erasing=0.5, erasing_mode=mode, mixup=0.8, cutmix=1.0)
+    for rank, world in ((0, 1), (1, 3)):
+        make_these = functools.partial(make, digits, how, batch_size=14, rank=rank, world=world, drop_last=False)
+        batches = make_these()
+        assert batches.together == TOGETHER // 14
+        whole = list(batches.epoch(1))
+        assert len(whole[-1][0]) < 14  # and odd, in a group with even ones
+        for together, drawn in ((1, 1), (3 * 14 + 1, 100)):
+            monkeypatch.setattr(batches_module, "TOGETHER", together)
+            monkeypatch.setattr(batches_module, "DRAWN", drawn)
+            others = make_these()
+            assert others.together == max(1, together // 14)
+            for start in (0, 1, 4, len(whole) - 1, len(whole)):
+                assert same(others.epoch(1, start), whole[start:])
+            monkeypatch.undo()
+
+
+def test_a_group_of_batches_takes_a_few_calls_for_each(digits: DataSet) -> None:
+    """On a GPU Python's calls are what costs, so they are counted: those of a batch of 64, groups of 32."""
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    images = digits.train.part(torch.arange(1437).repeat(3))  # an epoch of 67 batches
+    for how, limit in ((Augmentation(padding=1, flip=0.5), 4), (MIXED, 6)):
+        epoch = TrainBatches(images, batch_size=64, seed=0, augmentation=how, num_classes=10).epoch(0)
+        next(epoch)
+        with Count() as count:
+            for _ in itertools.islice(epoch, 64):
+                pass
+        assert count.calls <= 64 * limit
+
+
+def test_large_images_are_varied_batch_by_batch() -> None:
+    pixels = torch.zeros(8, 3, 512, 512, dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(8).long(), mean=torch.zeros(3), std=torch.ones(3))
+    for size, together in ((1, 42), (8, 5)):  # 3 MB each, 128 MB in all
+        batches = TrainBatches(images, batch_size=size, seed=0, augmentation=Augmentation(), num_classes=2)
+        assert batches.together == together
+
+
+def test_a_compiled_model_takes_batches_of_a_group_for_what_they_are(digits: DataSet) -> None:
+    """Parts of a larger tensor, at different places in it: compiled once for all of them."""
+    model = torch.compile(torch.nn.Conv2d(1, 4, 3), backend="eager", fullgraph=True)
+    with patch_dynamo(error_on_recompile=True):
+        for images, _ in itertools.islice(make(digits, MIXED).epoch(0), 5):
+            assert images.is_contiguous()
+            model(images).sum().backward()

@@ -10,7 +10,16 @@ from torchvision.transforms.v2 import functional as tv
 
 from wellcond.data.augment import Augmentation
 from wellcond.data.draws import draw_uniform
-from wellcond.data.varying import DRAWS, draw_mixing, erase_boxes, mix_images, mix_labels, vary_images
+from wellcond.data.varying import (
+    DRAWS,
+    Mixing,
+    StepPart,
+    draw_mixing,
+    erase_boxes,
+    mix_images,
+    mix_labels,
+    vary_images,
+)  # fmt: skip
 
 COUNT, SIDE = 48, 24
 
@@ -117,19 +126,13 @@ def test_erased_by_colour_or_noise(pixels: Tensor, draws: Tensor, mode, size: in
     assert torch.equal(erased, torch.where(box, full, 99.0))
 
 
-def mix(how: Augmentation, step: int = 0, size: int = COUNT, offset: int = 0, total: int = COUNT):
-    return draw_mixing(
-        how,
-        seed=0,
-        epoch=0,
-        step=step,
-        size=size,
-        offset=offset,
-        total=total,
-        h=SIDE,
-        w=SIDE,
-        device=torch.device("cpu"),
-    )
+def mix(how: Augmentation, *parts: StepPart) -> Mixing:
+    parts = parts or (part(),)
+    return draw_mixing(how, parts, seed=0, epoch=0, h=SIDE, w=SIDE, device=torch.device("cpu"))
+
+
+def part(step: int = 0, size: int = COUNT, offset: int = 0, total: int = COUNT) -> StepPart:
+    return StepPart(step=step, offset=offset, size=size, total=total)
 
 
 @pytest.mark.parametrize("per", ["batch", "pair"])
@@ -153,7 +156,7 @@ def test_mixup_is_the_mean_of_two_neighbours_and_of_their_labels(pixels: Tensor,
 def test_cutmix_labels_count_the_pixels(per) -> None:
     images = torch.arange(COUNT).float()[:, None, None, None].expand(-1, 3, SIDE, SIDE)
     for step in range(20):
-        mixing = mix(Augmentation(cutmix=1.0, mix_per=per), step=step)
+        mixing = mix(Augmentation(cutmix=1.0, mix_per=per), part(step))
         mixed = mix_images(images, mixing)
         assert ((mixed == images) | (mixed == images[torch.arange(COUNT) ^ 1])).all()
         torch.testing.assert_close((mixed == images).float().mean((1, 2, 3)), mixing.share)
@@ -161,26 +164,58 @@ def test_cutmix_labels_count_the_pixels(per) -> None:
 
 def test_mixup_and_cutmix_take_turns() -> None:
     how = Augmentation(mixup=1.0, cutmix=1.0, mix_prob=0.5, mix_switch=0.5, mix_per="pair")
-    draws = [mix(how, step=step) for step in range(30)]
-    share, cuts = (
-        torch.cat([m.share[::2] for m in draws]),
-        torch.cat([m.cuts[::2] for m in draws if m.cuts is not None]),
-    )
+    draws = [mix(how, part(step)) for step in range(30)]
+    share, keep = torch.cat([m.share[::2] for m in draws]), torch.cat([m.keep[::2] for m in draws])
     assert 0.43 < (share == 1).float().mean() < 0.6  # half are left alone, and some boxes are empty
-    assert 0.4 < cuts.float().mean() < 0.6
-    ones = mix(Augmentation(mixup=1.0, mix_prob=0.5), step=0).share
+    mixed = share < 1
+    assert torch.equal(keep[keep < 1], share[keep < 1])  # mixup: of pixels as of labels
+    assert 0.4 < (keep[mixed] == 1).float().mean() < 0.6
+    ones = mix(Augmentation(mixup=1.0, mix_prob=0.5)).share
     assert len(set(ones.tolist())) == 1
 
 
 def test_ranks_share_the_draws_of_a_step() -> None:
     how = Augmentation(mixup=0.5, cutmix=1.0, mix_per="pair")
     whole = mix(how)
-    halves = [mix(how, size=COUNT // 2, offset=offset) for offset in (0, COUNT // 2)]
+    halves = [mix(how, part(size=COUNT // 2, offset=offset)) for offset in (0, COUNT // 2)]
     assert torch.equal(torch.cat([half.share for half in halves]), whole.share)
     assert torch.equal(torch.cat([half.box for half in halves if half.box is not None]), whole.box)
 
 
+@pytest.mark.parametrize("per", ["batch", "pair"])
+@pytest.mark.parametrize("alphas", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+def test_batches_mixed_together_are_as_mixed_alone(pixels: Tensor, per, alphas) -> None:
+    """To the bit, the last of them with an odd number of images; their numbers are those of their steps."""
+    how = Augmentation(mix_per=per, mix_prob=0.8, **alphas)
+    parts = [part(3, 16), part(4, 16), part(5, 13, offset=16)]
+    images, labels = pixels[:45].float(), torch.arange(45) % 5
+    mixing = mix(how, *parts)
+    together = mix_images(images, mixing), mix_labels(labels, mixing, num_classes=5, smoothing=0.1)
+    for one, some, classes, *found in zip(
+        parts, *(rows.split([16, 16, 13]) for rows in (images, labels, *together)), strict=True
+    ):
+        alone = mix(how, one)
+        assert torch.equal(found[0], mix_images(some, alone))
+        assert torch.equal(found[1], mix_labels(classes, alone, num_classes=5, smoothing=0.1))
+
+
+@pytest.mark.parametrize("per", ["batch", "pair"])
+def test_a_mixture_is_what_one_number_or_one_box_makes_of_two_images(pixels: Tensor, per) -> None:
+    """Pair by pair with Python's numbers, to the bit: mixup's share, or a slice copied from the other image."""
+    images = pixels.float()
+    for step in range(6):
+        mixing = mix(Augmentation(mixup=0.8, cutmix=1.0, mix_per=per), part(step))
+        assert mixing.box is not None
+        for index, (result, keep, box) in enumerate(
+            zip(mix_images(images, mixing), mixing.keep.tolist(), mixing.box.int().tolist(), strict=True)
+        ):
+            truth = torch.lerp(images[index ^ 1], images[index], keep)
+            top, bottom, left, right = box
+            truth[:, top:bottom, left:right] = images[index ^ 1][:, top:bottom, left:right]
+            assert torch.equal(result, truth)
+
+
 def test_an_odd_one_stays_itself() -> None:
     images = torch.rand(5, 1, 4, 4)
-    mixing = mix(Augmentation(mixup=1.0), size=5, total=5)
+    mixing = mix(Augmentation(mixup=1.0), part(size=5, total=5))
     assert torch.equal(mix_images(images, mixing)[4], images[4])

@@ -10,6 +10,7 @@ takes `batch_size × world` images of one global order, and process `rank` the r
 with 256 each see what one with 512 sees.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,13 +23,26 @@ from wellcond.data.augment import Augmentation
 from wellcond.data.dataset import Images
 from wellcond.data.draws import draw_normal, draw_order, draw_uniform
 from wellcond.data.sending import send
-from wellcond.data.varying import DRAWS, draw_mixing, draw_places, erase_boxes, mix_images, mix_labels, vary_images
+from wellcond.data.varying import (
+    DRAWS,
+    StepPart,
+    draw_mixing,
+    draw_places,
+    erase_boxes,
+    mix_images,
+    mix_labels,
+    vary_images,
+)  # fmt: skip
 
 __all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
 
 VARIED, NOISE = 1, 2  # streams of random numbers
-AHEAD = 2  # batches copied to the device while it computes
-TOGETHER = 32  # batches whose random numbers are drawn at once: for one batch the kernels would be many and tiny
+AHEAD = 2  # groups of batches copied to the device while it computes
+# Several batches are varied at once and handed out one by one: a small batch takes a GPU less time than Python needs to
+# ask for it. No image's result depends on which others are in its group.
+TOGETHER = 2048  # images that are varied at once,
+TOGETHER_BYTES = 128 << 20  # if they are no more than this as float32
+DRAWN = 16_384  # images whose random numbers are drawn at once
 
 
 class Share:
@@ -78,29 +92,38 @@ class TrainBatches:
         self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
         self.steps_per_epoch = self.share.steps
         self.normalise = Normalising(images, self.device)
+        images_together = min(TOGETHER, TOGETHER_BYTES // (4 * math.prod(images.shape)))
+        self.together = max(1, images_together // batch_size)
+        """Batches that are varied at once."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
         self.share.check_start(start)
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images))
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
-        fetched = fetch_batches(self.images, _cut(send(order, self.images.device), spans), self.device)
-        drawn = self._draw(_cut(send(order, self.device), spans), epoch)
-        for step, ((pixels, labels), draws) in enumerate(zip(fetched, drawn, strict=True), start):
-            _, _, offset, total = spans[step - start]
-            yield self._vary(pixels, labels, draws, epoch=epoch, step=step, offset=offset, total=total)
+        if not spans:
+            return
+        mine = torch.cat([order[low:high] for low, high, _, _ in spans])
+        parts = [StepPart(start + i, offset, high - low, total) for i, (low, high, offset, total) in enumerate(spans)]
+        groups = [parts[first : first + self.together] for first in range(0, len(parts), self.together)]
+        sizes = [sum(part.size for part in group) for group in groups]
+        fetched = fetch_batches(self.images, list(send(mine, self.images.device).split(sizes)), self.device)
+        drawn = self._draw(list(send(mine, self.device).split(sizes)), epoch)
+        for (pixels, labels), draws, group in zip(fetched, drawn, groups, strict=True):
+            yield from self._vary(pixels, labels, draws, group, epoch=epoch)
 
-    def _draw(self, parts: list[Tensor], epoch: int) -> Iterator["_Draws"]:
-        for first in range(0, len(parts), TOGETHER):
-            some = parts[first : first + TOGETHER]
-            sizes = [len(part) for part in some]
+    def _draw(self, groups: list[Tensor], epoch: int) -> Iterator["_Draws"]:
+        many = max(1, DRAWN // len(groups[0]))
+        for first in range(0, len(groups), many):
+            some = groups[first : first + many]
+            sizes = [len(rows) for rows in some]
             draws = draw_uniform(seed=self.seed, epoch=epoch, rows=torch.cat(some), count=DRAWS, stream=VARIED)
             y, x = draw_places(draws, self.augmentation, *self.images.shape[1:])
             yield from map(_Draws, some, draws.split(sizes), zip(y.split(sizes), x.split(sizes), strict=True))
 
     def _vary(
-        self, pixels: Tensor, labels: Tensor, drawn: "_Draws", *, epoch: int, step: int, offset: int, total: int
-    ) -> tuple[Tensor, Tensor]:
+        self, pixels: Tensor, labels: Tensor, drawn: "_Draws", group: list[StepPart], *, epoch: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         how = self.augmentation
         images = self.normalise(vary_images(pixels, drawn.uniform, how, drawn.places))
         if how.erasing:
@@ -110,22 +133,17 @@ class TrainBatches:
                 count = c * h * w if how.erasing_mode == "pixel" else c
                 noise = draw_normal(seed=self.seed, epoch=epoch, rows=drawn.rows, count=count, stream=NOISE)
             images = erase_boxes(images, drawn.uniform, noise, how)
-        return finish_batch(
-            images, labels, how, num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
-            offset=offset, total=total,
-        )  # fmt: skip
+        images, labels = _finish(images, labels, how, group, num_classes=self.num_classes, seed=self.seed, epoch=epoch)
+        sizes = [part.size for part in group]
+        return zip(images.split(sizes), labels.split(sizes), strict=True)
 
 
 class _Draws(NamedTuple):
-    """What was drawn for the images of a batch."""
+    """What was drawn for the images of a group of batches."""
 
     rows: Tensor
     uniform: Tensor
     places: tuple[Tensor, Tensor]
-
-
-def _cut(order: Tensor, spans: list[tuple[int, int, int, int]]) -> list[Tensor]:
-    return [order[low:high] for low, high, _, _ in spans]
 
 
 def finish_batch(
@@ -133,12 +151,17 @@ def finish_batch(
     offset: int, total: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Mixes the images where asked for, and makes labels soft where they have to be."""
+    part = StepPart(step, offset, len(images), total)
+    return _finish(images, labels, how, [part], num_classes=num_classes, seed=seed, epoch=epoch)
+
+
+def _finish(
+    images: Tensor, labels: Tensor, how: Augmentation, parts: list[StepPart], *, num_classes: int, seed: int, epoch: int
+) -> tuple[Tensor, Tensor]:
     mixing = None
     if how.mixes:
-        mixing = draw_mixing(
-            how, seed=seed, epoch=epoch, step=step, size=len(images), offset=offset, total=total,
-            h=images.shape[2], w=images.shape[3], device=images.device,
-        )  # fmt: skip
+        h, w = images.shape[2:]
+        mixing = draw_mixing(how, parts, seed=seed, epoch=epoch, h=h, w=w, device=images.device)
         images = mix_images(images, mixing)
     if how.soft_labels:
         labels = mix_labels(labels, mixing, num_classes=num_classes, smoothing=how.label_smoothing)

@@ -1,4 +1,4 @@
-"""Crops, flips, colours, erasing and mixing of whole batches, on the device where they are.
+"""Crops, flips, colours, erasing and mixing of whole batches, of one or of several in a row, on their device.
 
     floats = vary_images(pixels, draws, augmentation)                       # uint8 → float32 in 0 … 255
     places = draw_places(draws, augmentation, h, w)                         # the same for many batches at once:
@@ -11,10 +11,13 @@ Letters: b images, c channels, h × w pixels.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
@@ -22,7 +25,10 @@ from wellcond.data.augment import Augmentation
 from wellcond.data.draws import make_key
 from wellcond.data.sending import send
 
-__all__ = ["DRAWS", "Mixing", "draw_mixing", "draw_places", "erase_boxes", "mix_images", "mix_labels", "vary_images"]
+__all__ = [
+    "DRAWS", "Mixing", "StepPart", "draw_mixing", "draw_places", "erase_boxes", "mix_images", "mix_labels",
+    "vary_images",
+]  # fmt: skip
 
 TRIES = 10  # of a box's area and shape, before the whole image is taken (crop) or nothing is (erasing), as usual
 # Which column of the draws serves what.
@@ -132,70 +138,82 @@ def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentatio
     return torch.where(box, noise.view(len(images), c, -1, w if noise.shape[1] > c else 1), images)
 
 
+class StepPart(NamedTuple):
+    """Which images of a step a batch holds: `offset` … `offset + size` of the `total` that all the ranks see in it."""
+
+    step: int
+    offset: int
+    size: int
+    total: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """What mixup and CutMix do to each image of a batch and its neighbour."""
+    """What mixup and CutMix do to each image of some batches and its neighbour."""
 
     share: Tensor
     """(b,) float32: how much of the label stays the image's own."""
+    keep: Tensor
+    """(b,) float32: how much of each pixel does; 1 for CutMix, which takes whole pixels."""
     box: Tensor | None
-    """(b, 4) int64: top, bottom, left, right of what CutMix takes from the neighbour; empty for the others."""
-    cuts: Tensor | None
-    """(b,) bool: CutMix, and not mixup."""
-    whole: bool
-    """All rows are the same. Then they stay on the CPU, and a device is told one number, or one box, by the call."""
+    """(b, 4) float32, whole numbers: top, bottom, left, right of what CutMix takes from the neighbour; mixup's box is
+    empty. None without CutMix."""
 
 
 def draw_mixing(
-    augmentation: Augmentation, *, seed: int, epoch: int, step: int, size: int, offset: int, total: int,
-    h: int, w: int, device: torch.device,
+    augmentation: Augmentation, parts: Sequence[StepPart], *, seed: int, epoch: int, h: int, w: int,
+    device: torch.device,
 ) -> Mixing:  # fmt: skip
-    """For images `offset` … `offset + size` of the `total` that all the ranks see in this step."""
-    draw = np.random.default_rng(make_key(seed, epoch, step))
-    pairs = 1 if augmentation.mix_per == "batch" else (total + 1) // 2
-    mixes = draw.random(pairs) < augmentation.mix_prob
+    """For the images of these batches, one after the other. Each step has numbers of its own; they are sent at once."""
     both = augmentation.mixup > 0 and augmentation.cutmix > 0
-    cuts = draw.random(pairs) < augmentation.mix_switch if both else np.full(pairs, augmentation.cutmix > 0)
-    share = np.ones(pairs)
-    for alpha, chosen in ((augmentation.mixup, ~cuts), (augmentation.cutmix, cuts)):
-        if alpha > 0:
-            share = np.where(mixes & chosen, draw.beta(alpha, alpha, pairs), share)
-    y, x = draw.integers(h, size=pairs), draw.integers(w, size=pairs)  # the middle of the box, which the border may cut
+    drawn = [_draw_pairs(augmentation, part, make_key(seed, epoch, part.step), h, w) for part in parts]
+    mixes, cuts, share_up, share_cut, y, x = np.concatenate(drawn, axis=1)
+    cuts = cuts < augmentation.mix_switch if both else np.full(len(cuts), augmentation.cutmix > 0)
+    share = np.where(mixes < augmentation.mix_prob, np.where(cuts, share_cut, share_up), 1.0)
     half_h, half_w = (np.sqrt(1 - share) * side // 2 for side in (h, w))
     box = np.stack(
         [np.clip(v, 0, side) for v, side in ((y - half_h, h), (y + half_h, h), (x - half_w, w), (x + half_w, w))]
     )
-    box = np.where(cuts, box, 0).astype(np.int64)
+    box = np.where(cuts, box, 0)
+    keep = np.where(cuts, 1, share)
     share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
 
-    which = np.zeros(size, np.int64) if pairs == 1 else np.arange(offset, offset + size) // 2
-    table = torch.from_numpy(np.concatenate([share[None], cuts[None], box])[:, which])
-    table = table if pairs == 1 else send(table, device)
-    cutting = augmentation.cutmix > 0
-    return Mixing(
-        share=table[0].float(),
-        cuts=table[1].bool() if cutting else None,
-        box=table[2:].T.long() if cutting else None,
-        whole=pairs == 1,
-    )
+    firsts = np.cumsum([0, *(pairs.shape[1] for pairs in drawn[:-1])])
+    which = [_pair_of(augmentation, part) + first for part, first in zip(parts, firsts, strict=True)]
+    rows = [share[None], keep[None], box] if augmentation.cutmix > 0 else [share[None], keep[None]]
+    table = np.concatenate(rows).astype(np.float32)[:, np.concatenate(which)]
+    share, keep, *box = send(torch.from_numpy(table), device).split([1, 1, 4][: len(rows)])
+    return Mixing(share=share[0], keep=keep[0], box=box[0].T if box else None)
+
+
+def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w: int) -> NDArray[np.float64]:
+    """(6, pairs): whether to mix, which way, a share for each way, and the middle of a box that the border may cut."""
+    draw = np.random.default_rng(key)
+    pairs = 1 if augmentation.mix_per == "batch" else (part.total + 1) // 2
+    unused = np.ones(pairs)
+    alphas = augmentation.mixup, augmentation.cutmix
+    mixes = draw.random(pairs)
+    cuts = draw.random(pairs) if min(alphas) > 0 else unused
+    shares = [draw.beta(alpha, alpha, pairs) if alpha > 0 else unused for alpha in alphas]
+    middle = [draw.integers(side, size=pairs).astype(np.float64) for side in (h, w)]
+    return np.stack([mixes, cuts, *shares, *middle])
+
+
+def _pair_of(augmentation: Augmentation, part: StepPart) -> NDArray[np.int64]:
+    """Which of the pairs drawn for a step each image belongs to."""
+    if augmentation.mix_per == "batch":
+        return np.zeros(part.size, np.int64)
+    return np.arange(part.offset, part.offset + part.size) // 2
 
 
 def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
     other = _neighbours(images)
-    if mixing.whole:
-        if mixing.cuts is None or mixing.box is None or not mixing.cuts[0]:
-            return torch.lerp(other, images, mixing.share[0].item())
-        top, bottom, left, right = mixing.box[0].tolist()
-        mixed = images.clone()
-        mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-        return mixed
-    share = mixing.share[:, None, None, None]
-    if mixing.cuts is None or mixing.box is None:
-        return torch.lerp(other, images, share)
+    blended = torch.lerp(other, images, mixing.keep[:, None, None, None])
+    if mixing.box is None:
+        return blended
     top, bottom, left, right = mixing.box[:, :, None].unbind(1)
     y, x = (torch.arange(side, device=images.device) for side in images.shape[2:])
     box = ((y >= top) & (y < bottom))[:, :, None] & ((x >= left) & (x < right))[:, None, :]
-    blended = torch.lerp(other, images, torch.where(mixing.cuts[:, None, None, None], 1.0, share))
     return torch.where(box[:, None], other, blended)
 
 
@@ -203,13 +221,12 @@ def mix_labels(labels: Tensor, mixing: Mixing | None, *, num_classes: int, smoot
     """(b, num_classes) float32, each row a distribution."""
     own = labels[:, None] == torch.arange(num_classes, device=labels.device)
     soft = own.float() * (1 - smoothing) + smoothing / num_classes
-    if mixing is None:
-        return soft
-    return torch.lerp(_neighbours(soft), soft, mixing.share[0].item() if mixing.whole else mixing.share[:, None])
+    return soft if mixing is None else torch.lerp(_neighbours(soft), soft, mixing.share[:, None])
 
 
 def _neighbours(rows: Tensor) -> Tensor:
-    """0 and 1 change places, 2 and 3, …; an odd last one stays itself."""
+    """0 and 1 change places, 2 and 3, …; an odd last one stays itself. So does that of every batch of several in a row
+    as long as only the last is odd."""
     even = len(rows) // 2 * 2
     swapped = rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
     return swapped if even == len(rows) else torch.cat([swapped, rows[even:]])

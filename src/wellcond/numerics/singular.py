@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from wellcond.numerics.device_memory import free_memory
 from wellcond.numerics.extremes import (
     RESOLVABLE,
     extreme_singular_values,
@@ -296,8 +297,7 @@ def _in_chunks(function: Callable[[_Part], tuple[Tensor, ...]], x: Tensor) -> li
     matrix_bytes = 8 * (3 * short * long + 8 * short * short)
     budget = CHUNK_BYTES["cpu" if x.device.type == "cpu" else "cuda"]
     if x.is_cuda and x.shape[0] * matrix_bytes > budget:
-        unused = torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
-        budget = max(budget, (torch.cuda.mem_get_info(x.device)[0] + unused) // 8)
+        budget = max(budget, free_memory(x.device) // 8)
     parts = [function(_Part(part)) for part in x.split(max(1, budget // matrix_bytes))]
     return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]
 

@@ -39,8 +39,10 @@ def gaussian_product(
         is_causal: key j counts for row i only if j ≤ i.
     """
     _check(x, y, v)
-    lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
-    x, y, v = (t.expand(*lead, *t.shape[-2:]) for t in (x, y, v))
+    lead = x.shape[:-2]
+    if not lead == y.shape[:-2] == v.shape[:-2]:
+        lead = torch.broadcast_shapes(lead, y.shape[:-2], v.shape[:-2])
+        x, y, v = (t.expand(*lead, *t.shape[-2:]) for t in (x, y, v))
     if keep is not None:
         if keep.dtype != torch.bool:
             raise ValueError(f"keep must be boolean, True where a key counts; got {keep.dtype}")
@@ -51,16 +53,15 @@ def gaussian_product(
         y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
     if not fused and (weights <= DIRECT or _other_derivatives(x, y, v) or torch.compiler.is_compiling()):
         return _directly(x, y, v, keep, scale, is_causal)
-    batch = lead[:-1].numel() if lead else 1
-    heads = lead[-1] if lead else 1
-    x, y, v = (t.reshape(batch, heads, *t.shape[-2:]) for t in (x, y, v))
-    if keep is not None:
-        keep = keep.reshape(batch, heads, -1)
+    if x.ndim != 4:
+        batch, heads = (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
+        x, y, v = (t.reshape(batch, heads, *t.shape[-2:]) for t in (x, y, v))
+        keep = None if keep is None else keep.reshape(batch, heads, -1)
     if torch.compiler.is_compiling():
         out = product_op(x, y, v, keep, scale, is_causal)
     else:
         out = _Product.apply(x, y, v, keep, scale, is_causal)
-    return out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 def gaussian_weights(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
@@ -100,20 +101,22 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
     ) -> Tensor:
-        ctx.save_for_backward(x, y, v, keep)
+        halves = None
+        if _fused(x, y, v):  # of queries and keys at once, and for the backward pass too
+            from .triton.gaussian import half_norms
+
+            halves = half_norms(x, y, keep, scale=scale)
+        ctx.save_for_backward(x, y, v, keep, *(halves or ()))
         ctx.scale, ctx.is_causal = scale, is_causal
-        return product(x, y, v, keep, scale, is_causal)
+        return product(x, y, v, keep, scale, is_causal, halves)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, y, v, keep = ctx.saved_tensors
-        return (
-            *gradients(grads[0], x, y, v, keep, ctx.scale, ctx.is_causal, ctx.needs_input_grad[:3]),
-            None,
-            None,
-            None,
-        )
+        x, y, v, keep, *halves = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        found = gradients(grads[0], x, y, v, keep, ctx.scale, ctx.is_causal, needed, tuple(halves) or None)
+        return (*found, None, None, None)
 
 
 @torch.library.custom_op("wellcond::gaussian_product", mutates_args=())
@@ -157,12 +160,24 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 product_op.register_autograd(_backward, setup_context=_save)
 
 
-def product(x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    """The product itself, (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); no derivative is recorded."""
+def product(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    scale: float,
+    is_causal: bool,
+    halves: tuple[Tensor, ...] | None = None,
+) -> Tensor:
+    """The product itself, (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); no derivative is recorded.
+
+    `halves` are the kernels' half norms of x and y, where they are known.
+    """
     if _fused(x, y, v):
         from .triton.gaussian import stream
 
-        return stream(x, y, v, keep=keep, scale=scale, causal=1 if is_causal else 0)
+        y_half = None if halves is None else halves[1]
+        return stream(x, y, v, keep=keep, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
     parts = [
         _masked(gaussian_weights(part, y, scale=scale), keep, is_causal, first) @ v.to(_wide(v))
         for first, part in _row_chunks(x, y)
@@ -179,19 +194,22 @@ def gradients(
     scale: float,
     is_causal: bool,
     needed: tuple[bool, bool, bool],
+    halves: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dy, dv), None where not needed."""
     if not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
-    from .triton.gaussian import pull, stream
+    from .triton.gaussian import half_norms, pull, stream
 
+    x_half, y_half = halves or half_norms(x, y, keep, scale=scale)
+    down, up = (1, -1) if is_causal else (0, 0)
     dx = dy = dv = None
     if needed[0]:
-        dx, _ = pull(x, y, grad, v, keep=keep, scale=scale, causal=1 if is_causal else 0)
+        dx, _ = pull(x, y, grad, v, keep=keep, scale=scale, causal=down, y_half=y_half)
     if needed[1]:
-        dy, dv = pull(y, x, v, grad, scale=scale, causal=-1 if is_causal else 0, product=needed[2])
+        dy, dv = pull(y, x, v, grad, scale=scale, causal=up, product=needed[2], y_half=x_half)
     elif needed[2]:
-        dv = stream(y, x, grad, scale=scale, causal=-1 if is_causal else 0)
+        dv = stream(y, x, grad, scale=scale, causal=up, y_half=x_half)
     if keep is not None:  # their rows are keys here: one that does not count has no gradient
         gone = ~keep[..., None]
         dy = dy.masked_fill_(gone, 0) if dy is not None else None

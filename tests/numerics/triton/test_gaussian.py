@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from wellcond.numerics import gaussian as whole
 from wellcond.numerics.triton import gaussian
 from wellcond.numerics.triton.gaussian import pull, stream
 
@@ -80,3 +81,23 @@ def test_what_does_not_count_may_be_anything(device):
     y[:, :, 30:], v[:, :, 35:] = torch.nan, torch.inf
     for one, other in zip(pull(x, y, g, v, scale=0.5, keep=keep, product=True), want, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_function_as_a_whole(masked, is_causal, device, monkeypatch):
+    """`gaussian_product` with its kernels: what they share between forward and backward pass fits together."""
+    monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
+    x, y, v = (torch.randn(2, 2, n, 8, device=device).requires_grad_() for n in (20, 33, 33))
+    if is_causal:
+        y, v = (torch.randn(2, 2, 20, 8, device=device).requires_grad_() for _ in range(2))
+    keep = (torch.rand(2, 1, y.shape[2], device=device) > 0.3) if masked else None
+    out = whole.gaussian_product(x, y, v, scale=0.3, keep=keep, is_causal=is_causal)
+    g = torch.randn_like(out)
+    found = torch.autograd.grad(out, (x, y, v), g)
+    wide = [t.detach().double().requires_grad_() for t in (x, y, v)]
+    weights = whole.gaussian_weights(wide[0], wide[1], scale=0.3)
+    weights = weights if keep is None else weights * keep[..., None, :]
+    want = (weights.tril() if is_causal else weights) @ wide[2]
+    for one, other in zip((out, *found), (want, *torch.autograd.grad(want, wide, g.double())), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .launch import launch, layout
 
-__all__ = ["pull", "stream"]
+__all__ = ["half_norms", "pull", "stream"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PROGRAMS = 264  # two for each multiprocessor of a large GPU: below it, columns are shared out
@@ -47,17 +47,21 @@ def _counting(cols, last, keep, HAS_KEEP: tl.constexpr):
 
 
 @triton.jit
-def _halves_kernel(
-    y, keep, out, m, heads, width, factor, yb, yh, yn, kb, kh,
-    WIDTH: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
+def _half_norms_kernel(
+    x, y, keep, x_out, y_out, n, m, heads, width, factor, xb, xh, xn, yb, yh, yn, kb, kh,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     which = tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
-    counts = _counting(cols, m, keep + b * kb + h * kh, HAS_KEEP)
-    wide = _rows_of(y + b * yb + h * yh, cols, counts, yn, width, WIDTH).to(tl.float32)
-    half = tl.where(counts, tl.sum(wide * wide, axis=1) * (0.5 * factor), float("inf"))
-    tl.store(out + which * m + cols, half, mask=cols < m)
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(2) == 0:
+        counts = _counting(r, m, keep + b * kb + h * kh, HAS_KEEP)
+        wide = _rows_of(y + b * yb + h * yh, r, counts, yn, width, WIDTH).to(tl.float32)
+        half = tl.where(counts, tl.sum(wide * wide, axis=1) * (0.5 * factor), float("inf"))
+        tl.store(y_out + which * m + r, half, mask=r < m)
+    else:
+        wide = _rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH).to(tl.float32)
+        tl.store(x_out + which * n + r, tl.sum(wide * wide, axis=1) * (0.5 * factor), mask=r < n)
 
 
 @triton.jit
@@ -183,6 +187,28 @@ def _pull_kernel(
         tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=inside)
 
 
+def half_norms(x: Tensor, y: Tensor, keep: Tensor | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
+    """scale · log₂e · ‖·‖²/2 of x (b, h, n, p) and y (b, h, m, p): (b, h, n) and (b, h, m) float32.
+
+    Infinite for a token of y that `keep` (b, h, m) leaves out.
+    """
+    x, y = _packed(x), _packed(y)
+    (b, h, n, p), m = x.shape, y.shape[2]
+    of_x = torch.empty(b, h, n, dtype=torch.float32, device=x.device)
+    of_y = torch.empty(b, h, m, dtype=torch.float32, device=x.device)
+    launch(
+        _half_norms_kernel,
+        (triton.cdiv(max(n, m), 128), b * h, 2),
+        layout(x, y, keep),
+        (
+            x, y, x if keep is None else keep, of_x, of_y, n, m, h, p, scale * math.log2(math.e),
+            *x.stride()[:3], *y.stride()[:3], *_keep_strides(keep),
+        ),
+        WIDTH=_padded(p), BLOCK=128, HAS_KEEP=keep is not None,
+    )  # fmt: skip
+    return of_x, of_y
+
+
 def stream(
     x: Tensor,
     y: Tensor,
@@ -192,26 +218,26 @@ def stream(
     keep: Tensor | None = None,
     causal: int = 0,
     dtype: torch.dtype | None = None,
+    y_half: Tensor | None = None,
 ) -> Tensor:
     """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in `dtype`, by default v's.
 
     Weights are rounded to v's dtype, or to TF32 where a float32 result is asked for.
 
-    `causal`: 1 for columns up to the row's number, −1 for those from it on.
+    `causal`: 1 for columns up to the row's number, −1 for those from it on. `y_half`: as `half_norms` has it.
     """
-    x, y, v = (_packed(t) for t in (x, y, v))
+    x, y, v = _packed(x), _packed(y), _packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c)
     rows, shares, each = _grid(n, m, b * h, tiles)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device)
-    key = layout(x, y, v, keep)
     launch(
         _stream_kernel,
         (rows, shares, b * h),
-        (key, out.dtype),
+        (layout(x, y, v, keep), out.dtype),
         (
-            x, y, v, _halves(y, keep, scale), x if keep is None else keep, out,
-            n, m, h, p, c, each, scale,
+            x, y, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half, x if keep is None else keep,
+            out, n, m, h, p, c, each, scale,
             *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
         ),
         WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
@@ -232,25 +258,25 @@ def pull(
     causal: int = 0,
     product: bool = False,
     dtype: torch.dtype | None = None,
+    y_half: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for.
 
-    Both in `dtype`, if that is given.
+    Both in `dtype`, if that is given. `causal` and `y_half` as for `stream`.
     """
-    x, y, g, v = (_packed(t) for t in (x, y, g, v))
+    x, y, g, v = _packed(x), _packed(y), _packed(g), _packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c, pulls=True)
     rows, shares, each = _grid(n, m, b * h, tiles)
     dx = _buffer(shares, (b, h, n, p), dtype or x.dtype, x.device)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device) if product else dx
-    key = layout(x, y, g, v, keep)
     launch(
         _pull_kernel,
         (rows, shares, b * h),
-        (key, dx.dtype, out.dtype),
+        (layout(x, y, g, v, keep), dx.dtype, out.dtype),
         (
-            x, y, g, v, _halves(y, keep, scale), x if keep is None else keep, dx, out,
-            n, m, h, p, c, each, scale,
+            x, y, g, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half,
+            x if keep is None else keep, dx, out, n, m, h, p, c, each, scale,
             *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
         ),
         WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
@@ -258,23 +284,6 @@ def pull(
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return _added(dx, shares, dtype or x.dtype), _added(out, shares, dtype or v.dtype) if product else None
-
-
-def _halves(y: Tensor, keep: Tensor | None, scale: float) -> Tensor:
-    """scale · log₂e · ‖y_j‖²/2, (b, h, m) float32; infinite where a column does not count."""
-    b, h, m, p = y.shape
-    out = torch.empty(b, h, m, dtype=torch.float32, device=y.device)
-    launch(
-        _halves_kernel,
-        (triton.cdiv(m, 128), b * h),
-        layout(y, keep),
-        (
-            y, y if keep is None else keep, out, m, h, p, scale * math.log2(math.e), *y.stride()[:3],
-            *_keep_strides(keep),
-        ),
-        WIDTH=_padded(p), BN=128, HAS_KEEP=keep is not None,
-    )  # fmt: skip
-    return out
 
 
 def _even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
@@ -295,7 +304,7 @@ def _tiles(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
     """Measured on an H200: the product is fastest with many rows to a program, its pull-back with many columns."""
     widest = max(_padded(p), _padded(c))
     if widest <= 64:
-        rows, columns = (64, 128) if pulls and widest <= 32 else (128, 64)
+        rows, columns = (128, 64) if not pulls else (64, 128) if widest <= 32 else (64, 64)
         return {"BM": rows, "BN": columns, "num_warps": 4, "num_stages": 3}
     return {"BM": 64, "BN": 32, "num_warps": 4 if widest <= 128 else 8, "num_stages": 2}
 

@@ -14,7 +14,6 @@ is, and what the batch mates are changes nothing. Where there are fewer tokens t
 places left over are not valid. A side with too few tokens leaves its places to the other.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +22,9 @@ from torch import Tensor
 __all__ = ["LANDMARKS", "Landmarks", "choose_landmarks", "landmark_positions", "prefix_positions", "segment_means"]
 
 LANDMARKS = ("spread", "random", "segment")
+MOST_KEPT = 256
+
+_kept_positions: dict[tuple[int, int, int, int, torch.device], Tensor] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +92,7 @@ def landmark_positions(
     """
     of_queries, of_keys = _halves(query.shape[-2], key.shape[-2], count)
     if method == "spread":
-        kept = query.is_cuda and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
-        positions = _kept_spread_positions if kept else _spread_positions
-        return positions(query.shape[-2], key.shape[-2], of_queries, of_keys, query.device), of_queries
+        return _spread_positions(query.shape[-2], key.shape[-2], of_queries, of_keys, query.device), of_queries
     parts = [_drawn(tokens, number, generator) for tokens, number in ((query, of_queries), (key, of_keys)) if number]
     return torch.cat(parts, -1), of_queries
 
@@ -132,14 +132,23 @@ def _halves(n: int, m: int, count: int) -> tuple[int, int]:
     return of_queries, min(m, count - of_queries)
 
 
-@functools.lru_cache(maxsize=64)
-def _kept_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
-    """Half a dozen launches that a GPU need not repeat at every call."""
-    with torch.inference_mode(False):  # whoever asks first, the gradient of a later call may need it
-        return _spread_positions(n, m, of_queries, of_keys, device)
-
-
 def _spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
+    """On a GPU they are kept: half a dozen launches that need not be repeated at every call."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return _make_spread_positions(n, m, of_queries, of_keys, device)
+    key = (n, m, of_queries, of_keys, device)
+    found = _kept_positions.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # whoever asks first, the gradient of a later call may need it
+            found = _make_spread_positions(n, m, of_queries, of_keys, device)
+        if not torch.cuda.is_current_stream_capturing():  # what a graph captured lies in the graph's memory
+            if len(_kept_positions) >= MOST_KEPT:
+                _kept_positions.clear()
+            _kept_positions[key] = found
+    return found
+
+
+def _make_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
     parts = [
         _spread(torch.arange(number, device=device), quarter, total, number) if number < total
         else torch.arange(number, device=device)

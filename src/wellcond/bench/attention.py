@@ -5,6 +5,9 @@ Range Arena and of vision transformers. The peers: torch's own attention (flash)
 was published with, a Nyströmformer in plain torch, and FlexAttention for the exact Gaussian kernel. A method that
 would need more memory than there is, or much more time than the others, is left out from there on, and the row says so;
 one that fails marks its own row. The JSON is drawn beside it (attention_plot.py).
+
+`both ms` is forward and backward as called, one call of many; `gpu ms` the same without the host, as a CUDA graph: what
+counts where a model keeps its GPU busy, and where it is captured as a whole.
 """
 
 import math
@@ -26,7 +29,7 @@ from wellcond.attention import (
 from wellcond.attention.compat import skyformer_compat
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import sustained_ms
+from wellcond.bench.timing import graphed_ms, sustained_ms
 
 __all__ = ["cost_exponent", "run"]
 
@@ -83,7 +86,7 @@ def run(
         exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
         payload = {"benchmark": "attention", "on": where.type, "tokens": tokens, "landmarks": landmarks, "quick": quick}
         write(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
-    columns = ("method", "shape", "dtype", "forward ms", "both ms", "memory MiB", "times faster", "note")
+    columns = ("method", "shape", "dtype", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster", "note")
     show("attention, forward and with its gradient", rows, columns)
     if any(row["both ms"] for row in rows):
         Console().print(f"wrote {plot(path)}")
@@ -154,7 +157,7 @@ def _measured(
     row: dict[str, Any] = {
         "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads, "n": n,
         "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
-        "forward ms": None, "both ms": None, "memory MiB": None, "note": "",
+        "forward ms": None, "both ms": None, "gpu ms": None, "memory MiB": None, "note": "",
     }  # fmt: skip
     if (peer.name, kind) in slow:
         return {**row, "note": "left out: too slow or too large at a shorter length"}
@@ -184,6 +187,11 @@ def _measured(
         slow.add((peer.name, kind))
     if peer.twin is not None:
         row["note"] = _disagreement(peer.function, peer.twin, (q, k, v), g)
+    if device.type == "cuda":
+        try:
+            row["gpu ms"] = graphed_ms(both, device, repeats=5)
+        except Exception as error:  # not everything can be captured
+            row["note"] = ", ".join(filter(None, (row["note"], f"no graph: {_in_short(error)}")))
     return row
 
 

@@ -1,0 +1,77 @@
+"""`wellcond bench …`: one command for each benchmark."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wellcond.cli.options import Device
+
+__all__ = ["bench"]
+
+bench = typer.Typer(help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True)
+
+BenchOutput = Annotated[
+    Path | None, typer.Option("--output", help="JSON file to write; by default one under benchmarks/.", dir_okay=False)
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images in a batch; by default what suits the device.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats: seconds, to see that it runs.")]
+
+
+@bench.command("graying")
+def bench_graying(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """Token Graying against torch's SVD and eigh, an FFT DCT, and a ViT-B/16 training step."""
+    from wellcond.bench import graying
+
+    graying.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("kappa")
+def bench_kappa(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """Condition numbers against torch.linalg.cond: speed and error."""
+    from wellcond.bench import kappa
+
+    kappa.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("probe")
+def bench_probe(
+    output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
+) -> None:
+    """What a probe costs beside the training of a ViT-B/16."""
+    from wellcond.bench import probe
+
+    probe.run(output=output, device=device, batch_size=batch_size, quick=quick)
+
+
+@bench.command("attention")
+def bench_attention(output: BenchOutput = None, device: Device = None, quick: Quick = False) -> None:
+    """Every attention over the length: time and memory, against torch's own and the published order of operations."""
+    from wellcond.bench import attention
+
+    attention.run(output=output, device=device, quick=quick)
+
+
+@bench.command("train")
+def bench_train(
+    output: BenchOutput = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    quick: Quick = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with train/ and val/ to train on.", exists=True, file_okay=False)
+    ] = None,
+    timm_train: Annotated[
+        Path | None, typer.Option(help="timm's train.py, to be timed beside ours.", exists=True, dir_okay=False)
+    ] = None,
+) -> None:
+    """The training loop against the model alone, and against timm's train.py."""
+    from wellcond.bench import training
+
+    training.run(
+        output=output, device=device, batch_size=batch_size, quick=quick, data_dir=data_dir, timm_train=timm_train
+    )

@@ -1,0 +1,94 @@
+"""The commands that look at models and runs: measure, report."""
+
+import ast
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wellcond.cli.options import Device
+
+__all__ = ["measure", "report"]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders with a probe.jsonl, or .jsonl files of a probe.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page, or a folder for it; by default beside a single run's rows.")
+    ] = None,
+) -> None:
+    """Write a page on what the probes of runs measured; several runs are compared."""
+    from wellcond.report import report_runs
+
+    typer.echo(f"wrote {report_runs(runs, output)}")
+
+
+def measure(
+    model: Annotated[str, typer.Argument(help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL")],
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")] = None,
+    model_kwargs: Annotated[
+        list[str] | None,
+        typer.Option(help="Settings of the model, as timm has them: img_size=64 depth=6.", metavar="KEY=VALUE …"),
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Its weights, safetensors or torch's.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of the checkpoint.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights that belong to the name.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A folder or .tar of images; by default crops of two photographs.")
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(help="Where to measure: in, tokens, embed, and by default sa,+sa,mlp,+mlp (those there are)."),
+    ] = None,
+    blocks: Annotated[str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?.")] = "*",
+    samples: Annotated[int, typer.Option(min=1, help="How many images.")] = 64,
+    gray: Annotated[str | None, typer.Option(help="Gray the tokens first: svd or dct.")] = None,
+    epsilon: Annotated[float, typer.Option(help="The exponent of graying, in (0, 1].")] = 0.95,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Also the singular values.")] = False,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Also the same model with random weights, beside it.")
+    ] = False,
+    device: Device = None,
+    seed: Annotated[int, typer.Option(help="Which images are chosen, and how random weights begin.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder for rows and page; by default measure-MODEL.")] = None,
+) -> None:
+    """Measure which blocks of a model are ill-conditioned: a table, and a page."""
+    settings = _key_values([*(model_kwargs or []), *(more or [])])  # timm's --model-kwargs takes several, typer's one
+    from wellcond.experiments import measure as measurement
+
+    measurement.measure(
+        model,
+        checkpoint=checkpoint,
+        ema=ema,
+        pretrained=pretrained,
+        model_kwargs=settings,
+        data_dir=data_dir,
+        sites=None if sites is None else _listed(sites),
+        blocks=[int(name) if name.isdecimal() else name for name in _listed(blocks)],
+        samples=samples,
+        gray=gray,
+        epsilon=epsilon,
+        spectrum=spectrum,
+        untrained=untrained,
+        device=device,
+        seed=seed,
+        output=output,
+    )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _key_values(pairs: list[str]) -> dict[str, Any]:
+    """img_size=64 depths=(2,2) pool=avg: numbers, tuples and the like as Python writes them, anything else as text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-kwargs")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[key] = value
+    return found

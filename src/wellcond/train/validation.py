@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.data import Images, eval_batches
+from wellcond.data.batches import eval_cuts
 from wellcond.data.files import ImageFiles
 from wellcond.train.computing import autocast, seed_by
 from wellcond.train.config import Config
@@ -36,11 +37,16 @@ class Validation:
             self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device,
             workers=self.config.workers,
         )  # fmt: skip
+        calls = 0
         for images, labels in batches:
-            seed_by(here.device, self.config.seed, 0, here.rank)
-            with autocast(self.config, here.device):
-                counted = self.task.count(model, images, labels)
-            sums = {name: sums.get(name, 0) + value for name, value in counted.items()}
+            sums = {name: sums.get(name, 0) + value for name, value in self._count(model, images, labels).items()}
+            calls += 1
+        # Sharded models wait for every process, also for one without a (readable) image: it looks at a black one, and
+        # does not count it.
+        for _ in range(calls, len(eval_cuts(len(self.images), batch_size=size, world=here.world))):
+            images = torch.zeros(1, *self.images.shape, device=here.device)
+            counted = self._count(model, images, torch.zeros(1, dtype=torch.int64, device=here.device))
+            sums = {name: sums.get(name, torch.zeros_like(value)) for name, value in counted.items()}
         self.skipped = getattr(batches, "skipped", [])
         for module in flags:
             module.training = True
@@ -48,4 +54,11 @@ class Validation:
         values = here.total(torch.stack([sums[name] for name in names])).tolist()
         found = dict(zip(names, values, strict=True))
         count = found.pop("count")
+        if not count:
+            raise ValueError(f"none of the {len(self.images)} validation images can be read")
         return {name: value / count for name, value in found.items()}
+
+    def _count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        seed_by(self.here.device, self.config.seed, 0, self.here.rank)
+        with autocast(self.config, self.here.device):
+            return self.task.count(model, images, labels)

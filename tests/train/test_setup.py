@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,20 @@ def test_fused_on_a_gpu_where_the_class_knows_it(make_config: Make, device: str,
     parts = parts_on(device, make_config(opt=opt))
     assert {bool(group.get("fused")) for group in parts.optimizer.param_groups} == {fused}
     step(parts, device)
+
+
+@pytest.mark.parametrize(("mode", "graphs"), [("", False), ("reduce-overhead", True)])
+def test_the_compiler_is_told_its_mode(make_config: Make, mode: str, graphs: bool) -> None:
+    called: Any = parts_on("cpu", make_config(compile=True, compile_mode=mode)).called
+    assert called.get_compiler_config()["triton.cudagraphs"] is graphs
+
+
+def test_gradients_are_forgotten_as_the_optimiser_would(make_config: Make) -> None:
+    parts = parts_on("cpu", make_config())
+    parts.model(torch.ones(2, 1, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in parts.model.parameters())
+    parts.forget_gradients()
+    assert all(parameter.grad is None for parameter in parts.model.parameters())
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

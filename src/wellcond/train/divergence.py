@@ -46,14 +46,14 @@ class Watch:
         self._first: list[float] = []
 
     def see(self, step: int, loss: Tensor) -> None:
-        self._pending.append((step, loss.detach()))
+        self._pending.append((step, loss.detach() if loss.requires_grad else loss))
 
     def judge(self) -> Divergence | None:
         """What the losses since the last time say."""
         if not self._pending:
             return None
         steps = [step for step, _ in self._pending]
-        losses = torch.stack([loss.float() for _, loss in self._pending]).tolist()
+        losses = torch.stack([loss for _, loss in self._pending]).float().tolist()
         self._pending.clear()
         for step, loss in zip(steps, losses, strict=True):
             if not math.isfinite(loss):

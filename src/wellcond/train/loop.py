@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from wellcond.data import DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
-from wellcond.train.computing import autocast, deterministic, seed_by
+from wellcond.train.computing import autocast, deterministic, replays_graphs, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder
@@ -117,6 +118,7 @@ class _Run:
         self.progress.left_out(self.data.skipped)
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
+        self.replays = replays_graphs(config, here.device)
 
     @property
     def total(self) -> int:
@@ -168,6 +170,8 @@ class _Run:
         parts.schedule.step_update(step)
         for group in parts.optimizer.param_groups:
             group["lr"] *= self.states.counters["lr_factor"]
+        if self.replays:
+            torch.compiler.cudagraph_mark_step_begin()  # once for all parts: gradients lie in the graphs' memory, too
         total = None
         for part in range(config.accumulate):
             images, labels = next(batches)
@@ -179,12 +183,14 @@ class _Run:
                 parts.scaler.scale(loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
+        if self.replays:
+            total = total.clone()  # the watch reads it when later steps have overwritten what the model returned
         if config.clip_grad is not None:
             parts.scaler.unscale_(parts.optimizer)
-            nn.utils.clip_grad_norm_(parts.model.parameters(), config.clip_grad)
+            nn.utils.clip_grad_norm_(parts.parameters, config.clip_grad)
         parts.scaler.step(parts.optimizer)
         parts.scaler.update()
-        parts.optimizer.zero_grad(set_to_none=True)
+        parts.forget_gradients()
         if parts.ema is not None:
             parts.ema.update(parts.model, step=step)
         return total
@@ -245,9 +251,11 @@ class _Run:
 
     def _sync(self, last: bool) -> Any:
         """Gradients travel between processes only with the last part of a batch."""
+        if last:
+            return contextlib.nullcontext()
         called = self.parts.called
         inner: Any = getattr(called, "_orig_mod", called)
-        return inner.no_sync() if not last and hasattr(inner, "no_sync") else contextlib.nullcontext()
+        return inner.no_sync() if hasattr(inner, "no_sync") else contextlib.nullcontext()
 
     def _make_probe(self) -> StepProbe | None:
         if not self.config.probe_every:

@@ -20,6 +20,7 @@ from wellcond.train.config import Config
 __all__ = ["Decoding", "Progress"]
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+MOVE_EVERY = 0.1  # seconds between moves of the bar: it is drawn no more often than that
 NAMED = 5  # files that cannot be read, of many
 
 
@@ -34,7 +35,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
         self._task: Any = None
-        self._images, self._since, self._line = 0, time.perf_counter(), 0.0
+        self._images, self._since, self._line, self._moved = 0, time.perf_counter(), 0.0, 0.0
         self._left_out: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
@@ -53,7 +54,11 @@ class Progress:
 
     def step(self, step: int, *, images: int) -> None:
         self._images += images
-        if self._bar is not None:
+        if self._bar is None:
+            return
+        now = time.perf_counter()
+        if now - self._moved > MOVE_EVERY or step == self.total:
+            self._moved = now
             self._bar.update(self._task, completed=step)
 
     def logged(self, loss: float) -> None:

@@ -4,6 +4,7 @@ import math
 import sys
 
 import pytest
+import torch
 
 from wellcond.bench import training
 from wellcond.bench.photographs import write_photographs
@@ -32,6 +33,32 @@ def test_a_given_folder_decides_the_classes(tmp_path):
     )
     assert {row["classes"] for row in record["rows"]} == {3}
     assert {row["batch"] for row in record["rows"]} == {4}
+
+
+def test_a_training_that_fails_costs_its_own_row_alone(tmp_path, monkeypatch):
+    def fail_if_mixed(config, *args, **kwargs):
+        if config.mixup:
+            raise RuntimeError("out of memory\nwith a long story")
+        return train(config, *args, **kwargs)
+
+    train = training.train
+    monkeypatch.setattr(training, "train", fail_if_mixed)
+    rows = read_json(training.run(output=tmp_path / "train.json", device="cpu", quick=True))["rows"]
+    notes = {row["training"]: row["note"] for row in rows}
+    assert notes.pop("ours, mixed images") == "failed: RuntimeError: out of memory"
+    assert set(notes.values()) == {""}
+    for row in rows:
+        assert math.isnan(row["images per second"]) == math.isnan(row["ratio"]) == bool(row["note"])
+
+
+def test_what_is_timed_on_a_gpu_fits_its_time():
+    """All trainings for the setting that is compared with timm, and CUDA graphs there; few for the others."""
+    settings = list(training._settings(torch.device("cuda"), None, False, None))
+    assert [(s.size, s.batch) for s in settings] == [(64, 256), (64, 1024), (32, 256)]
+    assert [s.ours for s in settings] == [training.EVERYTHING, ("plain",), ("plain", "mixed")]
+    for where, batch in (("cuda", 64), ("cpu", 8)):
+        settings = list(training._settings(torch.device(where), batch if where == "cuda" else None, False, None))
+        assert [(s.size, s.batch) for s in settings] == [(64, batch), (32, batch)]
 
 
 def test_the_steady_part_leaves_the_start_and_what_follows_out():

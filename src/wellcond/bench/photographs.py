@@ -1,5 +1,6 @@
 """Real photographs for benchmarks, from what scikit-learn carries: random crops of its two, resized and normalised."""
 
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -50,11 +51,20 @@ def write_photographs(folder: Path, *, size: int, classes: int, each: int, seed:
         file = BytesIO()
         Image.fromarray(np.asarray(image.permute(1, 2, 0))).save(file, "JPEG", quality=90)
         files.append(file.getvalue())
-    count = 0
+    count, written = 0, dict[bytes, Path]()
     for split, number in (("train", each), ("val", 2)):
         for label in range(classes):
             place = folder / split / f"{label:04d}"
             place.mkdir(parents=True)
             for index in range(number):
-                (place / f"{index:06d}.jpg").write_bytes(files[count % len(files)])
+                _write(place / f"{index:06d}.jpg", files[count % len(files)], written)
                 count += 1
+
+
+def _write(file: Path, content: bytes, written: dict[bytes, Path]) -> None:
+    """As another name of the file that has this content already, where the disk knows such: many times as fast."""
+    try:
+        os.link(written[content], file)
+    except (KeyError, OSError):
+        file.write_bytes(content)
+        written.setdefault(content, file)

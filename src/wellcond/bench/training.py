@@ -1,9 +1,10 @@
 """`wellcond bench train`: does the training loop keep up with the model?
 
 A ViT-Tiny, compiled, in bfloat16: first the model alone on one batch that never changes, then `wellcond.train` on a
-folder of photographs, decoded once: with crops and flips, with mixed images and soft labels too, and with the probe.
-Then timm's own train.py on the same folder, where it is given. A loop's images per second are those of its steady
-part, from one wait for the device to another; the ratio is to the model alone, in the same run.
+folder of photographs, decoded once: with crops and flips, with mixed images and soft labels too, with CUDA graphs, and
+with the probe; at other sizes some of these, since compiling takes most of the time. Then timm's own train.py on the
+same folder, where it is given. A loop's images per second are those of its steady part, from one wait for the device to
+another; the ratio is to the model alone, in the same run.
 """
 
 import gc
@@ -37,6 +38,7 @@ STEADY_IMAGES = 102_400
 PROBE_EVERY = 1000
 QUICK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
+EVERYTHING = ("plain", "mixed", "graphs", "probed")
 
 
 class Setting(NamedTuple):
@@ -44,6 +46,8 @@ class Setting(NamedTuple):
     patch: int
     classes: int
     batch: int
+    ours: tuple[str, ...] = EVERYTHING
+    """Which of our trainings are timed."""
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
@@ -82,12 +86,17 @@ def run(
 
 def _settings(where: torch.device, batch_size: int | None, quick: bool, data_dir: Path | None) -> Iterator[Setting]:
     small = quick or where.type != "cuda"
-    batches = (batch_size,) if batch_size else (8,) if small else (256, 1024)
-    for size, patch, classes in ((32, 4, 4),) if quick else ((64, 8, 200), (32, 4, 10)):
+    batch = batch_size or (8 if small else 256)
+    if quick:
+        settings = [Setting(32, 4, 4, batch)]
+    else:
+        settings = [Setting(64, 8, 200, batch), Setting(32, 4, 10, batch, ("plain", "mixed"))]
+        if not small and batch_size is None:
+            settings.insert(1, Setting(64, 8, 200, 1024, ("plain",)))
+    for setting in settings:
         if data_dir is not None:
-            classes = sum(folder.is_dir() for folder in (data_dir / "train").glob("*"))
-        for batch in batches:
-            yield Setting(size, patch, classes, batch)
+            setting = setting._replace(classes=sum(folder.is_dir() for folder in (data_dir / "train").glob("*")))
+        yield setting
 
 
 class _Bench:
@@ -108,17 +117,22 @@ class _Bench:
 
     def rows(self, timm_train: Path | None) -> list[dict[str, Any]]:
         rows = [self._row("model alone", self._alone())]
-        rows.append(self._row("ours", self._ours("plain", {}, self.steady)))
-        rows.append(self._row("ours, mixed images", self._ours("mixed", MIXED, self.steady)))
-        if self.setting.batch <= 256:  # with larger batches a period takes long, and the probe's share is less
-            rate = self._ours("probed", {"probe_every": self.every}, self.every)
-            rows.append(self._row(f"ours, a probe every {self.every} steps", rate))
+        trainings: dict[str, tuple[str, dict[str, Any], int]] = {
+            "plain": ("ours", {}, self.steady),
+            "mixed": ("ours, mixed images", MIXED, self.steady),
+            "graphs": ("ours, with CUDA graphs", {"compile_mode": "reduce-overhead"}, self.steady),
+            "probed": (f"ours, a probe every {self.every} steps", {"probe_every": self.every}, self.every),
+        }
+        for name in self.setting.ours:
+            if name != "graphs" or self.compiled:
+                title, changes, steady = trainings[name]
+                rows.append(self._row(title, *self._tried(name, changes, steady)))
         if timm_train is not None:
             rows.append(self._timm(timm_train))
         return [{**row, "ratio": row["images per second"] / rows[0]["images per second"]} for row in rows]
 
     def _row(self, name: str, rate: float, note: str = "") -> dict[str, Any]:
-        size, patch, classes, batch = self.setting
+        size, patch, classes, batch, _ = self.setting
         return {
             "training": name, "image size": size, "patch": patch, "classes": classes, "batch": batch,
             "images per second": rate, "step ms": 1e3 * batch / rate, "note": note,
@@ -127,7 +141,7 @@ class _Bench:
     def _alone(self) -> float:
         import timm
 
-        size, _, classes, batch = self.setting
+        size, _, classes, batch, _ = self.setting
         torch.manual_seed(SEED)
         model = timm.create_model(MODEL, num_classes=classes, **self.kwargs).to(self.where).train()
         called = cast(nn.Module, torch.compile(model)) if self.compiled else model
@@ -147,6 +161,15 @@ class _Bench:
         ms = median_ms(train_on, self.where, repeats=2 if self.quick else 9, warmup=1 if self.quick else 2)
         _forget_compiled()
         return 1e3 * steps * batch / ms
+
+    def _tried(self, name: str, changes: dict[str, Any], steady: int) -> tuple[float, str]:
+        """Its rate, and a note: one training that fails leaves the others their rows."""
+        try:
+            return self._ours(name, changes, steady), ""
+        except Exception as error:
+            return math.nan, f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        finally:
+            _forget_compiled()
 
     def _ours(self, name: str, changes: dict[str, Any], steady: int) -> float:
         size, batch = self.setting.size, self.setting.batch
@@ -169,7 +192,6 @@ class _Bench:
             save_every=10**9,
         ).changed(changes)
         train(config, folder, device=str(self.where), quiet=True)
-        _forget_compiled()
         return steady_rate(read_rows(folder / "metrics.jsonl"), batch=batch, first=self.warm, last=self.warm + steady)
 
     def _timm(self, script: Path) -> dict[str, Any]:

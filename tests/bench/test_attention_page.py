@@ -1,7 +1,6 @@
 """The pages say what the benchmark's JSON says, and other rows make other sentences."""
 
 import copy
-import math
 import re
 import runpy
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellcond.bench import attention
-from wellcond.bench.attention_facts import TORCH, losses, rows_of, spread, unmoved, wins_from
+from wellcond.bench.attention_facts import GPU, TORCH, rows_of, unmoved, wins_from
 from wellcond.bench.attention_page import filled, write_page
 from wellcond.bench.attention_words import OURS
 from wellcond.records import read_json, write_json
@@ -25,7 +24,17 @@ MARKS = "".join(
 
 @pytest.fixture
 def record():
-    return read_json(JSON)
+    """Ours, with times as called alone; `alone` gives it the GPU's."""
+    record = read_json(JSON)
+    return {**record, "rows": [{key: value for key, value in row.items() if key != GPU} for row in record["rows"]]}
+
+
+@pytest.fixture
+def late(record):
+    """Skyformer wins from 4,096 tokens on as called, and nothing else anywhere."""
+    for method in OURS:
+        record = slowed(record, method, 1e4)
+    return slowed(record, "skyformer", 1e-8, where=lambda row: row["n"] >= 4096)
 
 
 @pytest.fixture
@@ -50,52 +59,33 @@ def slowed(record, method, factor, where=lambda row: True):
     return record
 
 
-def made_of(*rows):
-    """A record of two methods from (n, batch, torch's time, skyformer's time or None)."""
+def alone(record, factor=lambda row: 1.0):
+    """The record as if the GPU's own time had been taken, a factor of that as called; none where the factor is None."""
+    record = copy.deepcopy(record)
+    for row in record["rows"]:
+        times = factor(row)
+        row[GPU] = row["both ms"] * times if row["both ms"] and times else None
+    return record
+
+
+def tables(text):
+    """The header and the rows of each table of a page."""
     found = []
-    for n, batch, torchs, ours in rows:
-        shape = {"kind": "length", "shape": f"{batch}×2×{n}×32", "n": n, "batch": batch, "tokens": n * batch}
-        found.append({**shape, "method": TORCH, "both ms": torchs, "times faster": 1.0})
-        found.append(
-            {**shape, "method": "skyformer", "both ms": ours} | ({"times faster": torchs / ours} if ours else {})
-        )
-    return {"rows": found}
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        found.append((lines[0], lines[2:]))
+    return found
+
+
+def verdict_of(text, method):
+    header, rows = next(found for found in tables(text) if found[0][0] == "method")
+    return dict(zip(header, next(row for row in rows if row[0] == method), strict=True))
 
 
 @pytest.mark.parametrize("page", ["docs/attention.md", "README.md"])
 def test_our_pages_are_what_our_benchmark_says(page):
     path = ROOT / page
     assert path.read_text(encoding="utf-8") == filled(JSON, path), AGAIN
-
-
-def test_a_win_has_to_last_to_the_longest_sequence():
-    assert wins_from(made_of((512, 4, 1, 2), (1024, 2, 2, 1), (2048, 1, 4, 1)), "skyformer") == 1024
-    assert wins_from(made_of((512, 4, 2, 1), (1024, 2, 1, 2), (2048, 1, 4, 1)), "skyformer") == 2048
-    assert wins_from(made_of((512, 4, 2, 1), (1024, 2, 1, 2)), "skyformer") is None
-    assert wins_from(made_of((512, 4, 1, 1)), "skyformer") is None  # as fast is not faster
-    assert wins_from(made_of((512, 4, 3, 1), (1024, 2, 4, 2), (2048, 1, 4, 1)), "skyformer", by=2.5) == 2048
-
-
-def test_every_measurement_of_a_length_has_to_be_won():
-    twice = made_of((512, 4, 2, 1), (512, 4, 2, 3), (1024, 2, 4, 1))
-    assert wins_from(twice, "skyformer") == 1024
-    assert [row["both ms"] for row in losses(twice, "skyformer")] == [3]
-    assert spread(twice, "skyformer") == 3
-    assert spread(twice, TORCH) == 1
-    assert math.isnan(spread(made_of((512, 4, 2, 1)), TORCH))
-
-
-def test_what_was_left_out_has_not_won():
-    left_out = made_of((512, 4, 2, 1), (1024, 2, 4, None))
-    assert wins_from(left_out, "skyformer") is None
-    assert losses(left_out, "skyformer") == []
-
-
-def test_a_time_that_twice_the_tokens_do_not_change_is_noticed():
-    found = unmoved(made_of((512, 1, 1, 1.0), (1024, 1, 4, 1.1)), "skyformer")
-    assert [row["n"] for row in found or ()] == [512, 1024]
-    assert unmoved(made_of((512, 1, 1, 1.0), (1024, 1, 4, 1.9)), "skyformer") is None
-    assert unmoved(made_of((512, 2, 1, 1.0), (1024, 1, 4, 1.0)), "skyformer") is None  # as many tokens
 
 
 def test_both_measurements_of_a_shape_are_shown(record, said):
@@ -202,3 +192,82 @@ def test_the_command_writes_every_page_it_is_given(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["attention_page", str(JSON)])
     with pytest.raises(SystemExit, match="usage"):
         runpy.run_module("wellcond.bench.attention_page", run_name="__main__")
+
+
+# ---- with the GPU's time without the host
+
+
+def test_a_record_without_the_gpus_time_has_the_page_it_had(record, said):
+    """None is what a CPU writes; absent is an older record."""
+    text = said(record)
+    assert text == said(alone(record, lambda row: None))
+    assert "GPU alone" not in text
+
+
+def test_the_page_answers_by_both_times(late, said):
+    assert wins_from(late, "skyformer") == 4096
+    text = said(alone(late, lambda row: 1e-8 if row["method"] == "skyformer" else 1.0))
+    advice = "As called from Python: below 4,096 tokens keep softmax, torch's own; from there on skyformer was faster "
+    advice += "each time. On the GPU alone: at every measured length skyformer was faster each time."
+    assert text.count(advice) == 2
+    assert text.count("**Which of the two times is yours.**") == 1
+    assert (
+        "At 197 tokens nothing is faster than torch's attention as called; skyformer can be on the GPU alone." in text
+    )
+    assert "So change a ViT's attention" not in text
+    assert "**The same on the GPU alone:** skyformer from 197 tokens on" in text
+    assert text.count("Skyformer was slower") == 1
+    verdict = verdict_of(text, "skyformer")
+    assert (verdict["wins from"], verdict["wins from, GPU"]) == ("4,096", "197")
+    assert verdict_of(text, "linear")["wins from, GPU"] == "never"
+
+
+def test_one_answer_for_both_times_is_given_once(late, said):
+    text = said(alone(late))
+    assert text.count("As called from Python and on the GPU alone: below 4,096 tokens keep softmax") == 2
+    assert "At 197 tokens nothing is faster than torch's attention, as called or on the GPU alone.** So change" in text
+
+
+def test_tables_hold_the_gpus_times_beside_the_others(record, said):
+    shape = "1×2×65536×32"
+    made = alone(record, lambda row: 0.5)
+    for row in made["rows"]:
+        if row["shape"] == shape and row["method"] in (TORCH, "skyformer"):
+            row[GPU] = 0.125 if row["method"] == "skyformer" else 5.0
+    text = said(made)
+    _, alone_rows = tables(text)[2]
+    assert next(row for row in alone_rows if row[0] == shape)[1:3] == ["5.00", "0.125 (**40**)"]
+    assert len(alone_rows) == len({row["shape"] for row in record["rows"]})
+    readme = tables(text)[-1][1]
+    at = next(index for index, row in enumerate(readme) if shape in row[0])
+    assert readme[at] == next(row for row in tables(said(record))[-1][1] if shape in row[0])  # as it was
+    assert readme[at + 1][:3] == ["on the GPU alone", "5.00", "0.125 (**40**)"]
+    assert text.count("| on the GPU alone |") == len(readme) / 2
+
+
+def test_what_could_not_be_captured_says_nothing_of_the_gpu(record, said):
+    made = alone(record, lambda row: None if row["method"] == "linear" else 0.5)
+    for row in rows_of(made, "linear"):
+        row["note"] = "no graph: RuntimeError"
+    text = said(made)
+    assert "Not measured: linear." in text
+    assert "linear at 1×2×65536×32: no graph: RuntimeError" in text
+    cells = [cell for name, cell in verdict_of(text, "linear").items() if name.endswith(", GPU")]
+    assert cells == [""] * 4
+    header, rows = tables(text)[2]
+    assert {row[header.index("linear")] for row in rows} == {"–"}
+
+
+def test_the_hosts_part_is_named_where_it_was_measured(record, said):
+    """Twice the tokens took as long as called: the page knows why, if it has the GPU's time."""
+    guess, cause = "most likely, the host's", "What is more as called is the host's (skyformer)"
+    for row in rows_of(record, "skyformer"):
+        row["both ms"] = 0.75
+    assert unmoved(record, "skyformer")
+    assert guess in said(record)
+    hosts = said(alone(record, lambda row: 0.4 if row["method"] == "skyformer" else 1.0))
+    assert cause in hosts
+    assert guess not in hosts
+    gpus = said(alone(record))  # nothing is left for the host
+    assert "host's (" not in gpus
+    assert guess not in gpus

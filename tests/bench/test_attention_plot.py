@@ -72,6 +72,30 @@ def test_memory_longer_sequences_and_missing_points(ran, tmp_path):
         assert len({y for _, y in line}) == 1
 
 
+def test_the_gpus_time_has_its_own_panel(ran, tmp_path):
+    record = read_json(ran)
+    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
+    assert "the same on the GPU alone, ms" not in texts(ran.with_suffix(".svg"))  # a CPU has none
+    for row in record["rows"]:
+        row["gpu ms"] = 1.0 + methods.index(row["method"]) if row["method"] != "linear" else None
+    path = tmp_path / "attention.json"
+    write_json(path, record)
+    drawing = plot(path)
+    assert "the same on the GPU alone, ms" in texts(drawing)
+    assert sum("captured as a CUDA graph" in (text or "") for text in texts(drawing)) == 1
+    assert [text for text in texts(drawing) if text in methods] == methods  # one legend
+    called, alone = lines(drawing)[: len(methods)], lines(drawing)[len(methods) :]
+    assert called == lines(ran.with_suffix(".svg"))  # the panel that was there is as it was
+    assert len(alone) == len(methods) - 1
+    heights = [{y for _, y in line} for line in alone]
+    assert all(len(found) == 1 for found in heights)
+    assert [min(found) for found in heights] == sorted((min(found) for found in heights), reverse=True)
+    for row in record["rows"]:
+        row.pop("gpu ms")  # as older records
+    write_json(path, record)
+    assert plot(path).read_text("utf-8") == ran.with_suffix(".svg").read_text("utf-8")
+
+
 def test_what_is_not_this_benchmark_is_refused(ran, tmp_path):
     record = read_json(ran)
     path = tmp_path / "a.json"

@@ -2,23 +2,31 @@
 
     record = read_json("benchmarks/attention-h200.json")
     wins_from(record, "skyformer")                 # the length from which it is faster than torch's, every time
+    wins_from(record, "skyformer", time=GPU)       # the same by the GPU's work alone
     spread(record, "skyformer")                    # how far two measurements of one shape were apart, as a ratio
 
-A method wins a row where it is faster, forward and backward, than torch's attention at the same shape and time. A shape
-that was measured twice counts twice.
+A method wins a row where it is faster, forward and backward, than torch's attention in the same turn. A shape that was
+measured twice counts twice. There are two times: `CALLED`, as called from Python, and in later records `GPU`, the same
+work captured as a CUDA graph, which the host starts as one.
 """
 
 import math
+import statistics
 from typing import Any
 
 __all__ = [
+    "CALLED",
+    "GPU",
     "Record",
     "TORCH",
+    "exponent",
+    "faster",
     "losses",
     "methods_of",
     "rows_of",
     "shapes_of",
     "spread",
+    "taken",
     "times_of",
     "unmoved",
     "wins_from",
@@ -26,30 +34,64 @@ __all__ = [
 
 Record = dict[str, Any]
 TORCH = "softmax (SDPA)"
+CALLED, GPU = "both ms", "gpu ms"
 
 
-def wins_from(record: Record, method: str, *, by: float = 1.0) -> int | None:
+def taken(record: Record, method: str | None = None, *, time: str = GPU) -> bool:
+    """Whether any row, or any of a method, has this time."""
+    return any(row.get(time) for row in record["rows"] if method in (None, row["method"]))
+
+
+def faster(record: Record, row: Record, *, time: str = CALLED) -> float | None:
+    """How many times faster than torch's attention in the same turn; None where either time is missing."""
+    if time == CALLED:
+        return row.get("times faster")
+    torchs = None
+    for other in record["rows"]:
+        if (other["method"], other["kind"], other["shape"]) == (TORCH, row["kind"], row["shape"]):
+            torchs = other.get(time)  # each turn begins with torch's row
+        if other is row:
+            break
+    return torchs / row[time] if torchs and row.get(time) else None
+
+
+def wins_from(record: Record, method: str, *, by: float = 1.0, time: str = CALLED) -> int | None:
     """The smallest measured n from which `method` wins every measurement, of any shape, `by` more than this factor.
 
-    None if there is none. Where a method failed or was left out it has not won.
+    None if there is none. Where a method failed, was left out or could not be captured, it has not won.
     """
     shortest = None
     for n in sorted({row["n"] for row in rows_of(record, method)}, reverse=True):
-        if not all(row.get("times faster", 0) > by for row in rows_of(record, method) if row["n"] == n):
+        if not all((faster(record, row, time=time) or 0) > by for row in rows_of(record, method) if row["n"] == n):
             break
         shortest = n
     return shortest
 
 
-def losses(record: Record, method: str) -> list[Record]:
+def losses(record: Record, method: str, *, time: str = CALLED) -> list[Record]:
     """The rows in which `method` was slower than torch's attention, or no faster, in the file's order."""
-    return [row for row in rows_of(record, method) if row.get("times faster", math.inf) <= 1]
+    return [row for row in rows_of(record, method) if (faster(record, row, time=time) or math.inf) <= 1]
 
 
-def spread(record: Record, method: str) -> float:
+def spread(record: Record, method: str, *, time: str = CALLED) -> float:
     """The largest ratio between two measurements of one shape; NaN where none was measured twice."""
-    twice = [times for shape in shapes_of(record) if len(times := times_of(record, method, shape)) > 1]
+    twice = [times for shape in shapes_of(record) if len(times := times_of(record, method, shape, time=time)) > 1]
     return max((max(times) / min(times) for times in twice), default=math.nan)
+
+
+def exponent(record: Record, method: str, *, time: str = CALLED) -> float:
+    """The exponent of a sequence's cost in n, from 4,096 tokens on; NaN where it is not known.
+
+    What the benchmark says of its times as called; the same slope (log time per token over log n, plus one) of others.
+    """
+    if time == CALLED:
+        return record["exponents"].get(method, math.nan)
+    rows = [row for row in rows_of(record, method) if row["kind"] == "length" and row.get(time)]
+    rows = [row for row in rows if row["n"] >= 4096] or rows  # as the benchmark does, so that the two compare
+    if len({row["n"] for row in rows}) < 2:
+        return math.nan
+    x = [math.log(row["n"]) for row in rows]
+    return 1 + statistics.linear_regression(x, [math.log(row[time] / row["tokens"]) for row in rows]).slope
 
 
 def unmoved(record: Record, method: str) -> tuple[Record, Record] | None:
@@ -69,9 +111,9 @@ def rows_of(record: Record, method: str, shape: str | None = None) -> list[Recor
     return [row for row in record["rows"] if row["method"] == method and shape in (None, row["shape"])]
 
 
-def times_of(record: Record, method: str, shape: str) -> list[float]:
+def times_of(record: Record, method: str, shape: str, *, time: str = CALLED) -> list[float]:
     """What was measured, forward and backward, in milliseconds."""
-    return [row["both ms"] for row in rows_of(record, method, shape) if row["both ms"]]
+    return [row[time] for row in rows_of(record, method, shape) if row.get(time)]
 
 
 def methods_of(record: Record) -> list[str]:

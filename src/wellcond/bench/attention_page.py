@@ -15,12 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wellcond.bench.attention_facts import (
+    CALLED,
+    GPU,
     TORCH,
     Record,
+    exponent,
+    faster,
     methods_of,
     rows_of,
     shapes_of,
     spread,
+    taken,
     times_of,
     wins_from,
 )
@@ -75,40 +80,58 @@ def _numbers(record: Record) -> str:
     if others:
         parts += ["The shapes of the Long Range Arena, of ViTs and of longer sequences:"]
         parts += [_table("shape", [named(shape) for shape in others], methods, _timed(record, others, methods))]
+    if taken(record):
+        parts += [
+            "On the GPU alone, the same in milliseconds: forward and backward captured as a CUDA graph, which the host "
+            "starts as one, so that its own time for each kernel is not in it:",
+            _table("shape", every, methods, _timed(record, every, methods, time=GPU)),
+        ]
     if any(row["memory MiB"] for row in record["rows"]):
         cells = [[_memory(record, method, shape) for method in methods] for shape in every]
         parts += ["Peak memory above the inputs, forward and backward, in MiB:", _table("shape", every, methods, cells)]
+    also = "; `GPU` is on the GPU alone" if taken(record) else ""
     parts += [
         "From which n on each wins every measurement; by more than two measurements of its own were apart; how far "
-        "that is; and how the cost of a sequence grows, as an exponent of n (1: linear, 2: quadratic):",
-        _table("method", methods, ("wins from", "beyond its noise", "noise", "exponent"), _verdicts(record)),
+        f"that is; and how the cost of a sequence grows, as an exponent of n (1: linear, 2: quadratic){also}:",
+        _table("method", methods, *_verdicts(record, methods)),
     ]
     return "\n\n".join([*parts, *_remarks(record), _made(record)])
 
 
-def _verdicts(record: Record) -> list[list[str]]:
+def _verdicts(record: Record, methods: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The columns, each by the GPU's time right of that as called, and their cells."""
+    times = {CALLED: "", GPU: ", GPU"} if taken(record) else {CALLED: ""}
+    columns = [
+        f"{name}{suffix}"
+        for name in ("wins from", "beyond its noise", "noise", "exponent")
+        for suffix in times.values()
+    ]
     cells = []
-    for method in methods_of(record):
-        noise, exponent = spread(record, method), record["exponents"].get(method, math.nan)
-        wins = [wins_from(record, method), wins_from(record, method, by=max(1.0, noise)) if noise > 0 else math.nan]
+    for method in methods:
+        by_time = [_verdict(record, method, time) for time in times]
+        cells.append([cell for group in zip(*by_time, strict=True) for cell in group])
+    return columns, cells
+
+
+def _verdict(record: Record, method: str, time: str) -> list[str]:
+    noise, power = spread(record, method, time=time), exponent(record, method, time=time)
+    starts = ["", ""]
+    if method != TORCH and (time == CALLED or taken(record, method, time=time)):
+        clear = wins_from(record, method, by=max(1.0, noise), time=time) if noise > 0 else math.nan
+        wins = (wins_from(record, method, time=time), clear)
         starts = ["never" if n is None else "" if math.isnan(n) else f"{n:,}" for n in wins]
-        starts = ["", ""] if method == TORCH else starts
-        cells.append(
-            [
-                *starts,
-                "" if math.isnan(noise) else times_sign(noise, 3),
-                "" if math.isnan(exponent) else f"{exponent:.2f}",
-            ]
-        )
-    return cells
+    return [*starts, "" if math.isnan(noise) else times_sign(noise, 3), "" if math.isnan(power) else f"{power:.2f}"]
 
 
 def _remarks(record: Record) -> list[str]:
     said = []
-    below = "; ".join(method for method, exponent in record["exponents"].items() if exponent < 0.99)
+    below = [method for method in record["exponents"] if exponent(record, method) < 0.99]
+    below += [
+        f"{method} on the GPU alone" for method in methods_of(record) if exponent(record, method, time=GPU) < 0.99
+    ]
     if below:
         why = "says that the time was not that of the arithmetic"
-        said.append(f"No attention costs less than its tokens: an exponent below 1 ({below}) {why}.")
+        said.append(f"No attention costs less than its tokens: an exponent below 1 ({'; '.join(below)}) {why}.")
     dtypes = {row["method"]: row["dtype"] for row in record["rows"]}
     odd = [f"{method} ({dtype})" for method, dtype in dtypes.items() if dtype != dtypes[TORCH]]
     if odd:
@@ -132,7 +155,17 @@ def _speed(record: Record) -> str:
     shapes = [shape for shape in FEW if times_of(record, TORCH, shape)]
     methods = [method for method in (TORCH, *OURS) if rows_of(record, method)]
     names = [f"{length_of(shape):,} ({shape})" for shape in shapes]
-    return _table("n", names, methods, _timed(record, shapes, methods)) + f"\n\n{advice(record)}"
+    cells = _timed(record, shapes, methods)
+    said = [advice(record)]
+    if taken(record):  # a line of its own below each: with ratios and repeats a cell has no room for both
+        names = [text for name in names for text in (name, "on the GPU alone")]
+        alone = _timed(record, shapes, methods, time=GPU)
+        cells = [line for pair in zip(cells, alone, strict=True) for line in pair]
+        said.append(
+            "On the GPU alone is a CUDA graph's time, without the host: what counts where a larger model keeps the GPU "
+            "busy, or is captured with CUDA graphs."
+        )
+    return "\n\n".join([_table("n", names, methods, cells), " ".join(said)])
 
 
 PARTS: dict[str, Callable[[Record], str]] = {"choice": choice, "numbers": _numbers, "speed": _speed}
@@ -144,15 +177,15 @@ def _table(corner: str, names: Sequence[str], columns: Sequence[str], cells: Seq
     return "\n".join(lines)
 
 
-def _timed(record: Record, shapes: Sequence[str], methods: Sequence[str]) -> list[list[str]]:
-    return [[_time(record, method, shape) for method in methods] for shape in shapes]
+def _timed(record: Record, shapes: Sequence[str], methods: Sequence[str], *, time: str = CALLED) -> list[list[str]]:
+    return [[_time(record, method, shape, time) for method in methods] for shape in shapes]
 
 
-def _time(record: Record, method: str, shape: str) -> str:
+def _time(record: Record, method: str, shape: str, time: str) -> str:
     """The times of a method at a shape, with their ratios to torch's."""
-    rows = [row for row in rows_of(record, method, shape) if row["both ms"]]
-    times = ", ".join(three_digits(row["both ms"]) for row in rows) or "–"
-    ratios = [row["times faster"] for row in rows if row.get("times faster") and method != TORCH]
+    rows = [row for row in rows_of(record, method, shape) if row.get(time)]
+    times = ", ".join(three_digits(row[time]) for row in rows) or "–"
+    ratios = [ratio for row in rows if method != TORCH and (ratio := faster(record, row, time=time))]
     bold = ", ".join(f"**{ratio_of(ratio)}**" if ratio > 1 else ratio_of(ratio) for ratio in ratios)
     return f"{times} ({bold})" if bold else times
 

@@ -4,7 +4,7 @@
 
 It is drawn from the JSON alone, so that it can be drawn again anywhere. All lengths have the same number of tokens in
 all; the longest, a single sequence with more of them, is shown per that number too. Points that are missing have their
-reason below the plot.
+reason below the plot. Where rows have the GPU's time without the host, a panel shows it between the two.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,14 @@ def plot(json_path: Path) -> Path:
     rows = [row for row in record["rows"] if row["kind"] == "length"]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     tokens = record["tokens"]
+    columns = {
+        "forward + backward, ms": "both ms",
+        "the same on the GPU alone, ms": "gpu ms",
+        "peak memory, MiB": "memory MiB",
+    }
     panels = [
         Panel(x=Axis("tokens in a sequence, n", log=True, base=2), y=Axis(label, log=True), lines=lines)
-        for label, column in (("forward + backward, ms", "both ms"), ("peak memory, MiB", "memory MiB"))
+        for label, column in columns.items()
         if (lines := [line for method in methods if (line := _line(rows, method, column, tokens))])
     ]
     if not any(row["both ms"] for row in rows):
@@ -63,7 +68,7 @@ def _line(rows: Sequence[dict[str, Any]], method: str, column: str, tokens: int)
 
 
 def _is(row: dict[str, Any], method: str, column: str) -> bool:
-    return row["method"] == method and row[column] is not None
+    return row["method"] == method and row.get(column) is not None
 
 
 def _notes(record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -72,6 +77,10 @@ def _notes(record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     device = where["cpu"]["name"] if record["on"] == "cpu" else where["device"]
     shape = f"{tokens:,} tokens in all, {rows[0]['heads']} heads of {rows[0]['width']}"
     notes = [f"{shape}, {record['landmarks']} landmarks; torch {where['versions']['torch']}, {device}."]
+    if any(row.get("gpu ms") for row in rows):
+        notes.append(
+            "On the GPU alone: captured as a CUDA graph, without the time of the host that starts its kernels."
+        )
     longer = sorted({row["n"] for row in rows if row["tokens"] != tokens})
     notes += [f"n = {n:,} is one sequence, shown per {tokens:,} tokens too." for n in longer]
     said: dict[tuple[str, str], list[str]] = {}

@@ -3,18 +3,24 @@
     choice(record)                # paragraphs of Markdown: at a ViT's length, at long ones, memory, noise
     advice(record)                # the shortest answer
 
-Every number and every comparison in them is computed; a question that the rows do not answer is left out.
+Every number and every comparison in them is computed; a question that the rows do not answer is left out. Rows that
+have the GPU's time without the host, too, are asked each question twice.
 """
 
 import math
+from collections.abc import Sequence
 
 from wellcond.bench.attention_facts import (
+    CALLED,
+    GPU,
     TORCH,
     Record,
+    faster,
     losses,
     rows_of,
     shapes_of,
     spread,
+    taken,
     times_of,
     unmoved,
     wins_from,
@@ -39,64 +45,114 @@ LONG = 4096
 
 def choice(record: Record) -> str:
     """What the numbers say to someone who chooses, a paragraph for each question."""
-    parts = (_at_vit_length, _at_long_lengths, _in_memory, _kernelized, _noise)
+    parts = (_which_time, _at_vit_length, _at_long_lengths, _at_long_lengths_alone, _in_memory, _kernelized, _noise)
     return "\n".join([f"**{advice(record)}**\n", *(f"- {text}" for part in parts if (text := part(record)))])
 
 
 def advice(record: Record) -> str:
     """The shortest answer: up to where torch's attention, and what then."""
-    starts = [(start, method) for method in OURS if (start := wins_from(record, method))]
+    called = _advice(record, CALLED)
+    if not taken(record):
+        return called[0].upper() + called[1:]
+    alone = _advice(record, GPU)
+    if alone == called:
+        return f"As called from Python and on the GPU alone: {called}"
+    return f"As called from Python: {called} On the GPU alone: {alone}"
+
+
+def _advice(record: Record, time: str) -> str:
+    starts = [(start, method) for method in OURS if (start := wins_from(record, method, time=time))]
     if not starts:
-        return "Keep softmax, torch's own: nothing was faster from any measured length on."
+        return "keep softmax, torch's own: nothing was faster from any measured length on."
     start, method = min(starts)
     shorter = any(row["n"] < start for row in rows_of(record, method))
-    keep = f"Below {start:,} tokens keep softmax, torch's own; from there on" if shorter else "At every measured length"
+    keep = f"below {start:,} tokens keep softmax, torch's own; from there on" if shorter else "at every measured length"
     return f"{keep} {method} was faster each time."
 
 
+def _which_time(record: Record) -> str:
+    if not taken(record):
+        return ""
+    return (
+        "**Which of the two times is yours.** As called from Python counts where attention is called eagerly and the "
+        "GPU waits for the host, which starts its kernels one by one. On the GPU alone counts where a larger model "
+        "keeps the GPU busy while the host runs ahead, and where the model is captured with CUDA graphs: that time was "
+        "taken of a graph."
+    )
+
+
 def _at_vit_length(record: Record) -> str:
-    said, won = [], set()
-    for shape in shapes_of(record):
-        rows = [row for method in OURS for row in rows_of(record, method, shape) if row.get("times faster")]
-        if length_of(shape) != VIT or not rows:
+    times = [CALLED, GPU] if taken(record) else [CALLED]
+    said, won = [], {time: set() for time in times}
+    for shape in (shape for shape in shapes_of(record) if length_of(shape) == VIT):
+        costs = [cost for time in times if (cost := _costs(record, shape, time))]
+        if not costs:
             continue
-        won |= {row["method"] for row in rows if row["times faster"] > 1}
-        rows = sorted(rows, key=lambda row: -row["times faster"])
-        costs = ", ".join(f"{row['method']} {times_sign(1 / row['times faster'])}" for row in rows)
-        said.append(
-            f" {named(shape)}: {three_digits(times_of(record, TORCH, shape)[0])} ms by torch's; {costs} that time"
-        )
+        for time in times:
+            won[time] |= {row["method"] for row in _compared(record, shape, time) if row["ratio"] > 1}
+        said.append(f" {named(shape)}: {'; on the GPU alone '.join(costs)}")
         said[-1] += f"; in MiB, {memory}." if (memory := _memories(record, shape)) else "."
     if not said:
         return ""
-    verdict = f"{', '.join(sorted(won))} can be faster than" if won else "nothing is faster than"
-    so = "" if won else " So change a ViT's attention for what it computes, not for speed."
-    return f"**At {VIT} tokens {verdict} torch's attention.**{so}{''.join(said)}"
+    verdicts = [f"{', '.join(sorted(won[time]))} can be" if won[time] else "nothing is" for time in times]
+    if len(set(verdicts)) == 1:
+        verdict = f"At {VIT} tokens {verdicts[0]} faster than torch's attention"
+        verdict += ", as called or on the GPU alone" if len(times) > 1 else ""
+    else:
+        verdict = (
+            f"At {VIT} tokens {verdicts[0]} faster than torch's attention as called; {verdicts[1]} on the GPU alone"
+        )
+    so = "" if any(won.values()) else " So change a ViT's attention for what it computes, not for speed."
+    return f"**{verdict}.**{so}{''.join(said)}"
+
+
+def _costs(record: Record, shape: str, time: str) -> str:
+    """Torch's time at a shape, and how many times that the others took; "" where there is nothing to compare."""
+    rows = sorted(_compared(record, shape, time), key=lambda row: -row["ratio"])
+    if not rows:
+        return ""
+    costs = ", ".join(f"{row['method']} {times_sign(1 / row['ratio'])}" for row in rows)
+    return f"{three_digits(times_of(record, TORCH, shape, time=time)[0])} ms by torch's; {costs} that time"
+
+
+def _compared(record: Record, shape: str | None, time: str, methods: Sequence[str] = OURS) -> list[Record]:
+    """The rows of methods that have a ratio to torch's time, with it."""
+    rows = [row for method in methods for row in rows_of(record, method, shape)]
+    return [{**row, "ratio": ratio} for row in rows if (ratio := faster(record, row, time=time))]
 
 
 def _at_long_lengths(record: Record) -> str:
-    said, never = [], []
+    return _long(record, CALLED, "Faster than torch's attention in every measurement")
+
+
+def _at_long_lengths_alone(record: Record) -> str:
+    return _long(record, GPU, "The same on the GPU alone") if taken(record) else ""
+
+
+def _long(record: Record, time: str, question: str) -> str:
+    said, never, unknown = [], [], []
     for method in (method for method in OURS if rows_of(record, method)):
-        start, noise = wins_from(record, method), spread(record, method)
+        start, noise = wins_from(record, method, time=time), spread(record, method, time=time)
         if start is None:
-            never.append(method)
+            (never if time == CALLED or taken(record, method, time=time) else unknown).append(method)
             continue
-        clear = wins_from(record, method, by=noise) if noise > 1 else start
+        clear = wins_from(record, method, by=noise, time=time) if noise > 1 else start
         beyond = "never by more than" if clear is None else f"from {clear:,} by more than"
-        last = max(rows_of(record, method), key=lambda row: row["n"])
+        last = max(_compared(record, None, time, [method]), key=lambda row: row["n"])
         text = f"{method} from {start:,} tokens on"
         text += f", {beyond} its noise" if clear != start else ""
-        said.append(f"{text} ({times_sign(last['times faster'])} at {last['n']:,})")
-    text = f"**Faster than torch's attention in every measurement:** {'; '.join(said) or 'nothing'}."
+        said.append(f"{text} ({ratio_of(last['ratio'])} × at {last['n']:,})")
+    text = f"**{question}:** {'; '.join(said) or 'nothing'}."
     text += f" At no length: {', '.join(never)}." if never else ""
-    lost = losses(record, "skyformer")
+    text += f" Not measured: {', '.join(unknown)}." if unknown else ""
+    measured = _compared(record, None, time, ["skyformer"])
+    lost = losses(record, "skyformer", time=time)
     if lost:
-        worst, longest = min(lost, key=lambda row: row["times faster"]), max(row["n"] for row in lost)
-        measured = [row for row in rows_of(record, "skyformer") if row.get("times faster")]
+        worst, longest = min(measured, key=lambda row: row["ratio"]), max(row["n"] for row in lost)
         text += (
             f" Skyformer was slower in {len(lost)} of {len(measured)} measurements, all at {longest:,} tokens or fewer"
         )
-        text += f"; the worst was {times_sign(1 / worst['times faster'])} torch's time, {named(worst['shape'])}."
+        text += f"; the worst was {times_sign(1 / worst['ratio'])} torch's time, {named(worst['shape'])}."
     return text
 
 
@@ -114,34 +170,55 @@ def _in_memory(record: Record) -> str:
 
 
 def _kernelized(record: Record) -> str:
+    called, alone = (_kernelized_costs(record, time) for time in (CALLED, GPU))
+    text = f"**Exact kernelized attention takes torch's time** {called}." if called else ""
+    return text + (f" On the GPU alone {alone}." if text and alone else "")
+
+
+def _kernelized_costs(record: Record, time: str) -> str:
     said = []
-    rows = [row for row in rows_of(record, "kernelized") if row.get("times faster")]
+    rows = _compared(record, None, time, ["kernelized"])
     for width in sorted({row["width"] for row in rows}):
         for where, long in ((f"from {LONG:,} tokens on", True), ("in shorter sequences", False)):
-            costs = [1 / row["times faster"] for row in rows if row["width"] == width and (row["n"] >= LONG) is long]
+            costs = [1 / row["ratio"] for row in rows if row["width"] == width and (row["n"] >= LONG) is long]
             if costs:
                 span = dict.fromkeys((times_sign(min(costs)), times_sign(max(costs))))
                 said.append(f"{' to '.join(span)} with heads of {width} {where}")
-    return f"**Exact kernelized attention takes torch's time** {'; '.join(said)}." if said else ""
+    return "; ".join(said)
 
 
 def _noise(record: Record) -> str:
-    said = []
-    for shape in shapes_of(record):
-        pairs = [(method, times_of(record, method, shape)) for method in (TORCH, *OURS)]
-        pairs = [f"{method} {' and '.join(map(three_digits, times))}" for method, times in pairs if len(times) > 1]
-        said += [f"{shape}: {', '.join(pairs)}"] if pairs else []
-    text = f"**The noise.** Some shapes were measured twice, in ms: {'; '.join(said)}." if said else ""
+    called, alone = _twice(record, CALLED), _twice(record, GPU)
+    text = f"**The noise.** Some shapes were measured twice, in ms: {called}." if called else ""
+    text += f" On the GPU alone: {alone}." if called and alone else ""
     still = [(method, pair) for method in OURS if (pair := unmoved(record, method))]
     if still:
         short, long = still[0][1]
-        listed = ", ".join(
-            f"{method} {three_digits(a['both ms'])} and {three_digits(b['both ms'])}" for method, (a, b) in still
-        )
-        text += f" And {long['tokens']:,} tokens took hardly longer than {short['tokens']:,}, in ms: {listed}."
-        text += " Such times are not the GPU's work but, most likely, the host's, which starts many short kernels:"
-        text += " a faster host would make them smaller."
+        text += f" And {long['tokens']:,} tokens took hardly longer than {short['tokens']:,}, in ms: "
+        text += f"{_pairs(still, CALLED)}."
+        known = [(method, pair) for method, pair in still if all(row.get(GPU) for row in pair)]
+        text += f" On the GPU alone {_pairs(known, GPU)}." if known else ""
+        hosts = [method for method, pair in known if any(row[GPU] < 0.8 * row[CALLED] for row in pair)]
+        if not known:
+            text += " Such times are not the GPU's work but, most likely, the host's, which starts many short kernels:"
+            text += " a faster host would make them smaller."
+        elif hosts:
+            text += f" What is more as called is the host's ({', '.join(hosts)}), which starts many short kernels:"
+            text += " a faster host would make it smaller."
     return text.strip()
+
+
+def _twice(record: Record, time: str) -> str:
+    said = []
+    for shape in shapes_of(record):
+        pairs = [(method, times_of(record, method, shape, time=time)) for method in (TORCH, *OURS)]
+        pairs = [f"{method} {' and '.join(map(three_digits, times))}" for method, times in pairs if len(times) > 1]
+        said += [f"{shape}: {', '.join(pairs)}"] if pairs else []
+    return "; ".join(said)
+
+
+def _pairs(found: Sequence[tuple[str, tuple[Record, Record]]], time: str) -> str:
+    return ", ".join(f"{method} {three_digits(a[time])} and {three_digits(b[time])}" for method, (a, b) in found)
 
 
 def _memories(record: Record, shape: str) -> str:

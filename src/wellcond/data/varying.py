@@ -171,9 +171,7 @@ def draw_mixing(
     cuts = cuts < augmentation.mix_switch if both else np.full(len(cuts), augmentation.cutmix > 0)
     share = np.where(mixes < augmentation.mix_prob, np.where(cuts, share_cut, share_up), 1.0)
     half_h, half_w = (np.sqrt(1 - share) * side // 2 for side in (h, w))
-    box = np.stack(
-        [np.clip(v, 0, side) for v, side in ((y - half_h, h), (y + half_h, h), (x - half_w, w), (x + half_w, w))]
-    )
+    box = np.stack([y - half_h, y + half_h, x - half_w, x + half_w]).clip(0, [[h], [h], [w], [w]])
     box = np.where(cuts, box, 0)
     keep = np.where(cuts, 1, share)
     share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
@@ -196,7 +194,7 @@ def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w:
     cuts = draw.random(pairs) if min(alphas) > 0 else unused
     shares = [draw.beta(alpha, alpha, pairs) if alpha > 0 else unused for alpha in alphas]
     middle = [draw.integers(side, size=pairs).astype(np.float64) for side in (h, w)]
-    return np.stack([mixes, cuts, *shares, *middle])
+    return np.concatenate([mixes, cuts, *shares, *middle]).reshape(6, pairs)
 
 
 def _pair_of(augmentation: Augmentation, part: StepPart) -> NDArray[np.int64]:

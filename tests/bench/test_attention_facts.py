@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from wellcond.bench.attention import cost_exponent
 from wellcond.bench.attention_facts import (
     GPU,
     TORCH,
@@ -77,17 +76,12 @@ def test_ratios_on_the_gpu_are_to_torchs_time_of_the_same_turn():
 
 
 def test_the_gpus_exponent_is_the_benchmarks_slope():
-    """The benchmark's own formula, given the GPU's times in place of those as called, is the truth."""
+    """As called it is what the record says; of the GPU's times it is computed."""
     rows = ((n, 65_536 // n, 1.0, 1.0) for n in (512, 4096, 16_384, 65_536))
     record = {**made_of(*rows), "exponents": {"skyformer": 1.25}}
     assert math.isnan(exponent(record, "skyformer", time=GPU))
     assert exponent(record, "skyformer") == 1.25  # as called it is the benchmark's to say
     assert math.isnan(exponent(record, TORCH))
-    for row in record["rows"]:
-        row[GPU] = math.sin(row["n"]) + 2  # no power at all
-    swapped = [{**row, "both ms": row[GPU]} for row in record["rows"]]
-    for method in (TORCH, "skyformer"):
-        assert exponent(record, method, time=GPU) == pytest.approx(cost_exponent(swapped, method), rel=1e-12)
     for power in (1.0, 2.0):
         for row in record["rows"]:
             row[GPU] = row["batch"] * row["n"] ** power

@@ -27,11 +27,12 @@ from wellcond.attention import (
     softmax_attention,
 )
 from wellcond.attention.compat import skyformer_compat
+from wellcond.bench.attention_facts import cost_exponent
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import graphed_ms, sustained_ms
 
-__all__ = ["cost_exponent", "run"]
+__all__ = ["run"]
 
 SEED = 0
 TOKENS = 65_536
@@ -91,17 +92,6 @@ def run(
     if any(row["both ms"] for row in rows):
         Console().print(f"wrote {plot(path)}")
     return path
-
-
-def cost_exponent(rows: list[dict[str, Any]], method: str) -> float:
-    """The exponent of a sequence's cost in n: the slope of log time per token over log n, plus one."""
-    lines = [row for row in rows if row["kind"] == "length" and row["method"] == method and row["both ms"]]
-    points = [(math.log(row["n"]), math.log(row["both ms"] / row["tokens"])) for row in lines]
-    points = [point for point in points if point[0] >= math.log(4096)] or points  # below it launches count, not work
-    if len(points) < 2:
-        return math.nan
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return 1 + sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
 def _peers(device: torch.device, *, landmarks: int) -> list[Peer]:

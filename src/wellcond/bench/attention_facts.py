@@ -12,6 +12,7 @@ work captured as a CUDA graph, which the host starts as one.
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "GPU",
     "Record",
     "TORCH",
+    "cost_exponent",
     "exponent",
     "faster",
     "losses",
@@ -82,16 +84,19 @@ def spread(record: Record, method: str, *, time: str = CALLED) -> float:
 def exponent(record: Record, method: str, *, time: str = CALLED) -> float:
     """The exponent of a sequence's cost in n, from 4,096 tokens on; NaN where it is not known.
 
-    What the benchmark says of its times as called; the same slope (log time per token over log n, plus one) of others.
+    What the benchmark says of its times as called; the same slope of others.
     """
-    if time == CALLED:
-        return record["exponents"].get(method, math.nan)
-    rows = [row for row in rows_of(record, method) if row["kind"] == "length" and row.get(time)]
-    rows = [row for row in rows if row["n"] >= 4096] or rows  # as the benchmark does, so that the two compare
-    if len({row["n"] for row in rows}) < 2:
+    return record["exponents"].get(method, math.nan) if time == CALLED else cost_exponent(record["rows"], method, time)
+
+
+def cost_exponent(rows: Sequence[Record], method: str, time: str = CALLED) -> float:
+    """The slope of log time per token over log n, plus one; below 4,096 tokens launches count, not work."""
+    known = [row for row in rows if row["kind"] == "length" and row["method"] == method and row.get(time)]
+    known = [row for row in known if row["n"] >= 4096] or known
+    if len({row["n"] for row in known}) < 2:
         return math.nan
-    x = [math.log(row["n"]) for row in rows]
-    return 1 + statistics.linear_regression(x, [math.log(row[time] / row["tokens"]) for row in rows]).slope
+    x = [math.log(row["n"]) for row in known]
+    return 1 + statistics.linear_regression(x, [math.log(row[time] / row["tokens"]) for row in known]).slope
 
 
 def unmoved(record: Record, method: str) -> tuple[Record, Record] | None:

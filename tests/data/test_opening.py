@@ -11,7 +11,7 @@ from wellcond.data import open_data
         ("nowhere", "there is no such folder; write digits, a path"),
         ("folder:nowhere", "there is no folder nowhere; name one with train/CLASS/FILE"),
         ("wds:nowhere/train-0.tar", "there is no shard nowhere/train-0.tar"),
-        ("cifar10:nowhere", "nowhere has no data_batch_1"),
+        ("cifar10:nowhere", "there is no folder nowhere; cifar10:FOLDER is where torchvision put it"),
         ("folder:", "nothing after the colon; write folder:PATH"),
         ("hf:", "write hf:NAME"),
         ("cifar11:x", "unknown data 'cifar11:x'"),

@@ -34,7 +34,7 @@ def hub_source(name: str) -> Source:
     val = next((split for split in VALIDATION if split in found), None)
     if "train" not in found or val is None:
         raise ValueError(
-            f"hf:{name} has the splits {', '.join(found)}; train and one of {', '.join(VALIDATION)} are needed"
+            f"hf:{name} has the splits {', '.join(map(str, found))}; train and one of {', '.join(VALIDATION)} are needed"
         )
     train, test = found["train"], found[val]
 

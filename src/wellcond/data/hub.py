@@ -33,9 +33,8 @@ def hub_source(name: str) -> Source:
         raise ValueError(f"hf:{name} cannot be loaded: {error}") from error
     val = next((split for split in VALIDATION if split in found), None)
     if "train" not in found or val is None:
-        raise ValueError(
-            f"hf:{name} has the splits {', '.join(map(str, found))}; train and one of {', '.join(VALIDATION)} are needed"
-        )
+        splits = ", ".join(map(str, found))
+        raise ValueError(f"hf:{name} has the splits {splits}; train and one of {', '.join(VALIDATION)} are needed")
     train, test = found["train"], found[val]
 
     def listing(scratch: Path) -> Listing:

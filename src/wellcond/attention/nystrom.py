@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from wellcond.attention.landmarks import segment_means
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, check_inputs, key_mask
+from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.attention.softmax import softmax_attention
 from wellcond.numerics.inverse import invert_by_iteration
 from wellcond.numerics.tall import flat_product, tall_product, thin_product
@@ -70,8 +71,13 @@ def nystrom_attention(
         if query_mask is None and query.shape[-2] == key.shape[-2]:
             query_mask = keep
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        with torch.autocast(query.device.type, enabled=False):
-            out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)
+        if mask is None and query_mask is None and can_fuse(query, key, value, num_landmarks=num_landmarks):
+            out = fused_nystrom(
+                query, key, value, num_landmarks=num_landmarks, num_iterations=num_iterations, scale=scale
+            )
+        else:
+            with torch.autocast(query.device.type, enabled=False):
+                out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)
     if conv_kernel is not None:
         out = out + _convolved(value, conv_kernel, mask, query.shape[-2]).to(out.dtype)
     return out

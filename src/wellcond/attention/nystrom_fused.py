@@ -1,0 +1,165 @@
+"""Nyström attention in eight launches: means, both long products, the pseudo-inverse, and all of its gradient.
+
+    out = fused_nystrom(query, key, value, num_landmarks=64, num_iterations=6, scale=s)
+
+The same as in nystrom.py for tokens that all count, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
+B = softmax(s Q̃Kᵀ)V, but with tokens left in half precision, no n×d ever stored, and a gradient written by hand. With
+Y = ZB and g the gradient of the result, the short side is
+
+    dY = Pᵀ g,    dB = Zᵀ dY,    dZ = dY Bᵀ,
+
+then back through the steps of the iteration, and everything else is a derivative of a softmax
+(numerics/triton/nystrom_plan.py and those it names). Plain twin: the rest of nystrom.py.
+
+Tested in Triton's interpreter; until a GPU has run it, it is taken only where WELLCOND_FUSED_NYSTROM=1 asks for it.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellcond.attention.skyformer_fused import _other_derivatives, _packed, _roomy
+from wellcond.numerics.fastpaths import fused_kernels
+
+__all__ = ["can_fuse", "fused_nystrom"]
+
+UNPROVEN = True  # no GPU has run these kernels yet
+MOST_LANDMARKS = 128
+
+
+def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -> bool:
+    """Whether the kernels take these: on a large GPU, at most 128 landmarks and no fewer tokens, heads of at most 64
+    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), no float64."""
+    return (
+        query.ndim == 4
+        and _wanted()
+        and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and max(query.shape[3], value.shape[3]) <= (64 if query.dtype == torch.bfloat16 or num_landmarks <= 64 else 32)
+        and min(query.numel(), value.numel()) > 0
+        and query.shape[:2] == key.shape[:2] == value.shape[:2]
+        and fused_kernels(query.device)
+        and _roomy(query.device)
+        and max(t.shape[2] * max(num_landmarks, t.stride(2)) for t in (query, key, value)) < 2**31
+        and not _other_derivatives(query, key, value)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _wanted() -> bool:
+    return not UNPROVEN or os.environ.get("WELLCOND_FUSED_NYSTROM") == "1"
+
+
+def fused_nystrom(
+    query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int, scale: float
+) -> Tensor:
+    """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
+    if num_iterations < 0:
+        raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
+    arguments = (_packed(query), _packed(key), _packed(value), num_landmarks, num_iterations, scale)
+    if torch.compiler.is_compiling():
+        return _forward_op(*arguments)[0]
+    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    out = _Nystrom.apply(*arguments, wanted)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Nystrom(torch.autograd.Function):
+    """For eager calls: a custom operator costs some tens of microseconds more."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        from wellcond.numerics.triton.nystrom_plan import plan_for
+
+        query, key, value, num_landmarks, num_iterations, scale, wanted = given
+        ctx.plan, ctx.scale = plan_for(query, key, value, num_landmarks, num_iterations), scale
+        out, space, work = ctx.plan.forward(query, key, value, scale, differentiable=wanted)
+        if wanted:
+            ctx.save_for_backward(query, key, value, space, work)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, space, work = ctx.saved_tensors
+        found = ctx.plan.backward(_packed(grads[0]), query, key, value, ctx.scale, space, work, space)
+        return (*found, None, None, None, None)
+
+
+@torch.library.custom_op("wellcond::nystrom", mutates_args=())
+def _forward_op(
+    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, then what the gradient needs)."""
+    from wellcond.numerics.triton.nystrom_plan import plan_for
+
+    query, key, value = _packed(query), _packed(key), _packed(value)
+    plan = plan_for(query, key, value, num_landmarks, num_iterations)
+    return plan.forward(query, key, value, scale, differentiable=True)
+
+
+@_forward_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    from wellcond.numerics.triton.nystrom_plan import space_sizes
+
+    size, of_work = space_sizes(query, value, num_landmarks, num_iterations)
+    return (
+        query.new_empty(*query.shape[:3], value.shape[3]),
+        query.new_empty(size, dtype=torch.float32),
+        query.new_empty(of_work, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("wellcond::nystrom_gradient", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_landmarks: int,
+    num_iterations: int,
+    scale: float,
+    space: Tensor,
+    work: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from wellcond.numerics.triton.nystrom_plan import plan_for
+
+    grad, query, key, value = _packed(grad), _packed(query), _packed(key), _packed(value)
+    plan = plan_for(query, key, value, num_landmarks, num_iterations)
+    # An operator may not write to what it was given: it has scratch of its own.
+    return plan.backward(grad, query, key, value, scale, space, work, torch.empty_like(space))
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_landmarks: int,
+    num_iterations: int,
+    scale: float,
+    space: Tensor,
+    work: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output[1:])
+
+
+def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, space, work = ctx.saved_tensors
+    found = _backward_op(grad, query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, space, work)
+    return (*found, None, None, None)
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_save)

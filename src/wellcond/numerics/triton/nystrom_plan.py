@@ -1,0 +1,198 @@
+"""Nyström attention as a plan: all that follows from shapes and strides is worked out once, then eight launches.
+
+    plan = plan_for(query, key, value, num_landmarks, num_iterations)
+    out, space, work = plan.forward(query, key, value, scale, differentiable=True)
+    dq, dk, dv = plan.backward(grad, query, key, value, scale, space, work, space)
+
+`space` is one buffer of float32 for each call: the means, what was solved (these the gradient needs) and then scratch,
+which the backward pass may use again, or another of the same size. `work` holds the steps of the pseudo-inverse.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .landmark_plan import _current, _shares, _sizes
+from .launch import Launch, layout
+from .nystrom_inverse import BACK_MATRICES, head_back_kernel, head_kernel
+from .nystrom_means import finish_kernel, means_kernel
+from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
+
+__all__ = ["Plan", "plan_for", "space_sizes"]
+
+MOST_PLANS = 1024
+BLOCKS = (128, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones spill less
+TILES = (128, 64, 32)  # of the matrices of a head, as large as fit
+TOGETHER = 64  # tokens that a program takes the mean of at a time, of one segment or of several
+
+_plans: dict[Any, "Plan"] = {}
+
+
+def plan_for(query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int) -> "Plan":
+    """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; at least as many of each
+    as landmarks."""
+    given = layout(query, key, value), num_landmarks, num_iterations
+    plan = _plans.get(given)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[given] = Plan(query, key, value, num_landmarks, num_iterations)
+    return plan
+
+
+class Plan:
+    """For tensors of one layout."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int):
+        (b, h, n, p), (m, c) = query.shape, value.shape[2:]
+        d, matrices = num_landmarks, b * h
+        assert d <= min(n, m)
+        self.side, self.width, values = sizes = _sizes(d, p, c)
+        self.query_shares, query_each = _shares(n, matrices)
+        self.key_shares, key_each = _shares(m, matrices)
+        self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
+        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
+        self.out_shape = (b, h, n, c)
+        self.landmarks = d
+        self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": values}
+        self.parts = {"PARTS": query.dtype == torch.bfloat16}
+        self.query_strides = query.stride()[:3]
+        self.key_strides, self.value_strides = key.stride()[:3], value.stride()[:3]
+        self.means_numbers = (n, m, h, d, p, *self.query_strides, *self.key_strides)
+        self.right_numbers = (m, h, p, c, key_each)
+        self.output_numbers = (n, h, d, p, c)
+        self.query_numbers, self.key_numbers = (n, h, d, p, c, query_each), (m, h, d, p, c, key_each)
+        self.finish_numbers = (self.key_shares, n, d, p)
+        self._make_launches(max(n, m))
+        self.heads: dict[bool, Launch] = {}
+        self.pulls_of_queries: dict[Any, Launch] = {}
+
+    def _make_launches(self, longer: int) -> None:
+        tiles = tuple(min(tile, self.side) for tile in TILES)
+        self.tiles = tuple(dict.fromkeys(tiles))
+        together = min(TOGETHER, triton.next_power_of_2(triton.cdiv(longer, self.landmarks)))
+        group = min(self.side, TOGETHER // together)
+        segments = {"SIDE": self.side, "WIDTH": self.width, "GROUP": group, "TOGETHER": together}
+        groups = self.side // group
+        self.means = Launch(means_kernel, (groups, self.matrices, 2), num_warps=4, **segments)
+        self.right = self._long(right_kernel, self.key_shares, num_warps=8 if self.side > 64 else 4)
+        self.output = Launch(
+            output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
+            **self.shape, BLOCK=BLOCKS[1:], **self.parts,
+        )  # fmt: skip
+        self.head_back = Launch(
+            head_back_kernel, (self.matrices,), num_warps=8, num_stages=1, **self.shape, BLOCK=self.tiles
+        )
+        self.pull_of_keys = self._long(keys_kernel, self.key_shares)
+        self.finish = Launch(finish_kernel, (groups, self.matrices), num_warps=4, **segments)
+
+    def _long(self, kernel: Any, shares: int, num_warps: int = 8) -> Launch:
+        return Launch(
+            kernel, (shares, self.matrices), num_warps=num_warps, num_stages=1,
+            **self.shape, BLOCK=BLOCKS if self.parts["PARTS"] else BLOCKS[1:], **self.parts,
+        )  # fmt: skip
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, differentiable: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(out, space, work); only where it is `differentiable` does `work` hold what the gradient needs."""
+        z_places, s_places = _places(self.iterations, differentiable)
+        space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
+        work = torch.empty(
+            self.matrices, 2 + z_places + s_places, self.side, self.side, dtype=torch.float32, device=self.device
+        )
+        out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
+        at = self.offsets
+        head = self.heads.get(differentiable)
+        if head is None:
+            head = self.heads[differentiable] = Launch(
+                head_kernel, (self.matrices,), num_warps=8, **self.shape, BLOCK=self.tiles
+            )
+        with _current(self.device):
+            self.means(query, key, space, at["k_means"], *self.means_numbers)
+            self.right(
+                key, value, space, at["parts_s"], at["parts_top"], at["parts_total"], *self.right_numbers, scale,
+                *self.key_strides, *self.value_strides,
+            )  # fmt: skip
+            head(
+                space, at["k_means"], at["right"], at["log"], at["solved"], at["parts_s"], at["parts_top"],
+                at["parts_total"], work, self.key_shares, self.landmarks, self.iterations, z_places, s_places, scale,
+            )  # fmt: skip
+            self.output(
+                query, space, at["k_means"], at["solved"], out, *self.output_numbers, scale, *self.query_strides
+            )
+        return out, space, work
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        space: Tensor,
+        work: Tensor,
+        scratch: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
+        dq = torch.empty(query.shape, dtype=query.dtype, device=self.device)
+        dk = torch.empty(key.shape, dtype=key.dtype, device=self.device)
+        dv = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        room = torch.empty(
+            self.matrices, BACK_MATRICES.value, self.side, self.side, dtype=torch.float32, device=self.device
+        )
+        at = self.offsets
+        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        pull = self.pulls_of_queries.get(of_grad)
+        if pull is None:
+            pull = self.pulls_of_queries[of_grad] = self._long(queries_kernel, self.query_shares)
+        with _current(self.device):
+            pull(
+                query, grad, space, at["k_means"], at["solved"], scratch, at["parts_s"], at["parts_l"], dq,
+                *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3],
+            )  # fmt: skip
+            self.head_back(
+                space, at["k_means"], at["right"], work, scratch, at["parts_s"], at["parts_l"], at["d_solved"],
+                at["d_right"], at["inner"], at["due_queries"], at["due_keys"], room, self.query_shares, self.landmarks,
+                self.iterations, scale,
+            )  # fmt: skip
+            self.pull_of_keys(
+                key, value, space, at["log"], scratch, at["d_right"], at["inner"], at["due_keys"], at["parts_l"], dk,
+                dv, *self.key_numbers, scale, *self.key_strides, *self.value_strides,
+            )  # fmt: skip
+            self.finish(scratch, at["due_queries"], at["parts_l"], dq, *self.finish_numbers)
+        return dq, dk, dv
+
+
+def space_sizes(
+    query: Tensor, value: Tensor, num_landmarks: int, num_iterations: int
+) -> tuple[int, tuple[int, int, int, int]]:
+    """(the size of `space`, the shape of `work` for a gradient), for tensors that hold nothing yet."""
+    (b, h, n, p), (m, c) = query.shape, value.shape[2:]
+    sizes = _sizes(num_landmarks, p, c)
+    shares = max(_shares(tokens, b * h)[0] for tokens in (n, m))
+    of_work = (b * h, 2 + sum(_places(num_iterations, True)), sizes[0], sizes[0])
+    return _offsets(b * h, sizes, shares)["end"], of_work
+
+
+def _places(iterations: int, differentiable: bool) -> tuple[int, int]:
+    """For how many Z and how many S there is room."""
+    return (iterations + 1, iterations) if differentiable else (2, 1)
+
+
+def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[str, int]:
+    """Where each part of `space` begins; it starts with the means of the queries."""
+    side, width, values = sizes
+    lengths = {
+        "q_means": side * width, "k_means": side * width, "right": side * values, "solved": side * values, "log": side,
+        "d_solved": side * values, "d_right": side * values, "inner": side, "due_queries": side * width,
+        "due_keys": side * width, "parts_s": shares * side * values, "parts_l": shares * side * width,
+        "parts_top": shares * side, "parts_total": shares * side, "end": 0,
+    }  # fmt: skip
+    found, total = {}, 0
+    for name, length in lengths.items():
+        found[name] = total
+        total += matrices * length
+    return found

@@ -1,0 +1,239 @@
+"""Nyström attention's fused path, in the interpreter or on a GPU, against the plain path in float64."""
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from wellcond.attention import nystrom_attention, nystrom_fused
+from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
+from wellcond.numerics.fastpaths import plain_twins
+
+# (b, h, n, m, p, c, d): lengths that the segments do not divide, more keys than queries and fewer, one segment, as many
+# segments as tokens, more than one share of the tokens
+SHAPES = [
+    (1, 2, 70, 70, 16, 16, 20), (2, 1, 33, 90, 8, 12, 32), (1, 1, 40, 37, 4, 4, 3), (1, 1, 9, 140, 20, 8, 1),
+    (1, 1, 36, 36, 8, 8, 36), (1, 1, 300, 150, 4, 4, 8),
+]  # fmt: skip
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def tokens(shape, device, dtype=torch.float32):
+    b, h, n, m, p, c, _ = shape
+    sizes = ((b, h, n, p), (b, h, m, p), (b, h, m, c))
+    return [torch.randn(s, device=device).to(dtype).requires_grad_() for s in sizes]
+
+
+def plain(q, k, v, d, iterations=6, scale=None):
+    """The plain path, for as many landmarks as keys too."""
+    from wellcond.attention.nystrom import _by_segments
+
+    with plain_twins():
+        return _by_segments(q, k, v, None, None, scale or 1 / math.sqrt(q.shape[-1]), d, iterations)
+
+
+def assert_close(found, want, tolerance):
+    for one, other in zip(found, want, strict=True):
+        assert one.isfinite().all()
+        assert (one.double() - other).norm() <= tolerance * other.norm()
+
+
+def with_gradients(function, tensors, weight=None):
+    out = function(*tensors)
+    weight = torch.randn(out.shape, device=out.device) if weight is None else weight.to(out.dtype)
+    return weight, (out, *torch.autograd.grad((out * weight).sum(), tensors))
+
+
+def both_ways(tensors, fused, truth, tolerance):
+    """Value and gradients of `fused(*tensors)` against `truth` of the same in float64."""
+    weight, found = with_gradients(fused, tensors)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    assert_close(found, with_gradients(truth, wide, weight)[1], tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_values_and_gradients(shape, dtype, device):
+    if dtype == torch.bfloat16 and str(device) == "cpu":
+        pytest.skip("Triton's interpreter cannot compute in bfloat16")
+    d, s = shape[-1], 1 / math.sqrt(shape[4])
+    both_ways(
+        tokens(shape, device, dtype),
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=d, num_iterations=6, scale=s),
+        lambda q, k, v: plain(q, k, v, d),
+        TOLERANCE[dtype],
+    )
+
+
+def test_many_tokens_and_segments(device):
+    """197 tokens, a prime, as a ViT has them, and the default of 64 segments."""
+    both_ways(
+        tokens((2, 2, 197, 197, 16, 16, 64), device),
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=64, num_iterations=6, scale=0.25),
+        lambda q, k, v: nystrom_attention(q, k, v, num_landmarks=64),
+        TOLERANCE[torch.float32],
+    )
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+@pytest.mark.parametrize("scale", [0.05, 2.0])
+def test_any_number_of_steps_and_any_scale(iterations, scale, device):
+    both_ways(
+        tokens((1, 1, 50, 41, 8, 8, 7), device),
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=7, num_iterations=iterations, scale=scale),
+        lambda q, k, v: plain(q, k, v, 7, iterations, scale),
+        5e-5,
+    )
+
+
+def test_without_a_gradient_it_is_the_same(device):
+    tensors = tokens((1, 2, 70, 60, 8, 8, 10), device)
+    settings = {"num_landmarks": 10, "num_iterations": 5, "scale": 0.3}
+    with torch.no_grad():
+        alone = fused_nystrom(*tensors, **settings)
+    assert torch.equal(alone, fused_nystrom(*tensors, **settings))
+
+
+@triton.jit
+def bfloat16_parts(a):
+    """Two parts of 8 bits each, as bfloat16 would hold them, in float32."""
+    bits = a.to(tl.int32, bitcast=True)
+    high = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    bits = (a - high).to(tl.int32, bitcast=True)
+    return high, ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has bfloat16 itself")
+@pytest.mark.parametrize("smooth", [False, True])
+def test_what_bfloat16_parts_lose(smooth, monkeypatch):
+    """The kernels for bfloat16, which the interpreter has not: its values in float32, in the same two parts.
+
+    Nothing but the rounding of results may be left to err: 100 times less than bfloat16's own, 1.7e-3.
+    """
+    from wellcond.numerics.triton import landmark_sides, nystrom_plan, nystrom_sides
+
+    make = nystrom_plan.Plan._make_launches
+
+    def make_in_parts(self, longer):
+        self.parts = {"PARTS": True}
+        make(self, longer)
+
+    monkeypatch.setattr(nystrom_plan.Plan, "_make_launches", make_in_parts)
+    monkeypatch.setattr(nystrom_plan, "_plans", {})
+    for module in (landmark_sides, nystrom_sides):
+        monkeypatch.setattr(module, "_two_parts", bfloat16_parts)
+    tensors = [t.detach() for t in tokens((1, 1, 210, 180, 32, 32, 50), "cpu")]
+    if smooth:  # neighbours alike, as segments hope
+        tensors = [t.cumsum(2) / 8 for t in tensors]
+    both_ways(
+        [t.bfloat16().float().requires_grad_() for t in tensors],
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=50, num_iterations=6, scale=0.18),
+        lambda q, k, v: plain(q, k, v, 50, scale=0.18),
+        5e-5,
+    )
+
+
+def test_equal_columns_share_their_gradient(device):
+    """The first two segments of keys are alike, and near to all queries: two columns have the largest sum."""
+    q, k, v = (t.detach() for t in tokens((1, 1, 20, 24, 4, 4, 6), device))
+    q[..., 0] += 2
+    k[:, :, :8] = torch.tensor([2.0, 0.0, 0.5, 0.0], device=device)
+    both_ways(
+        [t.requires_grad_() for t in (q, k, v)],
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=6, num_iterations=2, scale=0.5),
+        lambda q, k, v: plain(q, k, v, 6, 2, 0.5),
+        TOLERANCE[torch.float32],
+    )
+
+
+def test_large_logits_are_finite(device):
+    """Logits in the thousands: maxima are taken away before anything is raised to a power."""
+    q, k, v = tokens((1, 1, 40, 150, 8, 8, 4), device)
+    q, k = ((100 * t).detach().requires_grad_() for t in (q, k))
+    _, found = with_gradients(
+        lambda *t: fused_nystrom(*t, num_landmarks=4, num_iterations=6, scale=0.35), [q, k, v]
+    )  # fmt: skip
+    assert all(t.isfinite().all() for t in found)
+    assert_close(found[:1], [plain(q.double(), k.double(), v.double(), 4, 6, 0.35)], 1e-3)
+
+
+def test_any_strides_and_no_batch_mates(device):
+    qkv = torch.randn(3, 40, 3, 2, 8, device=device, requires_grad=True)
+    settings = {"num_landmarks": 9, "num_iterations": 6, "scale": 0.3}
+
+    def attend(q, k, v):
+        return fused_nystrom(q, k, v, **settings)
+
+    parts = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    dense = [t.contiguous() for t in parts]
+    weight, whole = with_gradients(attend, parts)
+    weight = weight.transpose(1, 2).contiguous().transpose(1, 2)  # gradients have strides, too
+    for one, other in zip(whole, with_gradients(attend, dense, weight)[1], strict=True):
+        assert torch.equal(one, other)
+    alone = with_gradients(attend, [t[1:2] for t in dense], weight[1:2])[1]
+    for one, other in zip(whole, alone, strict=True):
+        assert torch.equal(one[1:2], other)
+
+
+def test_the_operators_of_compiled_code(device):
+    """What compiled code calls: the same to the bit, and what it says of its shapes is true."""
+    tensors = tokens((1, 2, 45, 38, 8, 12, 6), device)
+    weight, eager = with_gradients(
+        lambda *t: fused_nystrom(*t, num_landmarks=6, num_iterations=3, scale=0.3), tensors
+    )  # fmt: skip
+    _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3)[0], tensors, weight)
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+    torch.library.opcheck(
+        nystrom_fused._forward_op, (*tensors, 6, 3, 0.3), test_utils=("test_schema", "test_faketensor")
+    )  # fmt: skip
+
+
+def test_only_where_the_kernels_can(monkeypatch):
+    q = torch.randn(1, 2, 10, 8)
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+    assert not can_fuse(q, q, q, num_landmarks=4)  # on a CPU
+    with pytest.raises(ValueError, match="num_iterations"):
+        fused_nystrom(q, q, q, num_landmarks=4, num_iterations=-1, scale=1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("n", "width", "landmarks"), [(1000, 32, 128), (1000, 64, 64), (1000, 20, 70), (4096, 64, 128)]
+)
+def test_on_a_gpu(dtype, n, width, landmarks, monkeypatch):
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+    tensors = [torch.randn(4, 2, n, width, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+    fits = width <= 32 or landmarks <= 64 or dtype == torch.bfloat16
+    assert can_fuse(*tensors, num_landmarks=landmarks) == fits
+
+    def attend(q, k, v):
+        return nystrom_attention(q, k, v, num_landmarks=landmarks)
+
+    both_ways(tensors, attend, attend, TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("conv", [False, True])
+def test_compiled_is_the_same(conv, monkeypatch):
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+    tensors = [torch.randn(4, 2, 600, 32, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    kernel = torch.randn(2, 5, device="cuda", dtype=torch.bfloat16) if conv else None
+
+    def attend(q, k, v):
+        return nystrom_attention(q, k, v, num_landmarks=64, conv_kernel=kernel)
+
+    weight, eager = with_gradients(attend, tensors)
+    _, compiled = with_gradients(torch.compile(attend, fullgraph=True), tensors, weight)
+    assert_close(compiled, [t.double() for t in eager], 1e-2)
+
+
+@pytest.mark.gpu
+def test_it_repeats_to_the_bit(monkeypatch):
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+    tensors = [torch.randn(1, 2, 40000, 32, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    weight, once = with_gradients(lambda *t: nystrom_attention(*t, num_landmarks=128), tensors)
+    _, again = with_gradients(lambda *t: nystrom_attention(*t, num_landmarks=128), tensors, weight)
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))

@@ -9,9 +9,9 @@ from Aᵀ/c, with c the largest column sum of A, so that Z is Aᵀ times a polyn
 matrices lie in memory that their own program alone reads and writes, a block at a time. Beyond the first d rows and
 columns A and Z are zero, and R is the identity.
 
-In `work` each head has A, R, then Z of each step and of the end, then S of each step: A, Z and S the gradient needs, and
-R is found again with one product, where S would take two. Where no gradient is wanted, two places for Z and one for S
-are used again and again.
+In `work` each head has A, R, then Z of each step and of the end, then S of each step. A, Z and S the gradient needs; R
+is found again with one product, where S would take two. Where no gradient is wanted, two places for Z and one for S are
+used again and again.
 
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """

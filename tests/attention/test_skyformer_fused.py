@@ -89,7 +89,8 @@ def test_tokens_are_landmarks(shape, method, dtype, device):
 
 
 def test_any_strides_and_no_batch_mates(device):
-    qkv = torch.randn(3, 40, 3, 2, 8, device=device)
+    """1,100 tokens are two shares, in a batch of three as alone."""
+    qkv = torch.randn(3, 1100, 3, 2, 8, device=device)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     at, of_queries = landmark_positions(q, k, 10, "spread")
     settings = {"positions": at[None], "of_queries": of_queries, "scale": 0.3, "gamma": 0.1}

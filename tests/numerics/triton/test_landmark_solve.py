@@ -41,8 +41,8 @@ def test_equal_landmarks_do_no_harm(device):
 
 def test_many_shares_are_added_up(device):
     """More of them than are added at once."""
-    rows, tokens = torch.randn(1, 1, 6, 4, device=device), torch.randn(1, 1, 2600, 4, device=device)
-    assert plan_for(tokens, tokens, tokens, rows, None, 0, None, None).key_shares > 16
+    rows, tokens = torch.randn(1, 1, 6, 4, device=device), torch.randn(1, 1, 3400, 4, device=device)
+    assert plan_for(tokens, tokens, tokens, rows, None, 0, None, None).key_shares > 5
     negative, y = solved(rows, tokens, 0.5)
     sums = gaussian_weights(rows.double(), tokens.double(), scale=0.5) @ tokens.double()
     torch.testing.assert_close(y.double(), -negative @ sums[0], rtol=1e-4, atol=1e-4)

@@ -5,8 +5,9 @@
 
 Every program has a block of rows and runs over the columns. Nothing is normalised, so there is no maximum to keep, and
 where there are few rows and many columns (landmarks against all tokens) the columns are shared out among programs
-whose sums are added up afterwards: always in the same order, so that results repeat to the bit. Half the squared norms
-of the columns, in units of the exponent, are computed once, before: infinite for a column that does not count.
+whose sums are added up afterwards: always in the same order, whatever the batch, so that results repeat to the bit.
+Half the squared norms of the columns, in units of the exponent, are computed once, before: infinite for a column that
+does not count.
 """
 
 import math
@@ -21,7 +22,8 @@ from .launch import launch, layout
 __all__ = ["half_norms", "pull", "stream"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
-PROGRAMS = 264  # two for each multiprocessor of a large GPU: below it, columns are shared out
+FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
+MOST_SHARES = 64
 
 
 @triton.jit
@@ -229,7 +231,7 @@ def stream(
     x, y, v = _packed(x), _packed(y), _packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c)
-    rows, shares, each = _grid(n, m, b * h, tiles)
+    rows, shares, each = _grid(n, m, tiles)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device)
     launch(
         _stream_kernel,
@@ -267,7 +269,7 @@ def pull(
     x, y, g, v = _packed(x), _packed(y), _packed(g), _packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c, pulls=True)
-    rows, shares, each = _grid(n, m, b * h, tiles)
+    rows, shares, each = _grid(n, m, tiles)
     dx = _buffer(shares, (b, h, n, p), dtype or x.dtype, x.device)
     out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device) if product else dx
     launch(
@@ -309,11 +311,11 @@ def _tiles(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
     return {"BM": 64, "BN": 32, "num_warps": 4 if widest <= 128 else 8, "num_stages": 2}
 
 
-def _grid(n: int, m: int, matrices: int, tiles: dict[str, int]) -> tuple[int, int, int]:
+def _grid(n: int, m: int, tiles: dict[str, int]) -> tuple[int, int, int]:
     """Blocks of rows, shares of the columns, columns in each share."""
     rows = triton.cdiv(n, tiles["BM"])
     blocks = triton.cdiv(m, tiles["BN"])
-    shares = max(1, min(PROGRAMS // (rows * matrices), blocks // 4))
+    shares = min(MOST_SHARES, blocks // 4) if n <= FEW_ROWS and m >= MANY_COLUMNS else 1
     each = triton.cdiv(blocks, shares) * tiles["BN"]
     return rows, triton.cdiv(m, each), each
 

@@ -21,7 +21,7 @@ from .launch import Launch, layout
 
 __all__ = ["Plan", "plan_for", "space_size"]
 
-PROGRAMS = 264  # two for each multiprocessor of a large GPU
+SHARE = 512  # tokens that one program has, at least
 MOST_SHARES = 64  # whose sums one program adds up
 MOST_PLANS = 1024
 BLOCKS = (128, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones are faster
@@ -71,8 +71,8 @@ class Plan:
         matrices = b * h
         d = _landmarks(rows, positions)
         self.side, self.width, self.values = sizes = _sizes(d, p, c)
-        self.query_shares, query_each = _shares(n, matrices)
-        self.key_shares, key_each = _shares(m, matrices)
+        self.query_shares, query_each = _shares(n)
+        self.key_shares, key_each = _shares(m)
         self.matrices, self.device = matrices, query.device
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
@@ -196,7 +196,7 @@ def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Ten
     """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     sizes = _sizes(_landmarks(rows, positions), p, c)
-    shares = max(_shares(tokens, b * h)[0] for tokens in (n, m))
+    shares = max(_shares(tokens)[0] for tokens in (n, m))
     return _offsets(b * h, sizes, shares)["end"], sizes[0]
 
 
@@ -227,10 +227,13 @@ def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[st
     return found
 
 
-def _shares(n: int, matrices: int) -> tuple[int, int]:
-    """Into how many shares the tokens go, and how many are in each: a multiple of a large block."""
+def _shares(n: int) -> tuple[int, int]:
+    """Into how many shares the tokens go, and how many are in each: a multiple of a large block.
+
+    It follows from the length alone: with the batch's size the order of sums would change, and their last bits.
+    """
     blocks = triton.cdiv(n, BLOCKS[0])
-    shares = max(1, min(MOST_SHARES, PROGRAMS // matrices, blocks))
+    shares = max(1, min(MOST_SHARES, n // SHARE))
     each = triton.cdiv(blocks, shares) * BLOCKS[0]
     return triton.cdiv(n, each), each
 

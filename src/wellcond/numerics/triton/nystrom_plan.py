@@ -50,8 +50,8 @@ class Plan:
         d, matrices = num_landmarks, b * h
         assert d <= min(n, m)
         self.side, self.width, values = sizes = _sizes(d, p, c)
-        self.query_shares, query_each = _shares(n, matrices)
-        self.key_shares, key_each = _shares(m, matrices)
+        self.query_shares, query_each = _shares(n)
+        self.key_shares, key_each = _shares(m)
         self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
@@ -172,7 +172,7 @@ def space_sizes(
     """(the size of `space`, the shape of `work` for a gradient), for tensors that hold nothing yet."""
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     sizes = _sizes(num_landmarks, p, c)
-    shares = max(_shares(tokens, b * h)[0] for tokens in (n, m))
+    shares = max(_shares(tokens)[0] for tokens in (n, m))
     of_work = (b * h, 2 + sum(_places(num_iterations, True)), sizes[0], sizes[0])
     return _offsets(b * h, sizes, shares)["end"], of_work
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellcond.numerics import fastpaths
-from wellcond.numerics.fastpaths import FastPath, fast_paths, fused_kernels, plain_twins
+from wellcond.numerics.fastpaths import FastPath, fast_paths, fused_kernels, large_programs, plain_twins
 
 CUDA = torch.device("cuda")
 
@@ -16,6 +16,7 @@ def with_kernels(monkeypatch):
     monkeypatch.setattr(fastpaths, "_available", lambda kind, index: (kind == "cuda", f"Triton and a {kind} device"))
     monkeypatch.setattr(fastpaths, "_slow_double", lambda index: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fastpaths, "_shared_memory", lambda index: 2**18)  # as an H100 has
 
 
 def test_a_cpu_has_no_fused_kernels():
@@ -65,7 +66,7 @@ def test_every_path_has_its_reason_without_a_gpu(monkeypatch):
     paths = fast_paths()
     check(paths)
     fused = [path for path in paths if "Triton" in path.name]
-    assert len(fused) == 4
+    assert len(fused) == 5
     assert not any(path.available or path.taken for path in fused)
     assert all("NVIDIA GPU" in path.why for path in fused)
     assert [path for path in paths if path.taken], "something is taken on a CPU"
@@ -85,6 +86,15 @@ def test_a_path_that_was_switched_off_says_by_what(with_kernels, monkeypatch):
 def test_slow_float64_is_mentioned(with_kernels, monkeypatch):
     monkeypatch.setattr(fastpaths, "_slow_double", lambda index: True)
     assert "float64 is slow" in next(path.why for path in fast_paths() if "spectral power (Triton)" in path.name)
+
+
+def test_a_gpu_with_little_shared_memory_does_without_large_programs(with_kernels, monkeypatch):
+    monkeypatch.setattr(fastpaths, "_shared_memory", lambda index: 100 * 2**10)
+    assert not large_programs(CUDA)
+    skyformer = next(path for path in fast_paths() if "Skyformer" in path.name)
+    assert not skyformer.available
+    assert "shared memory of an H100" in skyformer.why
+    assert all(path.taken for path in fast_paths() if "Triton" in path.name and "Skyformer" not in path.name)
 
 
 @pytest.mark.gpu

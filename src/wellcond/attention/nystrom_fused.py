@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import _other_derivatives, _packed, _roomy
-from wellcond.numerics.fastpaths import fused_kernels
+from wellcond.attention.skyformer_fused import packed
+from wellcond.numerics.fastpaths import fused_kernels, large_programs, other_derivatives
 
 __all__ = ["can_fuse", "fused_nystrom"]
 
@@ -42,9 +42,9 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -
         and min(query.numel(), value.numel()) > 0
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
-        and _roomy(query.device)
+        and large_programs(query.device)
         and max(t.shape[2] * max(num_landmarks, t.stride(2)) for t in (query, key, value)) < 2**31
-        and not _other_derivatives(query, key, value)
+        and not other_derivatives(query, key, value)
     )
 
 
@@ -59,7 +59,7 @@ def fused_nystrom(
     """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
-    arguments = (_packed(query), _packed(key), _packed(value), num_landmarks, num_iterations, scale)
+    arguments = (packed(query), packed(key), packed(value), num_landmarks, num_iterations, scale)
     if torch.compiler.is_compiling():
         return _forward_op(*arguments)[0]
     wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -86,7 +86,7 @@ class _Nystrom(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, space, work = ctx.saved_tensors
-        found = ctx.plan.backward(_packed(grads[0]), query, key, value, ctx.scale, space, work, space)
+        found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work, space)
         return (*found, None, None, None, None)
 
 
@@ -97,7 +97,7 @@ def _forward_op(
     """(out, then what the gradient needs)."""
     from wellcond.numerics.triton.nystrom_plan import plan_for
 
-    query, key, value = _packed(query), _packed(key), _packed(value)
+    query, key, value = packed(query), packed(key), packed(value)
     plan = plan_for(query, key, value, num_landmarks, num_iterations)
     return plan.forward(query, key, value, scale, differentiable=True)
 
@@ -130,7 +130,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from wellcond.numerics.triton.nystrom_plan import plan_for
 
-    grad, query, key, value = _packed(grad), _packed(query), _packed(key), _packed(value)
+    grad, query, key, value = packed(grad), packed(query), packed(key), packed(value)
     plan = plan_for(query, key, value, num_landmarks, num_iterations)
     # An operator may not write to what it was given: it has scratch of its own.
     return plan.backward(grad, query, key, value, scale, space, work, torch.empty_like(space))

@@ -12,19 +12,17 @@ and everything else is a derivative of the Gaussian weights (numerics/triton/lan
 Plain twin: the rest of skyformer.py.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellcond.numerics.fastpaths import fused_kernels
+from wellcond.numerics.fastpaths import fused_kernels, large_programs, other_derivatives
 
-__all__ = ["can_fuse", "fused_skyformer"]
+__all__ = ["can_fuse", "fused_skyformer", "packed"]
 
 MOST_LANDMARKS = 128
 WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
-SHARED_MEMORY = 227 * 2**10
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
@@ -38,29 +36,9 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
         and max(query.shape[-1], value.shape[-1]) <= WIDEST.get(query.dtype, 0)
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
-        and _roomy(query.device)
-        and not _other_derivatives(query, key, value)
+        and large_programs(query.device)
+        and not other_derivatives(query, key, value)
     )
-
-
-@torch.compiler.assume_constant_result
-def _roomy(device: torch.device) -> bool:
-    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
-    return _shared_memory(device.index or 0) >= SHARED_MEMORY
-
-
-@functools.lru_cache(maxsize=16)
-def _shared_memory(index: int) -> int:
-    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
-
-
-def _other_derivatives(*tensors: Tensor) -> bool:
-    """Whether torch.func or forward-mode derivatives are at work, which know nothing of our backward pass."""
-    if torch.compiler.is_compiling():
-        return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
-        return True
-    return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def fused_skyformer(
@@ -81,8 +59,8 @@ def fused_skyformer(
     The landmarks are tokens, at `positions` (1 or b, d), the first `of_queries` of them among the queries and the
     others among the keys; or any `rows` (b, h, d, p), of which `valid` (b, h, d) says which there are.
     """
-    query, key, value = _packed(query), _packed(key), _packed(value)
-    rows = None if rows is None else _packed(rows)
+    query, key, value = packed(query), packed(key), packed(value)
+    rows = None if rows is None else packed(rows)
     arguments = (query, key, value, rows, positions, of_queries, valid, keep, scale, gamma)
     if torch.compiler.is_compiling():
         return _forward_op(*arguments)[0]
@@ -91,7 +69,8 @@ def fused_skyformer(
     return out
 
 
-def _packed(t: Tensor) -> Tensor:
+def packed(t: Tensor) -> Tensor:
+    """Dense along its last dimension, as the kernels take it."""
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
@@ -113,7 +92,7 @@ class _Skyformer(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, space, work = ctx.saved_tensors
-        found = ctx.plan.backward(_packed(grads[0]), *tensors, ctx.scale, space, work, space)
+        found = ctx.plan.backward(packed(grads[0]), *tensors, ctx.scale, space, work, space)
         return (*found, None, None, None, None, None, None)
 
 
@@ -133,7 +112,7 @@ def _forward_op(
     """(out, then what the gradient needs)."""
     from wellcond.numerics.triton.landmark_plan import plan_for
 
-    query, key, value, rows = (t if t is None else _packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
+    query, key, value, rows = (t if t is None else packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = plan_for(query, key, value, rows, positions, split, valid, keep)
     return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
 
@@ -178,7 +157,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from wellcond.numerics.triton.landmark_plan import plan_for
 
-    grad, query, key, value, rows = (t if t is None else _packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
+    grad, query, key, value, rows = (t if t is None else packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = plan_for(query, key, value, rows, positions, split, valid, keep)
     # An operator may not write to what it was given: it has scratch of its own.
     *tokens, d_rows = plan.backward(

@@ -15,10 +15,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
-__all__ = ["FUSED_SIDE", "FastPath", "exporting", "fast_paths", "fused_kernels", "plain_twins"]
+__all__ = [
+    "FUSED_SIDE",
+    "FastPath",
+    "exporting",
+    "fast_paths",
+    "fused_kernels",
+    "large_programs",
+    "other_derivatives",
+    "plain_twins",
+]
 
 FUSED_SIDE = 256  # longest shorter side of a matrix that the fused kernels hold on chip
+LARGE_PROGRAM = 227 * 2**10  # bytes of shared memory
 
 _forced_plain = False
 
@@ -58,6 +70,26 @@ def exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+@torch.compiler.assume_constant_result
+def large_programs(device: torch.device) -> bool:
+    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
+    return _shared_memory(device.index or 0) >= LARGE_PROGRAM
+
+
+@functools.lru_cache(maxsize=16)
+def _shared_memory(index: int) -> int:
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+
+
+def other_derivatives(*tensors: Tensor) -> bool:
+    """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
+    if torch.compiler.is_compiling():
+        return False
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
+        return True
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
 @functools.lru_cache(maxsize=16)
 def _available(kind: str, index: int) -> tuple[bool, str]:
     if kind != "cuda":
@@ -76,6 +108,14 @@ def _available(kind: str, index: int) -> tuple[bool, str]:
 def _slow_double(index: int) -> bool:
     """Consumer GPUs do float64 at 1/64 of float32's rate; data-centre ones at a half or more."""
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
+
+
+def _landmark_path(available: bool, taken: bool, why: str) -> FastPath:
+    large = available and large_programs(torch.device("cuda", 0))
+    limits = "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
+    if available and not large:
+        limits = "; but its programs need the shared memory of an H100 or more"
+    return FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits)
 
 
 def fast_paths() -> list[FastPath]:
@@ -97,6 +137,7 @@ def fast_paths() -> list[FastPath]:
         FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="streaming Gaussian product (Triton)", available=available, taken=taken, why=why),
+        _landmark_path(available, taken, why),
     ]
     on_cpu = kind == "cpu"
     paths.append(

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .fastpaths import fused_kernels
+from .fastpaths import fused_kernels, other_derivatives
 
 __all__ = ["gaussian_product", "gaussian_weights"]
 
@@ -51,7 +50,7 @@ def gaussian_product(
     fused = _fused(x, y, v)
     if keep is not None and not fused:  # what does not count may hold anything, and 0 · NaN is NaN
         y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
-    if not fused and (weights <= DIRECT or _other_derivatives(x, y, v) or torch.compiler.is_compiling()):
+    if not fused and (weights <= DIRECT or other_derivatives(x, y, v) or torch.compiler.is_compiling()):
         return _directly(x, y, v, keep, scale, is_causal)
     if x.ndim != 4:
         batch, heads = (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
@@ -251,17 +250,8 @@ def _fused(x: Tensor, y: Tensor, v: Tensor) -> bool:
         and max(x.shape[-1], v.shape[-1]) <= FUSED_WIDTH
         and min(x.numel(), y.numel(), v.numel()) > 0
         and fused_kernels(x.device)
-        and not _other_derivatives(x, y, v)
+        and not other_derivatives(x, y, v)
     )
-
-
-def _other_derivatives(*tensors: Tensor) -> bool:
-    """Whether forward-mode derivatives or torch.func are at work, which know nothing of our backward pass."""
-    if torch.compiler.is_compiling():
-        return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
-        return True
-    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _check(x: Tensor, y: Tensor, v: Tensor) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from .fastpaths import other_derivatives
 
 __all__ = ["invert_by_iteration", "normalize_spd", "solve_spd", "transposed_start"]
 
@@ -228,12 +229,3 @@ def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:
     factor = _factor(w.detach(), method)
     y = _apply_factor(factor, u, method)
     return y - _apply_factor(factor, (w - w.detach()) @ y.detach(), method)
-
-
-def other_derivatives(*tensors: Tensor) -> bool:
-    """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
-    if torch.compiler.is_compiling():
-        return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
-        return True
-    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)

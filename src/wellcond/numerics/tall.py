@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import fused_kernels
-from .inverse import other_derivatives
+from .fastpaths import fused_kernels, other_derivatives
 
 __all__ = ["flat_product", "tall_product", "thin_product"]
 

@@ -1,0 +1,105 @@
+"""Compiles every kernel for an H100, where there is none: a process of its own, for the interpreter must be off.
+
+    python tests/numerics/triton/compiling.py attention        # one JSON line a kernel: its name, its shared memory
+
+The functions run on CPU tensors, and each launch is a compilation for compute capability 9.0 instead; what they give
+back is nothing. It finds what the interpreter forgives: types that do not fit, programs that ask for more than there is.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED = 227 * 2**10
+POINTERS = {
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1",
+}  # fmt: skip
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def compile_only(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+    """In the place of `JITFunction.run`: arguments are specialised as a launch does it."""
+    del warmup, grid
+    given = {
+        **dict(zip(self.arg_names, args, strict=False)),
+        **{k: v for k, v in kwargs.items() if k in self.arg_names},
+    }
+    options = {k: v for k, v in kwargs.items() if k not in self.arg_names}
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], Any] = {}
+    for place, parameter in enumerate(self.params):
+        name, value = parameter.name, given[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[(place,)] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(place,)] = ALIGNED
+    compiled = compile_kernel(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)
+    shared = compiled.metadata.shared
+    print(json.dumps({"kernel": self.__name__, "shared": shared, "fits": shared <= SHARED}), flush=True)
+    if shared > SHARED:
+        raise OutOfResources(shared, SHARED, "shared memory")
+
+
+def attention() -> None:
+    from wellcond.numerics.triton import gaussian, landmark_plan, nystrom_plan
+
+    keep = torch.ones(2, 2, 2048, dtype=torch.bool)
+    for width, dtype in ((32, torch.bfloat16), (64, torch.bfloat16), (32, torch.float32)):
+        q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
+        gaussian.stream(q, k, v, scale=0.1)
+        gaussian.pull(q, k, v, v, scale=0.1, keep=keep)
+        gaussian.pull(k, q, v, v, scale=0.1, causal=-1, product=True)
+        positions = torch.zeros(2, 128, dtype=torch.int64)
+        plan = landmark_plan.plan_for(q, k, v, None, positions, 64, None, None)
+        out, space, work = plan.forward(q, k, v, None, positions, None, None, 0.1, 0.1)
+        plan.backward(out, q, k, v, None, positions, None, 0.1, space, work, space)
+        nystrom = nystrom_plan.plan_for(q, k, v, 64, 6)
+        out, space, work = nystrom.forward(q, k, v, 0.1, differentiable=True)
+        nystrom.backward(out, q, k, v, 0.1, space, work, space)
+    q, k, v = (torch.zeros(2, 2, 2048, 32, dtype=torch.float16) for _ in range(3))
+    rows, valid = torch.zeros(2, 2, 70, 32, dtype=torch.float16), torch.ones(2, 2, 70, dtype=torch.bool)
+    plan = landmark_plan.plan_for(q, k, v, rows, None, 0, valid, keep)
+    out, space, work = plan.forward(q, k, v, rows, None, valid, keep, 0.1, 0.1)
+    plan.backward(out, q, k, v, rows, None, keep, 0.1, space, work, space)
+
+
+def numerics() -> None:
+    from wellcond.numerics.power_fit import folded_fit
+    from wellcond.numerics.spectral import floor_of
+    from wellcond.numerics.triton.extremes import extreme_eigenvalues
+    from wellcond.numerics.triton.geometry import Geometry
+    from wellcond.numerics.triton.gray_dct import gray_dct_images
+    from wellcond.numerics.triton.spectral_power import spectral_power_in_place_layout
+
+    images = torch.zeros(2, 3, 224, 224)
+    geometry = Geometry.of_images(224, 224, (16, 16))
+    gray_dct_images(images, 196, 768, geometry, 0.95, restore_scale=True)
+    fit = folded_fit(0.95, floor_of("products", torch.float32, 196, 768))
+    spectral_power_in_place_layout(images, 196, 768, geometry, fit, restore_scale=True)
+    w = torch.zeros(2, 197, 768, dtype=torch.float64)
+    extreme_eigenvalues(w, w @ w.mT, torch.ones(2, dtype=torch.float64))
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_only  # pyright: ignore[reportAttributeAccessIssue]
+    torch.set_num_threads(1)
+    {"attention": attention, "numerics": numerics}[sys.argv[1]]()

@@ -3,7 +3,7 @@
     python tests/numerics/triton/compiling.py attention        # one JSON line a kernel: its name, its shared memory
 
 The functions run on CPU tensors, and each launch is a compilation for compute capability 9.0 instead; what they give
-back is nothing. It finds what the interpreter forgives: types that do not fit, programs that ask for more than there is.
+back is nothing. It finds what the interpreter forgives: types that do not fit, programs that ask for too much.
 """
 
 import json

@@ -3,6 +3,7 @@
 import copy
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -271,3 +272,16 @@ def test_the_hosts_part_is_named_where_it_was_measured(record, said):
     gpus = said(alone(record))  # nothing is left for the host
     assert "host's (" not in gpus
     assert guess not in gpus
+
+
+def test_a_record_that_cannot_be_read_is_one_line(tmp_path):
+    page, broken = tmp_path / "page.md", tmp_path / "broken.json"
+    page.write_text("nothing")
+    broken.write_text('{"rows": [')
+    for record in (broken, tmp_path / "none.json"):
+        command = [sys.executable, "-m", "wellcond.bench.attention_page", str(record), str(page)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert len(done.stderr.splitlines()) == 1
+    assert page.read_text() == "nothing"

@@ -27,6 +27,11 @@ def test_what_does_not_say_which_set_lies_where_is_refused(text):
         parse_data([text])
 
 
-def test_a_set_is_given_once():
+def test_a_set_is_given_once(tmp_path):
     with pytest.raises(ValueError, match="twice"):
-        parse_data(["cifar10=a", "cifar10=b"])
+        parse_data([f"cifar10={tmp_path}", f"cifar10={tmp_path}"])
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        parse_data([f"cifar10={tmp_path / 'nowhere'}"])

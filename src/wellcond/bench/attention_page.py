@@ -198,5 +198,8 @@ def _memory(record: Record, method: str, shape: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("usage: python -m wellcond.bench.attention_page JSON PAGE [PAGE …]")
-    for target in sys.argv[2:]:
-        print(f"wrote {write_page(Path(sys.argv[1]), Path(target))}")
+    try:
+        for target in sys.argv[2:]:
+            print(f"wrote {write_page(Path(sys.argv[1]), Path(target))}")
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")

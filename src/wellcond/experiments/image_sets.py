@@ -92,8 +92,10 @@ def _name_in(text: str) -> str:
 def _spec(name: str, where: str) -> str:
     """A plain path as the kind of data it holds; what has a kind already, as it is."""
     path = Path(where)
-    if where == "digits" or not path.exists():
+    if where == "digits" or (":" in where and not path.exists()):
         return where
+    if not path.exists():
+        raise ValueError(f"--data-dir {name}={where}: there is no folder {where}; nothing was started")
     if name.startswith("cifar") and any((path / part).exists() for part in CIFAR_FILES):
         return f"{name}:{where}"
     shards = any(path.glob("train-*.tar*")) if path.is_dir() else False

@@ -102,7 +102,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         halves = None
         if _fused(x, y, v):  # of queries and keys at once, and for the backward pass too
-            from .triton.gaussian import half_norms
+            from .triton.half_norms import half_norms
 
             halves = half_norms(x, y, keep, scale=scale)
         ctx.save_for_backward(x, y, v, keep, *(halves or ()))
@@ -198,7 +198,8 @@ def gradients(
     """(dx, dy, dv), None where not needed."""
     if not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
-    from .triton.gaussian import half_norms, pull, stream
+    from .triton.gaussian import pull, stream
+    from .triton.half_norms import half_norms
 
     x_half, y_half = halves or half_norms(x, y, keep, scale=scale)
     down, up = (1, -1) if is_causal else (0, 0)

@@ -14,9 +14,12 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "src" / "wellcond" / "numerics" / "triton"
 FILES = {
-    "attention": ("gaussian", "landmark_sides", "landmark_solve", "nystrom_inverse", "nystrom_means", "nystrom_sides"),
+    "attention": (
+        "gaussian", "half_norms", "landmark_sides", "landmark_solve", "nystrom_inverse", "nystrom_means",
+        "nystrom_sides",
+    ),
     "numerics": ("gram", "gray_dct", "spectral_power", "spd_inverse"),
-}
+}  # fmt: skip
 
 
 def kernels_in(path: Path) -> set[str]:

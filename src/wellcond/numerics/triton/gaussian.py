@@ -10,60 +10,19 @@ Half the squared norms of the columns, in units of the exponent, are computed on
 does not count.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .half_norms import half_norms
 from .launch import launch, layout
+from .tiles import LOG2E, counting, keep_strides, packed, padded, rows_of
 
-__all__ = ["half_norms", "pull", "stream"]
+__all__ = ["pull", "stream"]
 
-LOG2E = tl.constexpr(1.4426950408889634)
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
 MOST_SHARES = 64
-
-
-@triton.jit
-def _rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
-    """(rows, WIDTH) of a matrix whose rows are `stride` apart; zero for rows that are not inside."""
-    c = tl.arange(0, WIDTH)
-    return tl.load(base + rows[:, None] * stride + c[None, :], mask=inside[:, None] & (c < width)[None, :], other=0.0)
-
-
-@triton.jit
-def _columns_of(base, cols, inside, stride, width, WIDTH: tl.constexpr):
-    """(WIDTH, cols): the same, transposed."""
-    c = tl.arange(0, WIDTH)
-    return tl.load(base + cols[None, :] * stride + c[:, None], mask=inside[None, :] & (c < width)[:, None], other=0.0)
-
-
-@triton.jit
-def _counting(cols, last, keep, HAS_KEEP: tl.constexpr):
-    counts = cols < last
-    if HAS_KEEP:
-        counts = counts & (tl.load(keep + cols, mask=counts, other=0) != 0)
-    return counts
-
-
-@triton.jit
-def _half_norms_kernel(
-    x, y, keep, x_out, y_out, n, m, heads, width, factor, xb, xh, xn, yb, yh, yn, kb, kh,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
-):  # fmt: skip
-    which = tl.program_id(1).to(tl.int64)
-    b, h = which // heads, which % heads
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if tl.program_id(2) == 0:
-        counts = _counting(r, m, keep + b * kb + h * kh, HAS_KEEP)
-        wide = _rows_of(y + b * yb + h * yh, r, counts, yn, width, WIDTH).to(tl.float32)
-        half = tl.where(counts, tl.sum(wide * wide, axis=1) * (0.5 * factor), float("inf"))
-        tl.store(y_out + which * m + r, half, mask=r < m)
-    else:
-        wide = _rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH).to(tl.float32)
-        tl.store(x_out + which * n + r, tl.sum(wide * wide, axis=1) * (0.5 * factor), mask=r < n)
 
 
 @triton.jit
@@ -75,7 +34,7 @@ def _column_tile(
         c = tl.arange(0, WIDTH)
         tile = tl.load(base + cols[:, None] * stride + c[None, :])
     else:
-        tile = _rows_of(base, cols, _counting(cols, last, keep, HAS_KEEP), stride, width, WIDTH)
+        tile = rows_of(base, cols, counting(cols, last, keep, HAS_KEEP), stride, width, WIDTH)
     return tile
 
 
@@ -97,7 +56,7 @@ def _stream_kernel(
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -107,7 +66,7 @@ def _stream_kernel(
     v += b * vb + h * vh
     keep += b * kb + h * kh
     y_half += which * m
-    xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
+    xt = rows_of(x, rows, rows < n, xn, width, WIDTH)
     wide = xt.to(tl.float32)
     factor = scale * LOG2E
     x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
@@ -124,8 +83,6 @@ def _stream_kernel(
         half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
         vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
-        if WIDE:
-            vt = vt.to(tl.float32)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
     c = tl.arange(0, VALUES)
     at = ((share * tl.num_programs(2) + which) * n + rows[:, None]) * values + c[None, :]
@@ -138,7 +95,7 @@ def _pull_kernel(
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -150,8 +107,8 @@ def _pull_kernel(
     v += b * vb + h * vh
     keep += b * kb + h * kh
     y_half += which * m
-    xt = _rows_of(x, rows, rows < n, xn, width, WIDTH)
-    gt = _rows_of(g, rows, rows < n, gn, values, VALUES)
+    xt = rows_of(x, rows, rows < n, xn, width, WIDTH)
+    gt = rows_of(g, rows, rows < n, gn, values, VALUES)
     wide = xt.to(tl.float32)
     factor = scale * LOG2E
     x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
@@ -171,8 +128,7 @@ def _pull_kernel(
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
         vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
         if PRODUCT:
-            vw = vt.to(tl.float32) if WIDE else vt
-            acc_out = tl.dot(w.to(vw.dtype), vw, acc_out, input_precision=PRECISION)
+            acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yr.dtype)
         # The sum is of the rounded pulls, so that what all tokens have in common drops out of Σ pulls (y − x).
         total += tl.sum(pulls.to(tl.float32), axis=1)
@@ -189,28 +145,6 @@ def _pull_kernel(
         tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=inside)
 
 
-def half_norms(x: Tensor, y: Tensor, keep: Tensor | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
-    """scale · log₂e · ‖·‖²/2 of x (b, h, n, p) and y (b, h, m, p): (b, h, n) and (b, h, m) float32.
-
-    Infinite for a token of y that `keep` (b, h, m) leaves out.
-    """
-    x, y = _packed(x), _packed(y)
-    (b, h, n, p), m = x.shape, y.shape[2]
-    of_x = torch.empty(b, h, n, dtype=torch.float32, device=x.device)
-    of_y = torch.empty(b, h, m, dtype=torch.float32, device=x.device)
-    launch(
-        _half_norms_kernel,
-        (triton.cdiv(max(n, m), 128), b * h, 2),
-        layout(x, y, keep),
-        (
-            x, y, x if keep is None else keep, of_x, of_y, n, m, h, p, scale * math.log2(math.e),
-            *x.stride()[:3], *y.stride()[:3], *_keep_strides(keep),
-        ),
-        WIDTH=_padded(p), BLOCK=128, HAS_KEEP=keep is not None,
-    )  # fmt: skip
-    return of_x, of_y
-
-
 def stream(
     x: Tensor,
     y: Tensor,
@@ -219,20 +153,17 @@ def stream(
     scale: float,
     keep: Tensor | None = None,
     causal: int = 0,
-    dtype: torch.dtype | None = None,
     y_half: Tensor | None = None,
 ) -> Tensor:
-    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in `dtype`, by default v's.
-
-    Weights are rounded to v's dtype, or to TF32 where a float32 result is asked for.
+    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype; weights are rounded to it.
 
     `causal`: 1 for columns up to the row's number, −1 for those from it on. `y_half`: as `half_norms` has it.
     """
-    x, y, v = _packed(x), _packed(y), _packed(v)
+    x, y, v = packed(x), packed(y), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c)
     rows, shares, each = _grid(n, m, tiles)
-    out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device)
+    out = _buffer(shares, (b, h, n, c), v.dtype, x.device)
     launch(
         _stream_kernel,
         (rows, shares, b * h),
@@ -240,13 +171,13 @@ def stream(
         (
             x, y, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half, x if keep is None else keep,
             out, n, m, h, p, c, each, scale,
-            *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+            *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *keep_strides(keep),
         ),
-        WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=_even(y, v, keep, tiles), WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
+        EVEN=_even(y, v, keep, tiles), PRECISION=_precision(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
-    return _added(out, shares, dtype or v.dtype)
+    return _added(out, shares, v.dtype)
 
 
 def pull(
@@ -259,19 +190,18 @@ def pull(
     keep: Tensor | None = None,
     causal: int = 0,
     product: bool = False,
-    dtype: torch.dtype | None = None,
     y_half: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for.
 
-    Both in `dtype`, if that is given. `causal` and `y_half` as for `stream`.
+    `causal` and `y_half` as for `stream`.
     """
-    x, y, g, v = _packed(x), _packed(y), _packed(g), _packed(v)
+    x, y, g, v = packed(x), packed(y), packed(g), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = _tiles(p, c, pulls=True)
     rows, shares, each = _grid(n, m, tiles)
-    dx = _buffer(shares, (b, h, n, p), dtype or x.dtype, x.device)
-    out = _buffer(shares, (b, h, n, c), dtype or v.dtype, x.device) if product else dx
+    dx = _buffer(shares, (b, h, n, p), x.dtype, x.device)
+    out = _buffer(shares, (b, h, n, c), v.dtype, x.device) if product else dx
     launch(
         _pull_kernel,
         (rows, shares, b * h),
@@ -279,32 +209,24 @@ def pull(
         (
             x, y, g, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half,
             x if keep is None else keep, dx, out, n, m, h, p, c, each, scale,
-            *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *_keep_strides(keep),
+            *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *keep_strides(keep),
         ),
-        WIDTH=_padded(p), VALUES=_padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=_even(y, v, keep, tiles), PRODUCT=product, WIDE=dtype == torch.float32, PRECISION=_precision(x, v),
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
+        EVEN=_even(y, v, keep, tiles), PRODUCT=product, PRECISION=_precision(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
-    return _added(dx, shares, dtype or x.dtype), _added(out, shares, dtype or v.dtype) if product else None
+    return _added(dx, shares, x.dtype), _added(out, shares, v.dtype) if product else None
 
 
 def _even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
     """Whether whole tiles cover the columns, so that nothing has to be masked; causal rows may still end early."""
-    whole = y.shape[2] % tiles["BN"] == 0 and all(_padded(t.shape[3]) == t.shape[3] for t in (y, v))
+    whole = y.shape[2] % tiles["BN"] == 0 and all(padded(t.shape[3]) == t.shape[3] for t in (y, v))
     return keep is None and whole
 
 
-def _packed(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
-
-
 def _tiles(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
-    """Measured on an H200: the product is fastest with many rows to a program, its pull-back with many columns."""
-    widest = max(_padded(p), _padded(c))
+    """Of those tried on an H200: larger ones spill registers in the pull-back with wide tokens."""
+    widest = max(padded(p), padded(c))
     if widest <= 64:
         rows, columns = (128, 64) if not pulls else (64, 128) if widest <= 32 else (64, 64)
         return {"BM": rows, "BN": columns, "num_warps": 4, "num_stages": 3}
@@ -329,13 +251,6 @@ def _buffer(shares: int, shape: tuple[int, ...], dtype: torch.dtype, device: tor
 
 def _added(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
     return buffer if shares == 1 else buffer.sum(0).to(dtype)
-
-
-def _keep_strides(keep: Tensor | None) -> tuple[int, int]:
-    if keep is None:
-        return 0, 0
-    assert keep.stride(-1) == 1 or keep.shape[-1] == 1
-    return keep.stride(0), keep.stride(1)
 
 
 def _precision(x: Tensor, v: Tensor) -> str:

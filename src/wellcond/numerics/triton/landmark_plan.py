@@ -8,16 +8,17 @@
 then scratch, which the backward pass may use again, or another of the same size. `work` holds −Z in float64.
 """
 
+import contextlib
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from .gaussian import _padded
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .landmark_solve import back_kernel, finish_kernel, solve_kernel
 from .launch import Launch, layout
+from .tiles import padded
 
 __all__ = ["Plan", "plan_for", "space_size"]
 
@@ -209,7 +210,7 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
 
 def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
     """Powers of two. Tokens and values are padded alike: with 32 and 16 Triton 3.6 made a kernel that went astray."""
-    wider = _padded(max(width, values))
+    wider = padded(max(width, values))
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 
@@ -242,13 +243,7 @@ def _strides(mask: Tensor | None) -> tuple[int, int]:
     return (0, 0) if mask is None else (mask.stride(0), mask.stride(1))
 
 
-class _Here:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-_HERE = _Here()
+_HERE = contextlib.nullcontext()
 
 
 def _current(device: torch.device) -> Any:

@@ -18,7 +18,7 @@ what it is multiplied with keep 16 bits at least: two bfloat16 parts for tokens 
 import triton
 import triton.language as tl
 
-from .gaussian import LOG2E, _counting, _rows_of
+from .tiles import LOG2E, counting, rows_of
 
 __all__ = ["output_kernel", "pull_kernel", "sums_kernel"]
 
@@ -86,10 +86,10 @@ def sums_kernel(
     there = i < d
     if GATHER:  # landmarks are tokens: the first `split` of x, the others of y
         at = tl.load(positions + b * pb + i, mask=there, other=0)
-        rows = _rows_of(x, at, i < split, xn, width, WIDTH)
-        rows += _rows_of(y, at, there & (i >= split), yn, width, WIDTH)
+        rows = rows_of(x, at, i < split, xn, width, WIDTH)
+        rows += rows_of(y, at, there & (i >= split), yn, width, WIDTH)
     else:
-        rows = _rows_of(x, i, there, xn, width, WIDTH)
+        rows = rows_of(x, i, there, xn, width, WIDTH)
     if HAS_VALID:
         there = there & (tl.load(valid + b * ab + h * ah + i, mask=there, other=0) != 0)
     factor = scale * LOG2E
@@ -102,9 +102,9 @@ def sums_kernel(
     last = tl.minimum(m, first + each)
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        counts = _counting(r, last, keep, HAS_KEEP)
-        yt = _rows_of(y, r, counts, yn, width, WIDTH)
-        vt = _rows_of(v, r, counts, vn, values, VALUES)
+        counts = counting(r, last, keep, HAS_KEEP)
+        yt = rows_of(y, r, counts, yn, width, WIDTH)
+        vt = rows_of(v, r, counts, vn, values, VALUES)
         weights = _weights(rows, halves, tl.trans(yt), _half_norms(yt, counts, factor), factor, PRECISION)
         acc = _dot_tokens(weights, vt, acc, PARTS)
     at = ((share * tl.num_programs(1) + which) * SIDE + i[:, None]) * VALUES + o[None, :]
@@ -123,7 +123,7 @@ def output_kernel(
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     factor = scale * LOG2E
-    xt = _rows_of(x, r, r < n, xn, width, WIDTH)
+    xt = rows_of(x, r, r < n, xn, width, WIDTH)
     landmarks = tl.load(space + (which * SIDE + i[:, None]) * WIDTH + c[None, :]).to(xt.dtype)
     halves = tl.load(space + to_halves + which * SIDE + i)
     solved = tl.load(space + to_solved + (which * SIDE + i[:, None]) * VALUES + o[None, :])
@@ -161,9 +161,9 @@ def pull_kernel(
     last = tl.minimum(n, first + each)
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        counts = _counting(r, last, keep, HAS_KEEP)
-        xt = _rows_of(x, r, counts, xn, width, WIDTH)
-        zt = _rows_of(z, r, counts, zn, values, VALUES)
+        counts = counting(r, last, keep, HAS_KEEP)
+        xt = rows_of(x, r, counts, xn, width, WIDTH)
+        zt = rows_of(z, r, counts, zn, values, VALUES)
         weights = _weights(xt, _half_norms(xt, counts, factor), tl.trans(landmarks), halves, factor, PRECISION)
         if PARTS:
             high, low = _two_parts(sides)

@@ -15,8 +15,8 @@ Plain twin: `torch.linalg.solve` with `gaussian_weights`.
 import triton
 import triton.language as tl
 
-from .gaussian import LOG2E
 from .spd_inverse import BLOCK
+from .tiles import LOG2E
 
 __all__ = ["back_kernel", "finish_kernel", "solve_kernel"]
 

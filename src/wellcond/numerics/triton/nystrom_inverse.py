@@ -19,9 +19,9 @@ Plain twin: `numerics.inverse.invert_by_iteration`.
 import triton
 import triton.language as tl
 
-from .gaussian import LOG2E
 from .landmark_solve import _added
 from .nystrom_sides import _small, row_softmax
+from .tiles import LOG2E
 
 __all__ = ["BACK_MATRICES", "head_back_kernel", "head_kernel"]
 

@@ -17,9 +17,9 @@ bfloat16, three TF32 products else.
 import triton
 import triton.language as tl
 
-from .gaussian import LOG2E, _rows_of
 from .landmark_sides import _dot_tokens, _dot_wide, _two_parts
 from .nystrom_means import segment_of
+from .tiles import LOG2E, rows_of
 
 __all__ = ["keys_kernel", "output_kernel", "queries_kernel", "right_kernel", "row_softmax"]
 
@@ -70,8 +70,8 @@ def right_kernel(
     last = tl.minimum(m, first + each)
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        yt = _rows_of(y, r, r < last, yn, width, WIDTH)
-        vt = _rows_of(v, r, r < last, vn, values, VALUES)
+        yt = rows_of(y, r, r < last, yn, width, WIDTH)
+        vt = rows_of(v, r, r < last, vn, values, VALUES)
         logits = _dot_tokens(means, tl.trans(yt), tl.zeros((SIDE, BLOCK), dtype=tl.float32), PARTS) * (scale * LOG2E)
         logits = tl.where((r < last)[None, :], logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, axis=1))
@@ -95,7 +95,7 @@ def output_kernel(
     x += (which // heads) * xb + (which % heads) * xh
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     o = tl.arange(0, VALUES)
-    xt = _rows_of(x, r, r < n, xn, width, WIDTH)
+    xt = rows_of(x, r, r < n, xn, width, WIDTH)
     logits = _against(xt, _small(space + to_keys, which, SIDE, WIDTH), PARTS) * (scale * LOG2E)
     found = _dot_wide(row_softmax(logits, d, SIDE), _small(space + to_solved, which, SIDE, VALUES), PARTS)
     at = out + (which * n + r[:, None]) * values + o[None, :]
@@ -121,8 +121,8 @@ def queries_kernel(
     last = tl.minimum(n, first + each)
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        xt = _rows_of(x, r, r < last, xn, width, WIDTH)
-        gt = _rows_of(g, r, r < last, gn, values, VALUES)
+        xt = rows_of(x, r, r < last, xn, width, WIDTH)
+        gt = rows_of(g, r, r < last, gn, values, VALUES)
         weights = row_softmax(_against(xt, means, PARTS) * (scale * LOG2E), d, SIDE)
         acc_s = _dot_tokens(tl.trans(weights), gt, acc_s, PARTS)
         along = _against(gt, solved, PARTS)
@@ -156,8 +156,8 @@ def keys_kernel(
     last = tl.minimum(m, first + each)
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        yt = _rows_of(y, r, r < last, yn, width, WIDTH)
-        vt = _rows_of(v, r, r < last, vn, values, VALUES)
+        yt = rows_of(y, r, r < last, yn, width, WIDTH)
+        vt = rows_of(v, r, r < last, vn, values, VALUES)
         exponent = _against(yt, means, PARTS) * (scale * LOG2E) - log[None, :]
         weights = tl.where((r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0)), 0.0)
         found = _dot_wide(weights, sums, PARTS)

@@ -1,0 +1,42 @@
+"""What kernels that run over tokens have in common: reading a block of rows, which of them count, sizes.
+
+All tensors are (b, h, n, p), dense along the last dimension, with any other strides; masks are (b, h, n).
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["LOG2E", "counting", "keep_strides", "packed", "padded", "rows_of"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
+    """(rows, WIDTH) of a matrix whose rows are `stride` apart; zero for rows that are not inside."""
+    c = tl.arange(0, WIDTH)
+    return tl.load(base + rows[:, None] * stride + c[None, :], mask=inside[:, None] & (c < width)[None, :], other=0.0)
+
+
+@triton.jit
+def counting(cols, last, keep, HAS_KEEP: tl.constexpr):
+    counts = cols < last
+    if HAS_KEEP:
+        counts = counts & (tl.load(keep + cols, mask=counts, other=0) != 0)
+    return counts
+
+
+def packed(t: Tensor) -> Tensor:
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def keep_strides(keep: Tensor | None) -> tuple[int, int]:
+    if keep is None:
+        return 0, 0
+    assert keep.stride(-1) == 1 or keep.shape[-1] == 1
+    return keep.stride(0), keep.stride(1)

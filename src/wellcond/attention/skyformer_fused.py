@@ -1,4 +1,4 @@
-"""Skyformer in seven launches: both long products, the solve between them, and all of its gradient.
+"""Skyformer in four launches: both long products, the solve between them, and all of its gradient.
 
     out = fused_skyformer(query, key, value, keep, positions=positions, of_queries=64, scale=s, gamma=0.1)
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "src" / "wellcond" / "numerics" / "triton"
 FILES = {
     "attention": (
-        "gaussian", "half_norms", "landmark_sides", "landmark_solve", "nystrom_inverse", "nystrom_means",
+        "gaussian", "half_norms", "landmark_sides", "nystrom_inverse", "nystrom_means",
         "nystrom_sides",
     ),
     "numerics": ("gram", "gray_dct", "spectral_power", "spd_inverse"),

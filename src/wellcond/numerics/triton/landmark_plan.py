@@ -1,11 +1,12 @@
-"""Landmark attention as a plan: all that follows from shapes and strides is worked out once, then seven launches.
+"""Landmark attention as a plan: all that follows from shapes and strides is worked out once, then four launches.
 
     plan = plan_for(query, key, value, rows, positions, split, valid, keep)
     out, space, work = plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
     dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work, space)
 
 `space` is one buffer of float32 for each call: landmarks, their halves, what was solved (these the gradient needs) and
-then scratch, which the backward pass may use again, or another of the same size. `work` holds −Z in float64.
+then scratch, which the backward pass may use again, or another of the same size. `work` holds −Z in float64. Counters
+say which program of a head is the last; they are zero between launches, and each stream has its own.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import triton
 from torch import Tensor
 
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
-from .landmark_solve import back_kernel, finish_kernel, solve_kernel
 from .launch import Launch, layout
 from .tiles import padded
 
@@ -91,36 +91,44 @@ class Plan:
         )  # fmt: skip
         self.output_numbers = (n, h, p, c)
         self.query_strides = query.stride()[:3]
-        self.query_numbers, self.key_numbers = (n, h, p, c, query_each), (m, h, p, c, key_each)
-        self.key_strides = (*key.stride()[:3], *value.stride()[:3], *_strides(keep))
-        self.finish_numbers = (self.key_shares, n if rows is None else d, m, h, d, split, p, per_batch)
+        self.query_numbers = (n, 0, h, d, split, p, c, query_each)
+        self.key_numbers = (m, n if rows is None else d, h, d, split, p, c, key_each)
+        self.key_strides = (*key.stride()[:3], *value.stride()[:3], *_strides(keep), per_batch)
         self.masks = {"GATHER": rows is None, "HAS_VALID": valid is not None, "HAS_KEEP": keep is not None}
         self._make_launches()
         self.pulls_of_queries: dict[Any, Launch] = {}
+        self.counters: dict[int, Tensor] = {}
 
     def _make_launches(self) -> None:
-        by_head, warps = (self.matrices,), 8 if self.side > 64 else 4
         self.sums = Launch(
-            sums_kernel, (self.key_shares, self.matrices), num_warps=warps,
+            sums_kernel, (self.key_shares, self.matrices), num_warps=8 if self.side > 64 else 4,
             **self.shape, BLOCK=BLOCKS, **self.masks, **self.tokens,
         )  # fmt: skip
-        self.solve = Launch(solve_kernel, by_head, num_warps=warps, **self.shape)
         self.output = Launch(
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
             **self.shape, BLOCK=BLOCKS[1:], **self.tokens,
         )  # fmt: skip
-        self.back = Launch(back_kernel, by_head, num_warps=8, **self.shape)
-        self.pull_of_keys = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], product=True)
-        self.finish = Launch(
-            finish_kernel, by_head, num_warps=8, SIDE=self.side, WIDTH=self.width, GATHER=self.masks["GATHER"]
-        )
+        self.pull_of_keys = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], keys=True)
 
-    def _pull(self, shares: int, *, has_keep: bool, product: bool) -> Launch:
+    def _pull(self, shares: int, *, has_keep: bool, keys: bool) -> Launch:
         return Launch(
             pull_kernel, (shares, self.matrices), num_warps=8, num_stages=2 if self.tokens["PARTS"] else 1,
-            **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], HAS_KEEP=has_keep, PRODUCT=product,
-            **self.tokens,
+            **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], HAS_KEEP=has_keep,
+            GATHER=self.masks["GATHER"], KEYS=keys, **self.tokens,
         )  # fmt: skip
+
+    def _zeros(self) -> Tensor:
+        """The counters of the current stream."""
+        if self.device.type != "cuda":
+            stream = 0
+        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
+            return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
+        else:
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+        zeros = self.counters.get(stream)
+        if zeros is None:
+            zeros = self.counters[stream] = torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
+        return zeros
 
     def forward(
         self,
@@ -143,9 +151,9 @@ class Plan:
             self.sums(
                 query if rows is None else rows, key, value, key if positions is None else positions,
                 key if valid is None else valid, key if keep is None else keep,
-                space, at["halves"], at["parts_s"], *self.sums_numbers, scale, *self.sums_strides,
+                space, at["halves"], at["solved"], at["parts_s"], work, self._zeros(),
+                *self.sums_numbers, scale, gamma, *self.sums_strides,
             )  # fmt: skip
-            self.solve(space, at["halves"], at["solved"], at["parts_s"], work, self.key_shares, scale, gamma)
             self.output(query, space, at["halves"], at["solved"], out, *self.output_numbers, scale, *self.query_strides)
         return out, space, work
 
@@ -172,23 +180,19 @@ class Plan:
         of_grad = (grad.stride(), grad.data_ptr() & 15)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
-            pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, product=False)
+            pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
+        where = key if positions is None else positions
         with _current(self.device):
+            counters = self._zeros()
+            inside = (space, at["halves"], at["solved"], work, counters)
+            beside = (scratch, at["d_sums"], at["d_rows"], at["parts_s"], at["parts_l"])
             pull(
-                query, grad, query, space, at["halves"], at["solved"], scratch, at["parts_s"], at["parts_l"], dq, dq,
-                *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3], 0, 0,
-            )  # fmt: skip
-            self.back(
-                space, at["halves"], at["solved"], work, scratch, at["parts_s"], at["parts_l"], at["d_sums"],
-                at["d_rows"], self.query_shares, scale,
+                query, grad, query, where, *inside, *beside, dq, dq, dq,
+                *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3], 0, 0, 0,
             )  # fmt: skip
             self.pull_of_keys(
-                key, value, key if keep is None else keep, space, at["halves"], at["d_sums"], scratch, at["parts_s"],
-                at["parts_l"], dk, dv, *self.key_numbers, scale, *self.key_strides,
-            )  # fmt: skip
-            self.finish(
-                scratch, at["d_rows"], at["parts_l"], key if positions is None else positions,
-                dq if d_rows is None else d_rows, dk, *self.finish_numbers,
+                key, value, key if keep is None else keep, where, *inside, *beside, dk, dv,
+                dq if d_rows is None else d_rows, *self.key_numbers, scale, *self.key_strides,
             )  # fmt: skip
         return dq, dk, dv, d_rows
 

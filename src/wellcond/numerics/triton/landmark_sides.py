@@ -2,14 +2,15 @@
 
 With κ(x, l) = exp(−scale/2 · ‖x − l‖²), L the landmarks (d ≤ 128) and n tokens:
 
-    sums_kernel      U = κ(L, K) V, partial sums over shares of the keys; it also collects the landmarks
+    sums_kernel      U = κ(L, K) V, partial sums over shares of the keys; it also collects the landmarks, and solves
     output_kernel    out = κ(Q, L) Y
     pull_kernel      for tokens x with vectors z and landmarks with vectors s, f = Σ_ij κ(x_i, l_j) z_i · s_j:
-                     ∂f/∂x, Σ_j κ(x_i, l_j) s_j or partial sums of Σ_i κ(x_i, l_j) z_i, partial sums of ∂f/∂L
+                     ∂f/∂x, Σ_j κ(x_i, l_j) s_j or partial sums of Σ_i κ(x_i, l_j) z_i, partial sums of ∂f/∂L;
+                     for the queries it ends with what happens between landmarks, for the keys with their gradient
 
 Landmarks are collected once into a dense, padded buffer, with half of their squared norms in units of the exponent:
-where there is none that is infinite, and every weight zero. Partial sums are added up later in a fixed order, so that
-results repeat to the bit.
+where there is none that is infinite, and every weight zero. Partial sums are added up by the last program of each head
+(landmark_solve.py), in a fixed order, so that results repeat to the bit.
 
 What comes out of the solve between the sides is made of large terms that cancel. So wherever it is multiplied, it and
 what it is multiplied with keep 16 bits at least: two bfloat16 parts for tokens in bfloat16, three TF32 products else.
@@ -18,6 +19,7 @@ what it is multiplied with keep 16 bits at least: two bfloat16 parts for tokens 
 import triton
 import triton.language as tl
 
+from .landmark_solve import back_head, finish_head, is_last, solve_head
 from .tiles import LOG2E, counting, rows_of
 
 __all__ = ["output_kernel", "pull_kernel", "sums_kernel"]
@@ -70,8 +72,8 @@ def _half_norms(x, counts, factor):
 
 @triton.jit
 def sums_kernel(
-    x, y, v, positions, valid, keep, space, to_halves, to_parts,
-    m, heads, d, split, width, values, each, scale,
+    x, y, v, positions, valid, keep, space, to_halves, to_solved, to_parts, work, counters,
+    m, heads, d, split, width, values, each, scale, gamma,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, pb, ab, ah, kb, kh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, GATHER: tl.constexpr,
     HAS_VALID: tl.constexpr, HAS_KEEP: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -107,8 +109,13 @@ def sums_kernel(
         vt = rows_of(v, r, counts, vn, values, VALUES)
         weights = _weights(rows, halves, tl.trans(yt), _half_norms(yt, counts, factor), factor, PRECISION)
         acc = _dot_tokens(weights, vt, acc, PARTS)
-    at = ((share * tl.num_programs(1) + which) * SIDE + i[:, None]) * VALUES + o[None, :]
-    tl.store(space + to_parts + at, acc)
+    shares, matrices = tl.num_programs(0), tl.num_programs(1)
+    tl.store(space + to_parts + ((share * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :], acc)
+    if is_last(counters + which, shares):
+        solve_head(
+            space, to_halves, to_solved, to_parts, work, which, matrices, shares, scale, gamma, SIDE, WIDTH, VALUES
+        )
+        tl.store(counters + which, 0)
 
 
 @triton.jit
@@ -135,13 +142,14 @@ def output_kernel(
 
 @triton.jit
 def pull_kernel(
-    x, z, keep, space, to_halves, to_s, scratch, to_parts_s, to_parts_l, dx, out,
-    n, heads, width, values, each, scale,
-    xb, xh, xn, zb, zh, zn, kb, kh,
+    x, z, keep, positions, space, to_halves, to_solved, work, counters,
+    scratch, to_sums, to_rows, to_parts_s, to_parts_l, dx, out, d_first,
+    n, first_n, heads, d, split, width, values, each, scale,
+    xb, xh, xn, zb, zh, zn, kb, kh, pb,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
-    PRODUCT: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    GATHER: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`s` lies in the scratch where PRODUCT is asked for, else in the space."""
+    """Queries: s is what was solved. Keys: s is dU, and `d_first` the queries' gradient, or that of the landmarks."""
     share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
     x += b * xb + h * xh
@@ -152,8 +160,8 @@ def pull_kernel(
     wide_landmarks = tl.load(space + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
     landmarks = wide_landmarks.to(x.dtype.element_ty)
     halves = tl.load(space + to_halves + which * SIDE + i)
-    at = to_s + (which * SIDE + i[:, None]) * VALUES + o[None, :]
-    sides = tl.load(scratch + at) if PRODUCT else tl.load(space + at)
+    at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
+    sides = tl.load(scratch + to_sums + at) if KEYS else tl.load(space + to_solved + at)
     acc_s = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     acc_l = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
     total = tl.zeros((SIDE,), dtype=tl.float32)
@@ -176,7 +184,7 @@ def pull_kernel(
         found = scale * (found - tl.sum(pulls, axis=1)[:, None] * xt.to(tl.float32))
         mask = (r < last)[:, None] & (c < width)[None, :]
         tl.store(dx + (which * n + r[:, None]) * width + c[None, :], found.to(dx.dtype.element_ty), mask=mask)
-        if PRODUCT:
+        if KEYS:
             found = _dot_wide(weights, sides, PARTS)
             mask = (r < last)[:, None] & (o < values)[None, :]
             tl.store(out + (which * n + r[:, None]) * values + o[None, :], found.to(out.dtype.element_ty), mask=mask)
@@ -184,7 +192,20 @@ def pull_kernel(
             acc_s = _dot_tokens(tl.trans(weights), zt, acc_s, PARTS)
         acc_l = _dot_tokens(tl.trans(pulls), xt, acc_l, PARTS)
         total += tl.sum(pulls, axis=0)
-    line = (share * tl.num_programs(1) + which) * SIDE + i[:, None]
-    if not PRODUCT:
+    shares, matrices = tl.num_programs(0), tl.num_programs(1)
+    line = (share * matrices + which) * SIDE + i[:, None]
+    if not KEYS:
         tl.store(scratch + to_parts_s + line * VALUES + o[None, :], acc_s)
     tl.store(scratch + to_parts_l + line * WIDTH + c[None, :], scale * (acc_l - total[:, None] * wide_landmarks))
+    if is_last(counters + which, shares):
+        if KEYS:
+            finish_head(
+                scratch, to_rows, to_parts_l, positions, d_first, dx, which, matrices, shares, first_n, n, heads, d,
+                split, width, pb, SIDE, WIDTH, GATHER,
+            )  # fmt: skip
+        else:
+            back_head(
+                space, to_halves, to_solved, work, scratch, to_parts_s, to_parts_l, to_sums, to_rows, which, matrices,
+                shares, scale, SIDE, WIDTH, VALUES,
+            )  # fmt: skip
+        tl.store(counters + which, 0)

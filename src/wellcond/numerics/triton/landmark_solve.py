@@ -1,9 +1,11 @@
-"""The short side of landmark attention: what happens between landmarks, each head by one program.
+"""The short side of landmark attention: what happens between landmarks, each head by the last program that is done.
 
-    solve_kernel     Z = (κ(L, L) + γI)⁻¹, and Y = ZU from the parts of U
-    back_kernel      dU = Z dY from the parts of dY, and what the landmarks are due so far: dκ(L, L) = −dU Yᵀ
-    finish_kernel    adds what landmarks are due to the gradients of the tokens they are
+    is_last          whether all other programs of a head have stored what they had
+    solve_head       Z = (κ(L, L) + γI)⁻¹, and Y = ZU from the parts of U
+    back_head        dU = Z dY from the parts of dY, and what the landmarks are due so far: dκ(L, L) = −dU Yᵀ
+    finish_head      adds what landmarks are due to the gradients of the tokens they are
 
+These are the ends of the kernels in landmark_sides.py: a launch of their own would take the CPU as long as all they do.
 With γ on the diagonal the matrix is positive definite, and nothing has to be pivoted: blocks of 32 are swept in turn
 (spd_inverse.py says how), the matrix lying in memory that its own program alone reads and writes. In float64: the
 condition number is (d + γ)/γ at most, but what is solved for lies along the large eigenvalues, where an inverse in
@@ -18,7 +20,17 @@ import triton.language as tl
 from .spd_inverse import BLOCK
 from .tiles import LOG2E
 
-__all__ = ["back_kernel", "finish_kernel", "solve_kernel"]
+__all__ = ["back_head", "finish_head", "is_last", "solve_head"]
+
+
+@triton.jit
+def is_last(counter, programs):
+    """Whether this program is the last of so many to come here; to it, what the others stored before is visible.
+
+    The counter starts at zero, and whoever is the last sets it back.
+    """
+    tl.debug_barrier()  # all threads have stored what they had
+    return tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
 
 
 @triton.jit
@@ -71,11 +83,10 @@ def _weights(space, to_halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.const
 
 
 @triton.jit
-def solve_kernel(
-    space, to_halves, to_solved, to_parts, work, shares, scale, gamma,
+def solve_head(
+    space, to_halves, to_solved, to_parts, work, which, matrices, shares, scale, gamma,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     work += which * SIDE * SIDE
     i, b = tl.arange(0, SIDE), tl.arange(0, BLOCK)
     _, kernel, there = _weights(space, to_halves, which, scale, SIDE, WIDTH)
@@ -123,11 +134,10 @@ def _solved(work, parts, which, matrices, shares, SIDE: tl.constexpr, VALUES: tl
 
 
 @triton.jit
-def back_kernel(
-    space, to_halves, to_solved, work, scratch, to_parts_s, to_parts_l, to_sums, to_rows, shares, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
+def back_head(
+    space, to_halves, to_solved, work, scratch, to_parts_s, to_parts_l, to_sums, to_rows, which, matrices, shares,
+    scale, SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     found = _solved(work + which * SIDE * SIDE, scratch + to_parts_s, which, matrices, shares, SIDE, VALUES)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
@@ -142,12 +152,11 @@ def back_kernel(
 
 
 @triton.jit
-def finish_kernel(
-    scratch, to_rows, to_parts, positions, dx, dy, shares, n, m, heads, d, split, width, pb,
+def finish_head(
+    scratch, to_rows, to_parts, positions, dx, dy, which, matrices, shares, n, m, heads, d, split, width, pb,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """dx and dy are dense; where landmarks are no tokens, dx is their own gradient, to be written."""
-    which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     due = tl.load(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
     due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)

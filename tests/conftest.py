@@ -1,6 +1,9 @@
 """What every test starts from: a fixed seed, no network, few threads, and kernels that run without a GPU."""
 
+import importlib.util
 import os
+import runpy
+from pathlib import Path
 
 # Set before the libraries that read them are imported: no test may depend on what can be downloaded today.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
+        runpy.run_path(str(Path(__file__).with_name("bounds.py")))["watch"]()  # tests are no package
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

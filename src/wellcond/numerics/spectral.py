@@ -261,16 +261,24 @@ def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Te
     return w, top
 
 
-def _largest_eigenvalue(gram: Tensor, turns: int = 64) -> Tensor:
-    """λmax by power iteration from a start without symmetry, as (b, 1, 1); its gradient is v vᵀ, which is λmax's."""
+def _largest_eigenvalue(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
+    """λmax by power iteration, as (b, 1, 1); its gradient is v vᵀ, which is λmax's.
+
+    From several starts without symmetry, of which the best counts: one alone may be all but orthogonal to the vector
+    that is sought, and then so many turns are too few.
+    """
     side = gram.shape[-1]
-    position = torch.arange(side, dtype=gram.dtype, device=gram.device)
+    position = torch.arange(side, dtype=gram.dtype, device=gram.device)[:, None]
+    start = torch.arange(starts, dtype=gram.dtype, device=gram.device)
     with torch.no_grad():
-        v = (1 + 0.5 * torch.cos(12.9898 * position + 0.7))[:, None].expand(gram.shape[0], side, 1)
+        v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position))
+        v = v.expand(gram.shape[0], side, starts)
         for _ in range(turns):
             v = gram @ v
             length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             v = v / torch.where(length > 0, length, 1.0)
+        best = (v * (gram @ v)).sum(1, keepdim=True).argmax(-1, keepdim=True)
+        v = v.gather(2, best.expand(gram.shape[0], side, 1))
     return v.mT @ gram @ v
 
 

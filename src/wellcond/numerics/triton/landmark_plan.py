@@ -213,8 +213,8 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
 
 
 def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
-    """Powers of two. Tokens and values are padded alike: with 32 and 16 Triton 3.6 made a kernel that went astray."""
-    wider = padded(max(width, values))
+    """Powers of two. Tokens and values are padded alike, and to 32: else Triton 3.6 made kernels that went astray."""
+    wider = max(32, padded(max(width, values)))
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 

@@ -72,7 +72,7 @@ class Plan:
     def _make_launches(self, longer: int) -> None:
         tiles = tuple(min(tile, self.side) for tile in TILES)
         self.tiles = tuple(dict.fromkeys(tiles))
-        together = min(TOGETHER, triton.next_power_of_2(triton.cdiv(longer, self.landmarks)))
+        together = max(2, min(TOGETHER, triton.next_power_of_2(triton.cdiv(longer, self.landmarks))))
         group = min(self.side, TOGETHER // together)
         segments = {"SIDE": self.side, "WIDTH": self.width, "GROUP": group, "TOGETHER": together}
         groups = self.side // group

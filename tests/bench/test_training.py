@@ -52,7 +52,7 @@ def test_a_training_that_fails_costs_its_own_row_alone(tmp_path, monkeypatch):
 
 
 def test_what_is_timed_on_a_gpu_fits_its_time():
-    """All trainings for the setting that is compared with timm, and CUDA graphs there; few for the others."""
+    """All trainings for the setting that is compared with timm; few for the others."""
     settings = list(training._settings(torch.device("cuda"), None, False, None))
     assert [(s.size, s.batch) for s in settings] == [(64, 256), (64, 1024), (32, 256)]
     assert [s.ours for s in settings] == [training.EVERYTHING, ("plain",), ("plain", "mixed")]

@@ -42,10 +42,10 @@ def test_fused_on_a_gpu_where_the_class_knows_it(make_config: Make, device: str,
     step(parts, device)
 
 
-@pytest.mark.parametrize(("mode", "graphs"), [("", False), ("reduce-overhead", True)])
-def test_the_compiler_is_told_its_mode(make_config: Make, mode: str, graphs: bool) -> None:
+@pytest.mark.parametrize(("mode", "tuned"), [("", False), ("max-autotune-no-cudagraphs", True)])
+def test_the_compiler_is_told_its_mode(make_config: Make, mode: str, tuned: bool) -> None:
     called: Any = parts_on("cpu", make_config(compile=True, compile_mode=mode)).called
-    assert called.get_compiler_config()["triton.cudagraphs"] is graphs
+    assert called.get_compiler_config()["max_autotune"] is tuned
 
 
 def test_gradients_are_forgotten_as_the_optimiser_would(make_config: Make) -> None:

@@ -12,20 +12,15 @@ from typing import Any
 
 import torch
 
-from wellcond.train.config import CUDA_GRAPH_MODES, Config
+from wellcond.train.config import Config
 
-__all__ = ["autocast", "deterministic", "replays_graphs", "seed_by"]
+__all__ = ["autocast", "deterministic", "seed_by"]
 
 
 def autocast(config: Config, device: torch.device) -> Any:
     if config.amp_dtype == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, config.amp_dtype))
-
-
-def replays_graphs(config: Config, device: torch.device) -> bool:
-    """Whether passes are CUDA graphs, replayed: what the model returns is then overwritten in the next step."""
-    return config.compile and config.compile_mode in CUDA_GRAPH_MODES and device.type == "cuda"
 
 
 def seed_by(device: torch.device, *numbers: int) -> None:

@@ -19,14 +19,14 @@ from typing import Any, Literal, Self, get_args
 
 from wellcond.train.settings import as_type, assignment, nearest
 
-__all__ = ["AMP_DTYPES", "COMPILE_MODES", "CUDA_GRAPH_MODES", "TASKS", "Config"]
+__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config"]
 
 Task = Literal["classify", "mae", "linear_probe"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
-COMPILE_MODES = ("", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's, too, which make CUDA graphs of their own
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # those of timm's that know their step by its number alone
 
 
@@ -106,8 +106,11 @@ class Config:
     amp_dtype: AmpDtype = "float32"
     compile: bool = False
     compile_mode: str = ""
-    """torch.compile's `mode`, as "reduce-overhead", which replays a whole pass as a CUDA graph; empty for its default.
-    """
+    """torch.compile's `mode`; empty for its default."""
+    step_graph: bool = True
+    """On one GPU, capture a step's forward and backward pass as a CUDA graph and replay it, which spares the CPU.
+
+    Not with several processes, accumulated parts, or `deterministic`."""
     deterministic: bool = False
     """The same bits from run to run on a GPU too, at some cost."""
     shard: bool = False
@@ -167,6 +170,11 @@ class Config:
         yield from _choices("gray", self.gray, ("", "svd", "dct"))
         yield from _choices("gray_masked", self.gray_masked, ("visible", "all"))
         yield from _choices("sched", self.sched, SCHEDULES)
+        if self.compile_mode in GRAPH_MODES:
+            yield (
+                f"compile_mode={self.compile_mode} makes CUDA graphs, as step_graph does already, and of a whole pass; "
+                "leave it out, or take max-autotune-no-cudagraphs"
+            )
         yield from _choices("compile_mode", self.compile_mode, COMPILE_MODES)
         yield from _choices("tracker", self.tracker, ("", "tensorboard", "wandb", "trackio"))
         for skip in self.remove_skips:
@@ -246,8 +254,6 @@ class Config:
             yield f"mixup and cutmix mix pairs, but a process's part of a batch is {self.batch_size // parts} images"
         if self.compile_mode and not self.compile:
             yield f"compile_mode={self.compile_mode} is for a compiled model; set compile=true, too"
-        if self.compile_mode in CUDA_GRAPH_MODES and world > 1:
-            yield f"compile_mode={self.compile_mode} uses CUDA graphs, which many processes are not known to bear"
         if self.padding and self.scale_min < 1:
             yield "padding and scale_min are two ways to crop; set one of them"
         if self.task == "mae" and not self.mask_ratio > 0:

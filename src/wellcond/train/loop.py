@@ -9,24 +9,24 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from wellcond.data import DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
-from wellcond.train.computing import autocast, deterministic, replays_graphs, seed_by
+from wellcond.train.computing import autocast, deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import Interrupted, interruptible
 from wellcond.train.processes import Processes, join
 from wellcond.train.progress import Decoding, Progress
+from wellcond.train.replay import Replayed, can_replay
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
@@ -118,7 +118,7 @@ class _Run:
         self.progress.left_out(self.data.skipped)
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
-        self.replays = replays_graphs(config, here.device)
+        self.passes = self._make_passes()
 
     @property
     def total(self) -> int:
@@ -170,21 +170,16 @@ class _Run:
         parts.schedule.step_update(step)
         for group in parts.optimizer.param_groups:
             group["lr"] *= self.states.counters["lr_factor"]
-        if self.replays:
-            torch.compiler.cudagraph_mark_step_begin()  # once for all parts: gradients lie in the graphs' memory, too
         total = None
         for part in range(config.accumulate):
             images, labels = next(batches)
             last = part == config.accumulate - 1
+            # What is measured has hooks, which a replay would not call.
+            passes = self._pass if self.probe is not None and step % self.probe.every == 0 else self.passes
             with self._sync(last), self._measured(step):
-                with autocast(config, self.here.device):
-                    loss = self.task.loss(parts.called, images, labels)
-                loss = loss if config.accumulate == 1 else loss / config.accumulate
-                parts.scaler.scale(loss).backward()
-            total = loss.detach() if total is None else total + loss.detach()
+                loss = passes(images, labels)
+            total = loss if total is None else total + loss
         assert total is not None
-        if self.replays:
-            total = total.clone()  # the watch reads it when later steps have overwritten what the model returned
         if config.clip_grad is not None:
             parts.scaler.unscale_(parts.optimizer)
             nn.utils.clip_grad_norm_(parts.parameters, config.clip_grad)
@@ -194,6 +189,19 @@ class _Run:
         if parts.ema is not None:
             parts.ema.update(parts.model, step=step)
         return total
+
+    def _pass(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Forward and backward, for one part of a batch; its share of the loss."""
+        with autocast(self.config, self.here.device):
+            loss = self.task.loss(self.parts.called, images, labels)
+        loss = loss if self.config.accumulate == 1 else loss / self.config.accumulate
+        self.parts.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _make_passes(self) -> Callable[[Tensor, Tensor], Tensor]:
+        if can_replay(self.config, self.here.device, world=self.here.world):
+            return Replayed(self._pass, self.parts.parameters, self.here.device)
+        return self._pass
 
     def _validate(self, step: int) -> None:
         self.states.judge(step)

@@ -1,0 +1,109 @@
+"""A forward and backward pass that is captured once as a CUDA graph, and then replayed.
+
+    passes = Replayed(one_pass, parameters, device)      # one_pass(images, labels) → loss, and leaves gradients behind
+    loss = passes(images, labels)                        # the first calls are plain, then one is captured
+
+A small model's pass is some hundred kernels, and to ask for them one by one takes the CPU longer than they run. A
+replay is one request. It computes what the plain pass computes, with the random numbers of the generator's seed at that
+time; but what Python decided while the pass was captured stays decided, so a pass that waits for the GPU to look at a
+number cannot be captured. Such a one is refused by CUDA, and then all goes on as before, with a warning.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.train.config import Config
+
+__all__ = ["Replayed", "can_replay"]
+
+WARM = 3  # plain passes before the capture: whatever is compiled, tuned or made on first use is there then
+
+
+def can_replay(config: Config, device: torch.device, *, world: int) -> bool:
+    """Whether passes of this training may be captured.
+
+    Not where processes talk to each other in the middle of a pass, where gradients are added up over several, and where
+    a training that goes on has to repeat the same bits: its first passes are plain ones, and a library may choose
+    another way to multiply in a capture.
+    """
+    alone = world == 1 and config.accumulate == 1 and not config.shard
+    return config.step_graph and device.type == "cuda" and alone and not config.deterministic
+
+
+class Replayed:
+    """`one_pass`, captured for the shapes of its first calls; for others it is called as it is."""
+
+    def __init__(
+        self, one_pass: Callable[[Tensor, Tensor], Tensor], parameters: Sequence[nn.Parameter], device: torch.device
+    ):
+        self.one_pass, self.parameters = one_pass, parameters
+        self.refused = ""
+        """Why nothing is captured."""
+        self._stream = torch.cuda.Stream(device)  # plain passes too: what autograd keeps of them knows its stream
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._kind: Any = None
+        self._given: tuple[Tensor, Tensor] = ()  # pyright: ignore[reportAttributeAccessIssue]
+        self._loss: Tensor = None  # pyright: ignore[reportAttributeAccessIssue]
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss, of this call alone; gradients in `.grad`, until the next call."""
+        kind = tuple((t.shape, t.dtype, t.stride()) for t in (images, labels))
+        if self.refused or (self._graph is not None and kind != self._kind):
+            return self.plain(images, labels)
+        if self._graph is None:
+            self._calls = self._calls + 1 if kind == self._kind else 1
+            self._kind = kind
+            if self._calls <= WARM or not self._captured(images, labels):
+                return self.plain(images, labels)
+        assert self._graph is not None
+        for kept, now in zip(self._given, (images, labels), strict=True):
+            kept.copy_(now)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._graph.replay()
+        return self._loss.clone()  # the next replay writes over it
+
+    def plain(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The pass as it is."""
+        self._forget()
+        if self.refused:
+            return self.one_pass(images, labels)
+        outside = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            loss = self.one_pass(images, labels)
+        outside.wait_stream(self._stream)
+        return loss
+
+    def _captured(self, images: Tensor, labels: Tensor) -> bool:
+        """Capture a pass; nothing is computed in it."""
+        self._forget()
+        self._given = (images.clone(), labels.clone())
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on, such as one that copies the next images into pinned memory.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._loss = self.one_pass(*self._given)
+        except RuntimeError as error:
+            self._forget()
+            self.refused = str(error).strip().partition("\n")[0] or type(error).__name__
+            warnings.warn(
+                f"a step of this training cannot be replayed as a CUDA graph ({self.refused}); its steps run one by "
+                "one, which is right and slower. step_graph=false does not try",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        self._gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        self._graph = graph
+        return True
+
+    def _forget(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None

@@ -43,6 +43,8 @@ __all__ = [
 
 Site = Literal["in", "sa", "+sa", "mlp", "+mlp", "tokens", "embed"]
 Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero"]
+SITES: tuple[str, ...] = get_args(Site)
+STATUSES: tuple[str, ...] = get_args(Status)
 
 MARKS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 PACKAGES = ("wellcond", "torch", "timm", "torchvision", "triton", "numpy", "transformers")
@@ -68,10 +70,10 @@ def row(**fields: Unpack[Row]) -> Row:
     if fields.keys() != Row.__required_keys__:
         raise ValueError(f"a row has the fields {', '.join(Row.__annotations__)}; these were {', '.join(fields)}")
     site, status, value = fields["site"], fields["status"], float(fields["value"])
-    if site not in get_args(Site):
-        raise ValueError(f"unknown site {site!r}; the sites are {', '.join(get_args(Site))}")
-    if status not in get_args(Status):
-        raise ValueError(f"unknown status {status!r}; the statuses are {', '.join(get_args(Status))}")
+    if site not in SITES:
+        raise ValueError(f"unknown site {site!r}; the sites are {', '.join(SITES)}")
+    if status not in STATUSES:
+        raise ValueError(f"unknown status {status!r}; the statuses are {', '.join(STATUSES)}")
     if status == "ok" and not math.isfinite(value):
         raise ValueError(
             f"{fields['name']} of {fields['block']} is {value}, but its status is 'ok'; say why in its status"

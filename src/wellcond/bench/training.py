@@ -1,11 +1,11 @@
 """`wellcond bench train`: does the training loop keep up with the model?
 
 A ViT-Tiny, compiled, in bfloat16: first the model alone on one batch that never changes, its kernels asked for one by
-one, and on a GPU its pass replayed as a CUDA graph, too. Then `wellcond.train` on a folder of photographs, decoded once:
-with crops and flips, with mixed images and soft labels too, without graphs, and with the probe; at other sizes some of
-these, since compiling takes most of the time. Then timm's own train.py on the same folder, where it is given. A loop's
-images per second are those of its steady part, from one wait for the device to another; the ratio is to the model alone
-in the same run, the faster of the two.
+one, and on a GPU its pass replayed as a CUDA graph, too. Then `wellcond.train` on a folder of photographs, decoded
+once: with crops and flips, with mixed images and soft labels too, without graphs, and with the probe; at other sizes
+some of these, since compiling takes most of the time. Then timm's own train.py on the same folder, where it is given. A
+loop's images per second are those of its steady part, from one wait for the device to another; the ratio is to the
+model alone in the same run, the faster of the two.
 """
 
 import gc

@@ -47,6 +47,9 @@ DTYPES = (
 )
 LOW_PRECISION_FROM = DTYPES.index("float16")
 
+Span = tuple[int, int]
+"""A line, and how many matrices in a row are of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
@@ -75,9 +78,10 @@ class Sums:
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
         lines = {place: line for line, place in enumerate(places)}
         left = dict.fromkeys(lines.values(), rank_samples)  # a place's samples may come in several shapes
-        for line_of, matrices in _batches(lines, tensors, valid):
+        for spans, matrices in _batches(lines, tensors, valid):
+            line_of = torch.tensor([line for line, length in spans for _ in range(length)])
             _add_conditioning(totals, maxima, line_of, matrices)
-            some = _first_of_each(line_of, left)
+            some = torch.tensor(_first_of_each(spans, left))
             if len(some):
                 _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
         for place, tensor in tensors.items():
@@ -101,45 +105,47 @@ class Sums:
 
     def rows(self, *, run: str, step: int) -> list[records.Row]:
         """One row per place and name; places where nothing was measured have none."""
-        found = []
-        for line, place in enumerate(self.places):
-            statuses = self.totals[line, :COUNTS].tolist()
-            samples = int(sum(statuses))
-            if samples == 0:
-                continue
-            status = _worst(statuses)
-            for name, value, count in self._values(line, samples, statuses):
-                here = status if math.isfinite(value) or status in ("non_finite", "zero") else "non_finite"
-                dtype = DTYPES[int(self.maxima[line, DTYPE])]
-                found.append(_row(run, step, place, name, value, count, dtype, here))
-            for name, value, count in self._heard(line):
-                dtype = int(self.maxima[line, HEARD_DTYPE])
-                here = "low_precision" if dtype >= LOW_PRECISION_FROM else "ok"
-                here = here if math.isfinite(value) else "non_finite"
-                found.append(_row(run, step, place, name, value, count, DTYPES[dtype], here))
-        return found
+        # As plain numbers: training waits for these rows, and to look into a tensor takes longer than into a list.
+        lines = zip(self.places, self.totals.tolist(), self.maxima.tolist(), strict=True)
+        return [row for place, totals, maxima in lines for row in _rows_of(place, totals, maxima, run, step)]
 
-    def _values(self, line: int, samples: int, statuses: list[float]) -> Iterator[tuple[str, float, int]]:
-        totals, maxima = self.totals[line].tolist(), self.maxima[line].tolist()
-        for column, name in enumerate(MEANS):
-            total, count = totals[COUNTS + 2 * column :][:2]
-            yield name, total / count if count else math.nan, int(count)
-        kappas = int(totals[COUNTS + 1])
-        yield "log_kappa_max", maxima[LOG_KAPPA_MAX] if kappas else math.nan, kappas
-        yield "capped", statuses[singular.CEILING], samples
-        yield "excluded", statuses[singular.NON_FINITE] + statuses[singular.ZERO], samples
-        if totals[SPECTRUM + 1]:
-            for slot, index in enumerate(spectrum_indices(int(maxima[SHORT_SIDE]))):
-                total, count = totals[SPECTRUM + 2 * slot :][:2]
-                if count:
-                    yield f"sigma.{index}", math.exp(total / count), int(count)
 
-    def _heard(self, line: int) -> Iterator[tuple[str, float, int]]:
-        total, rows, samples = self.totals[line, ENTROPY : ENTROPY + 3].tolist()
-        if rows:
-            yield "attention_entropy", total / rows, int(samples)
-            largest = float(self.maxima[line, LARGEST_LOGIT])
-            yield "largest_logit", largest if math.isfinite(total) else math.nan, int(samples)
+def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, step: int) -> Iterator[records.Row]:
+    status = _worst(totals[:COUNTS])
+    for name, value, count in _values(totals, maxima):
+        here = status if math.isfinite(value) or status in ("non_finite", "zero") else "non_finite"
+        yield _row(run, step, place, name, value, count, DTYPES[int(maxima[DTYPE])], here)
+    for name, value, count in _values_heard(totals, maxima):
+        dtype = int(maxima[HEARD_DTYPE])
+        here = "low_precision" if dtype >= LOW_PRECISION_FROM else "ok"
+        here = here if math.isfinite(value) else "non_finite"
+        yield _row(run, step, place, name, value, count, DTYPES[dtype], here)
+
+
+def _values(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, float, int]]:
+    statuses = totals[:COUNTS]
+    samples = int(sum(statuses))
+    if samples == 0:
+        return
+    for column, name in enumerate(MEANS):
+        total, count = totals[COUNTS + 2 * column], totals[COUNTS + 2 * column + 1]
+        yield name, total / count if count else math.nan, int(count)
+    kappas = int(totals[COUNTS + 1])
+    yield "log_kappa_max", maxima[LOG_KAPPA_MAX] if kappas else math.nan, kappas
+    yield "capped", statuses[singular.CEILING], samples
+    yield "excluded", statuses[singular.NON_FINITE] + statuses[singular.ZERO], samples
+    if totals[SPECTRUM + 1]:
+        for slot, index in enumerate(spectrum_indices(int(maxima[SHORT_SIDE]))):
+            total, count = totals[SPECTRUM + 2 * slot], totals[SPECTRUM + 2 * slot + 1]
+            if count:
+                yield f"sigma.{index}", math.exp(total / count), int(count)
+
+
+def _values_heard(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, float, int]]:
+    total, rows, samples = totals[ENTROPY : ENTROPY + 3]
+    if rows and sum(totals[:COUNTS]):
+        yield "attention_entropy", total / rows, int(samples)
+        yield "largest_logit", maxima[LARGEST_LOGIT] if math.isfinite(total) else math.nan, int(samples)
 
 
 def _row(
@@ -168,8 +174,8 @@ def spectrum_indices(size: int) -> list[int]:
 
 def _batches(
     lines: Mapping[Place, int], tensors: Mapping[Place, Tensor], valid: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """All matrices, those of one shape and dtype together: (the line of each, (b, n, d))."""
+) -> Iterator[tuple[list[Span], Tensor]]:
+    """All matrices, those of one shape and dtype together: (how many are of which line, (b, n, d))."""
     groups: dict[tuple[object, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     for place, tensor in tensors.items():
         for part in _without_padding(tensor, valid):
@@ -185,9 +191,8 @@ def _batches(
         yield _joined(batch)
 
 
-def _joined(batch: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
-    lines = torch.cat([torch.full((len(part),), line) for line, part in batch])
-    return lines, torch.cat([part for _, part in batch])
+def _joined(batch: list[tuple[int, Tensor]]) -> tuple[list[Span], Tensor]:
+    return [(line, len(part)) for line, part in batch], torch.cat([part for _, part in batch])
 
 
 def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
@@ -199,13 +204,15 @@ def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
     return [sample[keep][None] for sample, keep in zip(tensor, valid, strict=True) if bool(keep.any())]
 
 
-def _first_of_each(line_of: Tensor, left: dict[int, int]) -> Tensor:
+def _first_of_each(spans: list[Span], left: dict[int, int]) -> list[int]:
     """Indices of the first matrices of each line, as many as are left to it; what is taken is left no more."""
-    kept = []
-    for line in line_of.unique().tolist():
-        kept.append((line_of == line).nonzero().flatten()[: left[line]])
-        left[line] -= len(kept[-1])
-    return torch.cat(kept)
+    kept, start = [], 0
+    for line, length in spans:
+        taken = min(length, left[line])
+        kept += range(start, start + taken)
+        left[line] -= taken
+        start += length
+    return kept
 
 
 def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor) -> None:

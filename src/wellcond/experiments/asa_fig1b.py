@@ -20,7 +20,7 @@ from wellcond.experiments import asa_fig1c
 from wellcond.experiments.ends import SITES
 from wellcond.experiments.image_sets import IMAGE_SETS, GivenData
 from wellcond.experiments.options import Options, evidence_path
-from wellcond.experiments.runs import Runs
+from wellcond.experiments.runs import Runs, made_by
 from wellcond.experiments.verdict import Interval, Part, Whole, combine, interval, not_run, undecided
 from wellcond.records import read_json, write_record, write_text
 from wellcond.report.colors import SITES as COLORS
@@ -71,7 +71,13 @@ def _measured(folder: Path, seeds: int, lr: float | None) -> list[dict[str, Any]
     """
     found = [read_json(path) for path in sorted(folder.glob("seed-*/result.json"))]
     runs = [
-        {"seed": run["config"]["seed"], "lr": run["config"]["lr"], "top1": run["metrics"]["top1"], **run["log_kappa"]}
+        {
+            "seed": run["config"]["seed"],
+            "lr": run["config"]["lr"],
+            "top1": run["metrics"]["top1"],
+            **run["log_kappa"],
+            **made_by(run),
+        }
         for run in found
         if run["log_kappa"] and run["config"]["seed"] < seeds
     ]

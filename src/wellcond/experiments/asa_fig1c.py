@@ -16,7 +16,7 @@ from typing import Any
 
 from wellcond.experiments.image_sets import IMAGE_SETS, GivenData, ImageSet
 from wellcond.experiments.options import Options, evidence_path
-from wellcond.experiments.runs import Planned, Result, Runs
+from wellcond.experiments.runs import Planned, Result, Runs, made_by
 from wellcond.experiments.tuning import Tuned, tune
 from wellcond.experiments.verdict import Part, Whole, at_least, combine, differences, interval, not_run, undecided
 from wellcond.records import write_record, write_text
@@ -108,7 +108,12 @@ def _arm_record(tuned: Tuned, tried: Mapping[float, Result], results: list[Resul
             "rates": [{"lr": lr, **_scores(tried[lr], set_)} for lr in tuned.scores],
         },
         "runs": [
-            {"seed": run["config"]["seed"], **_scores(run, set_), "images per second": run["images_per_second"]}
+            {
+                "seed": run["config"]["seed"],
+                **_scores(run, set_),
+                "images per second": run["images_per_second"],
+                **made_by(run),
+            }
             for run in results
         ],
         "training loss of the first seed": results[0]["losses"],

@@ -32,7 +32,7 @@ from wellcond.train.folder import MAY_CHANGE, RunFolder
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 
-__all__ = ["Planned", "Result", "Runs", "config_difference"]
+__all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]
@@ -171,6 +171,12 @@ class Runs:
     def _say(self, number: int, plan: Planned, text: str) -> None:
         of = f"{number}/{max(number, self.expected)}"
         self.console.print(f"[{of}] {plan.name}: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def made_by(result: Result) -> dict[str, Any]:
+    """Which device and which state of the code trained it: the runs of one experiment may be of several days."""
+    environment = result["environment"]
+    return {"device": environment["device"], "commit": environment["commit"]}
 
 
 def config_difference(config: Config, stored: dict[str, Any]) -> str:

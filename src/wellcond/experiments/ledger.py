@@ -164,11 +164,25 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
     said = []
     for record in records:
         where = record["environment"]
-        commit = (where["commit"] or "unknown")[:12] + (" with changes" if where["dirty"] else "")
+        commit = _short(where["commit"]) + (" with changes" if where["dirty"] else "")
         torch = where["versions"].get("torch", "?")
         device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
         said.append(f"`{where['command']}` on {device}, torch {torch}, commit {commit}, {where['date'][:10]}")
+        trained = dict.fromkeys(f"{run['device']}, commit {_short(run['commit'])}" for run in _runs_of(record))
+        if trained:
+            said.append(f"its runs on {' and '.join(trained)}")
     return "; ".join(dict.fromkeys(said))
+
+
+def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs of all arms that tell who made them: they may be older than the command that put them together."""
+    arms = record.get("arms", {}).values()
+    runs = [run for arm in arms for run in (arm["runs"] if isinstance(arm, Mapping) else arm)]
+    return [run for run in runs if "commit" in run]
+
+
+def _short(commit: str | None) -> str:
+    return (commit or "unknown")[:12]
 
 
 # ---- writing the page

@@ -98,7 +98,6 @@ def skyformer_attention(
     fused = fused and can_fuse(query, key, value, landmarks=count, gamma=gamma)
     if fused and keep is None and query_mask is None and isinstance(landmarks, str) and landmarks != "segment":
         at, of_queries = landmark_positions(query, key, num_landmarks, landmarks, generator=generator)
-        at = at[None] if at.ndim == 1 else at
         return fused_skyformer(query, key, value, positions=at, of_queries=of_queries, scale=scale, gamma=gamma)
     chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
     if fused and chosen.rows.dtype == query.dtype:

@@ -12,6 +12,8 @@ and everything else is a derivative of the Gaussian weights (numerics/triton/lan
 Plain twin: the rest of skyformer.py.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +36,6 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
         and landmarks <= MOST_LANDMARKS
         and query.dtype == key.dtype == value.dtype
         and max(query.shape[-1], value.shape[-1]) <= WIDEST.get(query.dtype, 0)
-        and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
         and large_programs(query.device)
         and not other_derivatives(query, key, value)
@@ -56,8 +57,8 @@ def fused_skyformer(
 ) -> Tensor:
     """(b, h, n, p), (b, h, m, p), (b, h, m, c), and which keys to keep, (b, h, m) → (b, h, n, c).
 
-    The landmarks are tokens, at `positions` (1 or b, d), the first `of_queries` of them among the queries and the
-    others among the keys; or any `rows` (b, h, d, p), of which `valid` (b, h, d) says which there are.
+    The landmarks are tokens, at `positions` (d), (1, d) or (b, d), the first `of_queries` of them among the queries and
+    the others among the keys; or any `rows` (b, h, d, p), of which `valid` (b, h, d) says which there are.
     """
     query, key, value = packed(query), packed(key), packed(value)
     rows = None if rows is None else packed(rows)
@@ -74,16 +75,22 @@ def packed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
+@functools.cache
+def _plans() -> Callable[..., Any]:
+    """Not imported before it is needed: there may be no Triton."""
+    from wellcond.numerics.triton.landmark_plan import plan_for
+
+    return plan_for
+
+
 class _Skyformer(torch.autograd.Function):
     """For eager calls: a custom operator costs some tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        from wellcond.numerics.triton.landmark_plan import plan_for
-
         *tensors, scale, gamma = given
         query, key, value, rows, positions, _, valid, keep = tensors
-        ctx.plan, ctx.scale = plan_for(*tensors), scale
+        ctx.plan, ctx.scale = _plans()(*tensors), scale
         out, space, work = ctx.plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
         ctx.save_for_backward(query, key, value, rows, positions, keep, space, work)
         return out
@@ -110,10 +117,8 @@ def _forward_op(
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, then what the gradient needs)."""
-    from wellcond.numerics.triton.landmark_plan import plan_for
-
     query, key, value, rows = (t if t is None else packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
-    plan = plan_for(query, key, value, rows, positions, split, valid, keep)
+    plan = _plans()(query, key, value, rows, positions, split, valid, keep)
     return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
 
 
@@ -155,10 +160,8 @@ def _backward_op(
     space: Tensor,
     work: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from wellcond.numerics.triton.landmark_plan import plan_for
-
     grad, query, key, value, rows = (t if t is None else packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
-    plan = plan_for(query, key, value, rows, positions, split, valid, keep)
+    plan = _plans()(query, key, value, rows, positions, split, valid, keep)
     # An operator may not write to what it was given: it has scratch of its own.
     *tokens, d_rows = plan.backward(
         grad, query, key, value, rows, positions, keep, scale, space, work, torch.empty_like(space)

@@ -13,6 +13,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,8 +86,11 @@ def other_derivatives(*tensors: Tensor) -> bool:
     """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
     if torch.compiler.is_compiling():
         return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # pyright: ignore[reportAttributeAccessIssue]
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if functorch.peek_interpreter_stack() is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors)):
         return True
+    if forward_ad._current_level < 0:
+        return False
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 

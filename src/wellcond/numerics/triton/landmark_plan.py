@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, layout
@@ -40,7 +41,8 @@ def plan_for(
     valid: Tensor | None,
     keep: Tensor | None,
 ) -> "Plan":
-    """Rows are (b, h, d, p), or positions (1 or b, d) say which tokens are landmarks, the first `split` of the queries.
+    """Rows are (b, h, d, p), or positions (d), (1, d) or (b, d) say which tokens are landmarks, first those `split` of
+    the queries.
 
     Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; so are the masks `valid`
     (b, h, d) and `keep` (b, h, m).
@@ -84,7 +86,7 @@ class Plan:
             "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
         }
         source = query if rows is None else rows
-        per_batch = 0 if positions is None or len(positions) == 1 else d
+        per_batch = 0 if positions is None or positions.ndim == 1 or len(positions) == 1 else d
         self.sums_numbers = (m, h, d, split, p, c, key_each)
         self.sums_strides = (
             *source.stride()[:3], *key.stride()[:3], *value.stride()[:3], per_batch, *_strides(valid), *_strides(keep),
@@ -124,7 +126,7 @@ class Plan:
         elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
             return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
         else:
-            stream = torch.cuda.current_stream(self.device).cuda_stream
+            stream = driver.active.get_current_stream(self.device.index)
         zeros = self.counters.get(stream)
         if zeros is None:
             zeros = self.counters[stream] = torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
@@ -148,13 +150,16 @@ class Plan:
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
         at = self.offsets
         with _current(self.device):
-            self.sums(
+            *tokens, to_space, to_work, counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
-                key if valid is None else valid, key if keep is None else keep,
-                space, at["halves"], at["solved"], at["parts_s"], work, self._zeros(),
+                key if valid is None else valid, key if keep is None else keep, space, work, self._zeros(),
+            )  # fmt: skip
+            self.sums(
+                *tokens, to_space, at["halves"], at["solved"], at["parts_s"], to_work, counters,
                 *self.sums_numbers, scale, gamma, *self.sums_strides,
             )  # fmt: skip
-            self.output(query, space, at["halves"], at["solved"], out, *self.output_numbers, scale, *self.query_strides)
+            x, to_space, y = self.output.addresses(query, space, out)
+            self.output(x, to_space, at["halves"], at["solved"], y, *self.output_numbers, scale, *self.query_strides)
         return out, space, work
 
     def backward(
@@ -172,29 +177,36 @@ class Plan:
         scratch: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
-        dq = torch.empty(query.shape, dtype=query.dtype, device=self.device)
-        dk = torch.empty(key.shape, dtype=key.dtype, device=self.device)
-        dv = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
-        at = self.offsets
         of_grad = (grad.stride(), grad.data_ptr() & 15)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
         where = key if positions is None else positions
         with _current(self.device):
-            counters = self._zeros()
-            inside = (space, at["halves"], at["solved"], work, counters)
-            beside = (scratch, at["d_sums"], at["d_rows"], at["parts_s"], at["parts_l"])
+            shared = (where, space, work, self._zeros(), scratch)
+            x, g, d_x, *given = pull.addresses(query, grad, dq, *shared)
             pull(
-                query, grad, query, where, *inside, *beside, dq, dq, dq,
+                x, g, x, *self._around(*given), d_x, d_x, d_x,
                 *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3], 0, 0, 0,
             )  # fmt: skip
+            first = dq if d_rows is None else d_rows
+            y, v, mask, d_y, d_v, d_first, *given = self.pull_of_keys.addresses(
+                key, value, key if keep is None else keep, dk, dv, first, *shared
+            )
             self.pull_of_keys(
-                key, value, key if keep is None else keep, where, *inside, *beside, dk, dv,
-                dq if d_rows is None else d_rows, *self.key_numbers, scale, *self.key_strides,
-            )  # fmt: skip
+                y, v, mask, *self._around(*given), d_y, d_v, d_first, *self.key_numbers, scale, *self.key_strides
+            )
         return dq, dk, dv, d_rows
+
+    def _around(self, where: Any, space: Any, work: Any, counters: Any, scratch: Any) -> tuple[Any, ...]:
+        """What both pulls are given beside tokens."""
+        at = self.offsets
+        return (
+            where, space, at["halves"], at["solved"], work, counters,
+            scratch, at["d_sums"], at["d_rows"], at["parts_s"], at["parts_l"],
+        )  # fmt: skip
 
 
 def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Tensor | None) -> tuple[int, int]:
@@ -209,7 +221,7 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
     if rows is not None:
         return rows.shape[2]
     assert positions is not None
-    return positions.shape[1]
+    return positions.shape[-1]
 
 
 def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:

@@ -6,14 +6,16 @@
 
 At every call Triton works out from all arguments which compiled variant they need, which for two dozen of them takes
 longer than a small kernel runs. The caller knows better: what they follow from, such as shapes, strides, dtypes and
-alignments. The first launch goes through Triton, the others straight to the variant that it compiled.
+alignments. The first launch goes through Triton, the others straight to the variant that it compiled; these take
+addresses in the place of tensors, too, whose addresses would each be checked with the driver.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 __all__ = ["Launch", "launch", "layout"]
@@ -31,18 +33,21 @@ class Launch:
     function of it.
     """
 
-    __slots__ = ("_constants", "_grid", "_kernel", "_options", "_run", "_values")
+    __slots__ = ("_constants", "_grid", "_kernel", "_options", "_start")
 
     def __init__(self, kernel: Any, grid: Grid, *, num_warps: int = 4, num_stages: int = 2, **constants: Any):
         """`constants` come last in the kernel's signature, in its order."""
         self._kernel, self._grid, self._constants = kernel, grid, constants
         self._options = {"num_warps": num_warps, "num_stages": num_stages}
-        self._values: tuple[Any, ...] = ()
-        self._run: Any = None
+        self._start: Callable[..., None] | None = None
+
+    def addresses(self, *tensors: Tensor) -> Sequence[Any]:
+        """The tensors as this launch takes them with the least work."""
+        return tensors if self._start is None else [tensor.data_ptr() for tensor in tensors]
 
     def __call__(self, *args: Any) -> None:
-        if self._run is not None:
-            self._run(*args, *self._values)
+        if self._start is not None:
+            self._start(*args)
             return
         blocks = self._constants.get("BLOCK")
         alternatives = list(blocks) if isinstance(blocks, tuple) else [blocks]
@@ -57,9 +62,20 @@ class Launch:
                     raise
                 continue
             if compiled is not None:  # as the interpreter's is
-                self._values = tuple(constants.values())
-                self._run = compiled[(*grid, 1, 1)[:3]]
+                self._start = _starter(compiled, grid, tuple(constants.values()))
             return
+
+
+def _starter(compiled: Any, grid: tuple[int, ...], constants: tuple[Any, ...]) -> Callable[..., None]:
+    """What `compiled[grid]` does, with nothing looked up again but the stream. Hooks of profilers are not called."""
+    x, y, z = (*grid, 1, 1)[:3]
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    device, stream_of = driver.active.get_current_device(), driver.active.get_current_stream
+
+    def start(*args: Any) -> None:
+        run(x, y, z, stream_of(device), function, metadata, None, None, None, *args, *constants)
+
+    return start
 
 
 def layout(*tensors: Tensor | None) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from wellcond.models.sites import Which
 from wellcond.probe.attention import AttentionListener, Heard
 from wellcond.probe.batch import argument, batch_size
 from wellcond.probe.capture import Capture
+from wellcond.probe.findings import Findings
 from wellcond.probe.places import Place, choose
 from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
@@ -85,7 +86,7 @@ class Probe:
             )
         self.model = model
         self.every, self.max_samples, self.rank_samples = every, max_samples, rank_samples
-        self.exact, self.spectrum, self.attention, self.run, self.reduce = exact, spectrum, attention, run, reduce
+        self.exact, self.spectrum, self.attention, self.reduce = exact, spectrum, attention, reduce
         self.notes: list[str] = []
         """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
         self._wanted = choose(model, sites, blocks)
@@ -93,8 +94,7 @@ class Probe:
             want.place.block: want.attention for want in self._wanted if attention and want.attention is not None
         }
         self._capture = Capture(self._wanted, max_samples=max_samples)
-        self._rows: list[records.Row] = []
-        self._file: Path | None = None
+        self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None
         self._step = 0
         self._counts_passes = True
@@ -154,23 +154,27 @@ class Probe:
     def step(self, value: int) -> None:
         self._step, self._counts_passes = int(value), False
 
+    @property
+    def run(self) -> str:
+        """The name of the run, in every row."""
+        return self._findings.run
+
     def rows(self) -> list[records.Row]:
         """Everything measured so far, as plain dicts, oldest first."""
-        return list(self._rows)
+        return list(self._findings.rows())
 
     def table(self, name: str = "log_kappa") -> str:
         """The last measurement as text: blocks × sites."""
-        return table(self._rows, name, notes=self.notes)
+        return table(self._findings.rows(), name, notes=self.notes)
 
     def to(self, path: str | Path) -> Self:
         """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured."""
-        self._file = Path(path)
-        self._write(self._rows)
+        self._findings.write_to(Path(path), write=self._writes())
         return self
 
     def clear(self) -> None:
         """Forget the rows, not the file."""
-        self._rows.clear()
+        self._findings.clear()
 
     def __repr__(self) -> str:
         places = len(self._wanted)
@@ -262,14 +266,12 @@ class Probe:
         if sums is None:
             return
         self._tell(done, sums, failed=error is not None)
-        rows = sums.rows(run=self.run, step=step)
-        self._rows += rows
-        self._write(rows)
+        self._findings.add(sums, step, write=self._writes())
 
     def _tell(self, done: "_Pass", sums: Sums, *, failed: bool) -> None:
         """What the reader has to know about this pass; RuntimeError where a probe sees nothing at all."""
         missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
-        if len(missed) == len(self._wanted) and not failed and not self._rows:
+        if len(missed) == len(self._wanted) and not failed and not self._findings:
             raise RuntimeError(
                 f"none of the {len(missed)} places of the probe was reached in a forward pass of "
                 f"{type(self.model).__name__}, e.g. {missed[0].site} of {missed[0].block}: the blocks were not called "
@@ -304,9 +306,9 @@ class Probe:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return together if self.reduce is None else self.reduce and together
 
-    def _write(self, rows: list[records.Row]) -> None:
-        if self._file is not None and rows and not (self._reduces() and dist.get_rank() > 0):
-            records.append_rows(self._file, rows)
+    def _writes(self) -> bool:
+        """Whether the file is this process's to write."""
+        return not (self._reduces() and dist.get_rank() > 0)
 
     def _valid_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         mask = argument(unwrap(self.model), "attention_mask", args, kwargs)

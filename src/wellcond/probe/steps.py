@@ -50,10 +50,7 @@ class StepProbe(Probe):
             )
         if unseen:
             self._note(f"{type(self.model).__name__} was not called in step {self.step}", warn=True)
-        if not awaited or not any(row["step"] == self.step for row in self._rows):
-            return False
-        self._rows = [row for row in self._rows if row["step"] == self.step]
-        return True
+        return awaited and self._findings.keep(self.step)
 
     def detach(self) -> None:
         """Take the hooks away; what was not seen is told by `end`."""

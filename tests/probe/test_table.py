@@ -45,12 +45,35 @@ def test_marks_and_gaps() -> None:
     assert [line.split() for line in text.splitlines()[2:5]] == [
         ["blocks.0", "≥15.94", "!zero"],
         ["blocks.1", "!3.00", "–"],
-        ["mean", "9.47", "–"],
+        ["mean", "!≥9.47", "–"],
     ]
     assert "≥ some samples are beyond" in text
     assert "! some samples were not finite or all zero" in text
     assert "3–4 samples" in text
     assert text.endswith("a note")
+
+
+def test_a_mean_of_lower_bounds_is_one_and_no_other_mean() -> None:
+    at_ceiling = [row(index, "sa", 15.94, "ceiling") for index in range(2)]
+    below = [row(index, "mlp", 3.0) for index in range(2)]
+    mean = next(line for line in table(at_ceiling + below).splitlines() if line.startswith("mean"))
+    assert mean.split() == ["mean", "≥15.94", "3.00"]
+
+
+def test_a_status_may_hide_that_samples_were_capped() -> None:
+    """A NaN in one sample outranks the ceiling in another."""
+    hidden = [row(0, "sa", 9.0, "non_finite"), row(0, "sa", 1.0, "non_finite", name="capped")]
+    text = table([*hidden, row(1, "sa", 7.0)])
+    assert [line.split()[1] for line in text.splitlines()[2:5]] == ["!≥9.00", "7.00", "!≥8.00"]
+
+
+def test_only_what_the_ceiling_cuts_off_is_a_lower_bound() -> None:
+    names = ("log_kappa", "log_kappa_max", "sigma_min", "stable_rank", "effective_rank")
+    rows = [row(0, "sa", 5.0, "ceiling", name=name) for name in names]
+    shown = {name: table(rows, name) for name in names}
+    assert [shown[name].splitlines()[2].split()[1] for name in names] == ["≥5.00", "≥5.00", "~5.00", "5.00", "5.00"]
+    assert "rounding has decided it" in shown["sigma_min"]
+    assert "ceiling" not in shown["stable_rank"]
 
 
 def test_the_last_step_is_shown() -> None:

@@ -1,34 +1,46 @@
 """Rows as a table to be read: one line per block, one column per site.
 
-print(table(rows))          # ln κ at the last step; "≥" where some samples are beyond the ceiling
+    print(table(rows))          # ln κ at the last step; "≥" where some samples are beyond the ceiling
+    lower_bounds(rows)          # at which step, block and site log κ is a lower bound
+
+A mark goes with a number into whatever is made of it: the mean of lower bounds is one, too.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from wellcond.records import Site
 
-__all__ = ["table"]
+__all__ = ["lower_bounds", "marks", "place_of", "table"]
 
 ORDER = ("tokens", "embed", "in", "sa", "+sa", "mlp", "+mlp")
 assert set(ORDER) == set(get_args(Site))
 
+BOUNDED = ("log_kappa", "log_kappa_max")  # what the ceiling cuts off; ranks, say, are right beyond it
+ROUNDED = ("sigma_min",)  # what rounding decides there
+LEFT_OUT = ("non_finite", "zero")
 
-def table(rows: Iterable[Mapping[str, Any]], name: str = "log_kappa", *, notes: Sequence[str] = ()) -> str:
+Row = Mapping[str, Any]
+Place = tuple[int, int, str, str]  # step, index, block, site
+
+
+def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] = ()) -> str:
     """`name` at the last step of `rows`, block × site, with what the marks mean and the notes below it."""
-    rows = [row for row in rows if row["name"] == name]
+    everything = list(rows)
+    rows = [row for row in everything if row["name"] == name]
     if not rows:
         return f"no {name} was measured"
     step = max(row["step"] for row in rows)
     rows = [row for row in rows if row["step"] == step]
+    beyond = lower_bounds(everything) if name in BOUNDED + ROUNDED else set()
     cells = {(row["index"], row["block"], row["site"]): row for row in rows}
     blocks = list(dict.fromkeys((row["index"], row["block"]) for row in rows))
     columns = [site for site in ORDER if any(row["site"] == site for row in rows)]
     lines = [["block", *columns]]
     for index, block in blocks:
-        lines.append([block, *(_cell(cells.get((index, block, site))) for site in columns)])
-    means = [_mean([row for row in rows if row["site"] == site]) for site in columns]
+        lines.append([block, *(_cell(cells.get((index, block, site)), beyond) for site in columns)])
+    means = [_mean([row for row in rows if row["site"] == site], beyond) for site in columns]
     if len(blocks) > 1:
         lines.append(["mean", *means])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -38,25 +50,51 @@ def table(rows: Iterable[Mapping[str, Any]], name: str = "log_kappa", *, notes: 
     title = "log κ" if name == "log_kappa" else name
     samples = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
     below = [f"{title} at step {step}; {samples} samples; {', '.join(dtypes)}"]
-    if any(row["status"] == "ceiling" for row in rows):
-        below.append("≥ some samples are beyond what the dtype can see, and count as that ceiling")
-    if any(row["status"] in ("non_finite", "zero") for row in rows):
+    used = "".join(marks([row], beyond) for row in rows)
+    if "≥" in used:
+        below.append("≥ some samples are beyond what the dtype can see, and count as that ceiling: a lower bound")
+    if "~" in used:
+        below.append("~ of some samples it is below what the dtype can see: rounding has decided it")
+    if "!" in used:
         below.append("! some samples were not finite or all zero, and are left out")
     return "\n".join([*(line.rstrip() for line in text), "", *below, *notes])
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
+def lower_bounds(rows: Iterable[Row]) -> set[Place]:
+    """Where some samples are beyond the ceiling. A status names the worst alone, so the capped ones are asked, too."""
+    return {
+        place_of(row)
+        for row in rows
+        if (row["name"] in BOUNDED and row["status"] == "ceiling") or (row["name"] == "capped" and row["value"] > 0)
+    }
+
+
+def place_of(row: Row) -> Place:
+    return row["step"], row["index"], row["block"], row["site"]
+
+
+def marks(rows: Iterable[Row], beyond: Collection[Place]) -> str:
+    """What stands before a number made of these rows: "!" for samples left out, "≥" for a lower bound."""
+    found = set()
+    for row in rows:
+        if row["status"] in LEFT_OUT:
+            found.add("!")
+        if place_of(row) in beyond and math.isfinite(row["value"]):
+            found.add("≥" if row["name"] in BOUNDED else "~")
+    return "".join(sorted(found))
+
+
+def _cell(row: Row | None, beyond: Collection[Place]) -> str:
     if row is None:
         return "–"
-    mark = {"ceiling": "≥", "non_finite": "!", "zero": "!"}.get(row["status"], "")
     if math.isnan(row["value"]):
-        return f"{mark}{row['status']}"
-    return f"{mark}{row['value']:.2f}"
+        return f"{marks([row], beyond)}{row['status']}"
+    return f"{marks([row], beyond)}{row['value']:.2f}"
 
 
-def _mean(rows: Sequence[Mapping[str, Any]]) -> str:
+def _mean(rows: Sequence[Row], beyond: Collection[Place]) -> str:
     values = [row["value"] for row in rows if math.isfinite(row["value"])]
-    return f"{sum(values) / len(values):.2f}" if values else "–"
+    return f"{marks(rows, beyond)}{sum(values) / len(values):.2f}" if values else "–"
 
 
 def _align(cell: str, width: int, column: int) -> str:

@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from wellcond.models.build import build_model
+from wellcond.models.replace import replace_attention
 from wellcond.models.skips import remove_skip
 from wellcond.models.surgery import GrayingSettings, gray, graying_of
 from wellcond.models.weights import save
@@ -180,6 +181,21 @@ def test_removed_skips_come_with_the_weights(make_vit: Make, images: Tensor, tmp
     built = build_model(NAME, model_kwargs=SMALL, checkpoint=tmp_path / "a.safetensors")
     assert torch.equal(built.model(images), model(images))
     assert "the skip sa is removed in 2 blocks, as when it was saved" in built.notes
+
+
+def test_another_attention_comes_with_the_weights(make_vit: Make, images: Tensor, tmp_path: Path) -> None:
+    model = make_vit(depth=3)
+    replace_attention(model, "skyformer", num_landmarks=8, landmarks="spread")
+    replace_attention(model, "kernelized", blocks=1)
+    remove_skip(model, "mlp", blocks=1)
+    save(model, tmp_path / "a.safetensors")
+    built = build_model(NAME, model_kwargs={**SMALL, "depth": 3}, checkpoint=tmp_path / "a.safetensors")
+    assert torch.equal(built.model(images), model(images))
+    assert built.notes[2:] == [
+        "the skip mlp is removed in blocks.1, as when it was saved",
+        "the attention is skyformer (num_landmarks=8, landmarks='spread') in 2 blocks, as when it was saved",
+        "the attention is kernelized in blocks.1, as when it was saved",
+    ]
 
 
 def test_a_misfit_names_all_three_kinds_of_keys(make_vit: Make, tmp_path: Path) -> None:

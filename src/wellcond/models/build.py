@@ -4,14 +4,15 @@
     built.model(read_images("photos", built.transform()).images)
     built.notes      # ["weights of last.pth.tar", "10 classes, as its head has them"]
 
-No pickle is ever run, and weights that remember a surgery (graying, removed skips) get it, wherever they come from.
+No pickle is ever run, and weights that remember a surgery (graying, removed skips, another attention) get it, wherever
+they come from; the notes name it.
 """
 
 import argparse
 import contextlib
 import difflib
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from wellcond.attention import find_attention
+from wellcond.models.replace import AttentionSettings
 from wellcond.models.weight_files import read_weights
 from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names
 
@@ -215,9 +218,24 @@ def _surgery(loaded: Loaded) -> list[str]:
     notes = []
     if loaded.graying is not None:
         notes.append(f"grayed as when it was saved: {loaded.graying.method}, epsilon {loaded.graying.epsilon:g}")
-    removed = Counter(skip for skips in loaded.skips.values() for skip in skips)
-    notes += [f"the skip {skip} is removed in {count} blocks, as when it was saved" for skip, count in removed.items()]
-    return notes
+    removed: dict[str, list[str]] = defaultdict(list)
+    for block, skips in loaded.skips.items():
+        for skip in skips:
+            removed[f"the skip {skip} is removed"].append(block)
+    replaced: dict[str, list[str]] = defaultdict(list)
+    for block, how in loaded.attention.items():
+        replaced[f"the attention is {_attention(how)}"].append(block)
+    return notes + [
+        f"{what} in {blocks[0] if len(blocks) == 1 else f'{len(blocks)} blocks'}, as when it was saved"
+        for what, blocks in (*removed.items(), *replaced.items())
+    ]
+
+
+def _attention(how: AttentionSettings) -> str:
+    """Its name and whatever was not left at its default: "skyformer (num_landmarks=64)"."""
+    usual = find_attention(how.name).core().settings
+    chosen = [f"{key}={value!r}" for key, value in how.settings.items() if value != usual.get(key)]
+    return f"{how.name} ({', '.join(chosen)})" if chosen else how.name
 
 
 def _weights_behind(name: str) -> Path | None:

@@ -19,12 +19,14 @@ The block runs in float64 and in eval mode unless told otherwise, and is left as
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .density import SpectralDensity
+from .jacobian_arguments import BatchArguments, check_arguments
 from .jacobian_methods import Found, measure, rounding_of
 from .linearize import EvaluatedFunction, Linearization, evaluation
 from .singular import CEILING, NON_FINITE, OK, STATUSES, ZERO, MethodChoice
@@ -105,8 +107,12 @@ def jacobian_spectrum(
     """Singular values of the Jacobian of `block` at x, whose first dimension is the batch.
 
     `block`: a module, a method of one (`model.forward_features`) or a function of a tensor; of a tuple or dict that it
-    returns, the first tensor counts. `args` and `kwargs` are passed on after x. What a function holds is not seen: a
-    module in it keeps its dtype and its training flags.
+    returns, the first tensor counts. What a function holds is not seen: a module in it keeps its dtype and its
+    training flags.
+    `args` and `kwargs` are passed on after x. With several samples and `wrt="input"`, a tensor in them (in tuples,
+    lists and dicts too) whose first dimension is the batch is split with the samples, and anything else is given to
+    each as it is. The block must then give each sample alone what it gives it in the whole batch, or a ValueError says
+    what was split and what not; `why` names what was. A single sample gets everything as it is.
     `wrt="input"`: for each sample by itself, all of its outputs by all of its inputs. The block is called with batches
     of one, so no sample sees its mates.
     `wrt="params"`: the outputs of the whole batch by all parameters that require a gradient, each shared one once.
@@ -119,22 +125,27 @@ def jacobian_spectrum(
 
     Statuses are those of `measure_conditioning`. Raises ValueError for input that has no Jacobian, and says why.
     """
-    _check(x, wrt, method, dtype, steps, probes)
-    limit = max_entries or MAX_ENTRIES["cpu" if x.device.type == "cpu" else "cuda"]
+    _check(x, wrt, method, dtype)
+    _check_numbers(k=k, max_entries=max_entries, steps=steps, probes=probes, tolerance=tolerance)
+    limit = MAX_ENTRIES["cpu" if x.device.type == "cpu" else "cuda"] if max_entries is None else max_entries
+    x = x.detach().to(dtype)
+    arguments = BatchArguments(args, kwargs, samples=len(x) if wrt == "input" else 1)
+    note = check_arguments(block, x, arguments, dtype)
     parts: list[Found] = []
     last: tuple[Linearization, MethodChoice] | None = None
     with evaluation(block, device=x.device, dtype=dtype, eval_mode=eval_mode) as function:
-        for jacobian in _linearizations(function, x.detach().to(dtype), wrt, args, kwargs):
+        for jacobian in _linearizations(function, x, wrt, arguments):
             count = _check_k(k, steps, jacobian)
             chosen = _choose(method, jacobian, limit)
             part = measure(jacobian, chosen.method, count, steps=steps, tolerance=tolerance, probes=probes, seed=seed)
             parts.append(part)
             last = jacobian, chosen
     assert last is not None  # x is not empty
-    return _assemble(parts, wrt, *last)
+    jacobian, chosen = last
+    return _assemble(parts, wrt, jacobian, chosen.method, "; ".join(filter(None, (chosen.why, note))))
 
 
-def _check(x: Tensor, wrt: str, method: str, dtype: torch.dtype, steps: int | None, probes: int) -> None:
+def _check(x: Tensor, wrt: str, method: str, dtype: torch.dtype) -> None:
     if wrt not in ("input", "params"):
         raise ValueError(f"wrt must be 'input' or 'params', got {wrt!r}")
     if method not in METHODS:
@@ -154,8 +165,14 @@ def _check(x: Tensor, wrt: str, method: str, dtype: torch.dtype, steps: int | No
             f"x must be a batch of samples, (b, …) with nothing empty, got shape {tuple(x.shape)}; one sample is "
             "x[None]"
         )
-    if (steps is not None and steps < 1) or probes < 1:
-        raise ValueError(f"steps and probes must be at least 1, got steps={steps}, probes={probes}")
+
+
+def _check_numbers(*, tolerance: float, **counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+    if not isinstance(tolerance, Real) or not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a number from 0 on, relative to the largest value, got {tolerance!r}")
 
 
 def _check_k(k: int | None, steps: int | None, jacobian: Linearization) -> int:
@@ -170,13 +187,14 @@ def _check_k(k: int | None, steps: int | None, jacobian: Linearization) -> int:
 
 
 def _linearizations(
-    function: EvaluatedFunction, x: Tensor, wrt: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    function: EvaluatedFunction, x: Tensor, wrt: str, arguments: BatchArguments
 ) -> Iterator[Linearization]:
     """The Jacobians, one at a time: each holds its graph."""
     if wrt == "input":
-        for sample in x.split(1):
+        for index, sample in enumerate(x.split(1)):
+            given = arguments.of_sample(index)
             # A copy, for a block may work in place, and autograd forbids that on what it differentiates by.
-            yield _linearize(lambda point: function(point.clone(), None, args, kwargs), sample)
+            yield _linearize(lambda point, given=given: function(point.clone(), None, *given), sample)
         return
     if function.module is None:
         raise ValueError("a function has no parameters of its own; for wrt='params' pass the module, or a method of it")
@@ -185,7 +203,7 @@ def _linearizations(
     names = list(function.parameters)
 
     def at(*tensors: Tensor) -> Tensor:
-        return function(x.clone(), dict(zip(names, tensors, strict=True)), args, kwargs)
+        return function(x.clone(), dict(zip(names, tensors, strict=True)), *arguments.whole)
 
     yield _linearize(at, *function.parameters.values())
 
@@ -219,8 +237,8 @@ def _choose(method: str, jacobian: Linearization, limit: int) -> MethodChoice:
     return MethodChoice("lanczos", f"neither {m} × {n} nor its short side squared fits into {limit} entries")
 
 
-def _assemble(parts: list[Found], wrt: str, jacobian: Linearization, chosen: MethodChoice) -> JacobianSpectrum:
-    eps, why = jacobian.coarsest_eps(), chosen.why
+def _assemble(parts: list[Found], wrt: str, jacobian: Linearization, method: str, why: str) -> JacobianSpectrum:
+    eps = jacobian.coarsest_eps()
     if eps > torch.finfo(jacobian.dtype).eps:
         why += f"; the block computes in a coarser dtype inside, with eps {eps:.1e}"
     if jacobian.jvp_mode is not None:
@@ -264,6 +282,6 @@ def _assemble(parts: list[Found], wrt: str, jacobian: Linearization, chosen: Met
         outputs=jacobian.outputs,
         inputs=jacobian.inputs,
         wrt=wrt,
-        method=chosen.method,
+        method=method,
         why=why,
     )

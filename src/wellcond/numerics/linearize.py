@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
 __all__ = ["EvaluatedFunction", "Linearization", "evaluation", "first_tensor"]
 
@@ -280,10 +281,8 @@ def _as_module(block: Callable[..., Any]) -> nn.Module | None:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in `value` as detached copies in `dtype`, other tensors as copies, the rest as it is."""
-    if isinstance(value, Tensor):
-        return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
-    if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
-    if type(value) is dict:
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    return value
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+    return pytree.tree_map_only(Tensor, copied, value)

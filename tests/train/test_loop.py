@@ -1,6 +1,5 @@
 """What a training computes: the same whatever it is divided into, counted exactly, and not moved by being measured."""
 
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 import wellcond
 from wellcond import records
@@ -268,39 +267,6 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: Make, tmp_path: 
     with pytest.raises(Diverged, match=r"diverged at step 1 of 10: the weights \S+ are no longer finite"):
         run(make_config(opt="sgd", lr=1e20, weight_decay=1e30, save_every=1), tmp_path)
     assert latest(tmp_path / "checkpoints") is None
-
-
-def test_a_rolled_back_training_goes_on_with_half_the_step(make_config: Make, tmp_path: Path) -> None:
-    config = make_config(lr=1e6, on_divergence="rollback", save_every=2)
-    with pytest.warns(UserWarning, match="back to step"), pytest.raises(Diverged):
-        run(config, tmp_path / "hopeless")  # half of a million three times is still too much
-    events = [row for row in records.read_rows(tmp_path / "hopeless/metrics.jsonl") if row["split"] == "event"]
-    assert len(events) >= 1
-
-
-def test_a_rollback_that_helps_ends_well(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One loss is spoilt on its way, as a bad batch would: the second time the same step is well."""
-    from wellcond.train.tasks import Classify
-
-    calls, whole = [0], Classify.loss
-
-    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        calls[0] += 1
-        loss = whole(self, model, images, labels)
-        return loss * math.nan if calls[0] == 7 else loss
-
-    monkeypatch.setattr(Classify, "loss", spoilt)
-    config = make_config(on_divergence="rollback", probe_every=2, probe_samples=8)
-    with pytest.warns(UserWarning, match=r"diverged at step 7 .*back to step 5 with lr × 0.5"):
-        _, state = run(config, tmp_path)
-    assert state.step == 10
-    assert state.counters["rollbacks"] == 1
-    rows = records.read_rows(tmp_path / "metrics.jsonl")
-    assert sorted(row["step"] for row in rows if row["split"] == "train") == list(range(1, 11))  # each once
-    lrs = {row["step"]: row["lr"] for row in rows if row["split"] == "train"}
-    assert lrs[6] == pytest.approx(0.5 * config.lr * 0.5 * (1 + math.cos(math.pi * 5 / 10)))
-    measured = [row["step"] for row in records.read_rows(tmp_path / "probe.jsonl") if row["name"] == "log_kappa"]
-    assert {step: measured.count(step) for step in measured} == dict.fromkeys((0, 2, 4, 6, 8), 8)
 
 
 # ---- going on

@@ -3,11 +3,13 @@
 folder = RunFolder.open("runs/a", config)          # new, or the same run going on; another configuration is refused
 folder.log({"step": 20, "loss": 1.9})              # metrics.jsonl; on a full disk rows wait for the next time
 folder.forget_after(step)                          # rows of steps that will be run again
+folder.put_aside()                                 # all rows, where there is no state to go on from
 
 config.json  metrics.jsonl  probe.jsonl  checkpoints/  report.html
 """
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from wellcond.train.config import Config
 
 __all__ = ["RunFolder"]
 
-MAY_CHANGE = {"keep", "log_every", "workers", "tracker", "cache_dir", "on_divergence", "save_every"}
+MAY_CHANGE = {"keep", "log_every", "workers", "tracker", "cache_dir", "on_divergence", "save_every", "step_graph"}
 """Settings that do not change what is trained: the run may go on with others."""
 
 
@@ -116,17 +118,41 @@ class RunFolder:
         """Drop the rows of what will be done again: they are of a process that died before it saved its next state.
 
         A metric stands under the number of steps done, a measurement under that of the steps done before it: the
-        state after 20 steps has the metrics of 20, and measures 20 again.
+        state after 20 steps has the metrics of 20, and measures 20 again. An event (the training was lost) happened,
+        whatever is done again after it.
         """
         for file, last in ((self.metrics, step), (self.probe, step - 1)) if self.writes else ():
             if file.exists():
                 rows = records.read_rows(file)
-                kept = [row for row in rows if row.get("step", 0) <= last]
+                kept = [row for row in rows if row.get("step", 0) <= last or row.get("split") == "event"]
                 if len(kept) < len(rows) or not rows:
                     aside = file.with_name(f".{file.name}.tmp")
                     aside.unlink(missing_ok=True)
                     records.append_rows(aside, kept)
                     aside.replace(file)
+
+    def put_aside(self) -> list[Path]:
+        """Rename all rows and the notes on rollbacks, so that the run begins anew and nothing is lost."""
+        files = (self.metrics, self.probe, self._rollbacks) if self.writes else ()
+        there = [file for file in files if file.exists() and file.stat().st_size]
+
+        def aside(file: Path, number: int) -> Path:
+            return file.with_name(f"{file.stem}.before-{number}{file.suffix}")
+
+        number = next(n for n in itertools.count(1) if not any(aside(file, n).exists() for file in files))
+        return [file.rename(aside(file, number)) for file in there]
+
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """Each time the run went back to a saved state, and why."""
+        return records.read_json(self._rollbacks) if self._rollbacks.exists() else []
+
+    def rolled_back(self, what: Mapping[str, Any]) -> None:
+        if self.writes:
+            records.write_json(self._rollbacks, [*self.rollbacks(), dict(what)])
+
+    @property
+    def _rollbacks(self) -> Path:
+        return self.checkpoints / "rollbacks.json"  # with the states, with which they go
 
     def _append(self, file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         if not self.writes:

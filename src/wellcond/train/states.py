@@ -3,7 +3,7 @@
 states = States(config, folder, here, parts, watch, progress)
 step = states.restore()             # 0 where there is none
 states.save(step)                   # raises Lost instead of saving what is no longer finite
-step = states.go_back(problem)      # the last good state with half the step, or None
+step = states.go_back(problem)      # the last good state with a smaller step, or None
 """
 
 import math
@@ -21,6 +21,7 @@ from wellcond.train.setup import Parts
 __all__ = ["States"]
 
 ROLLBACKS = 3
+SMALLER = 0.5  # the learning rate, with each of them
 
 
 class States:
@@ -73,27 +74,39 @@ class States:
                 f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
                 "file system that all machines share"
             )
-        if state is not None:
+        if state is None:
+            self._begin()
+        else:
             self._load(state)
-        self.folder.forget_after(step)
+            self.folder.forget_after(step)
+        # A state was saved before the training was lost that led back to it, and does not know of that.
+        self._roll(self.here.of_main(max(self.counters["rollbacks"], len(self.folder.rollbacks()))))
         return step
 
     def go_back(self, problem: Divergence) -> int | None:
-        """To the last good state with half the learning rate; its step, or None where that is not asked for or over."""
-        rolls = self.counters["rollbacks"]
-        allowed = self.config.on_divergence == "rollback" and rolls < ROLLBACKS
+        """To the last good state, with half the learning rate of the time before; its step.
+
+        None where that is not asked for, or was tried often enough.
+        """
+        rolls = self.counters["rollbacks"] + 1
+        allowed = self.config.on_divergence == "rollback" and rolls <= ROLLBACKS
         good = latest(self.folder.checkpoints) if allowed else None
         if good is None:
             return None
-        self.folder.forget_after(good.step)
         self._load(good)
-        self.counters["rollbacks"] = rolls + 1
-        self.counters["lr_factor"] *= 0.5
-        warnings.warn(
-            f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × "
-            f"{self.counters['lr_factor']:g}",
-            stacklevel=2,
-        )
+        self._roll(rolls)
+        factor = self.counters["lr_factor"]
+        try:  # first of all: whoever goes on after a kill is not to make the same mistake again
+            self.folder.rolled_back({"step": problem.step, "why": problem.why, "to": good.step, "lr_factor": factor})
+        except OSError as error:
+            warnings.warn(f"rollback {rolls} could not be noted, and would not survive a kill: {error}", stacklevel=2)
+        self.folder.forget_after(good.step)
+        if self.here.is_main:
+            warnings.warn(
+                f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × {factor:g}, "
+                f"rollback {rolls} of {ROLLBACKS}",
+                stacklevel=2,
+            )
         return good.step
 
     def keep_lost(self, step: int) -> None:
@@ -104,6 +117,19 @@ class States:
                 save(self.folder.path / "diverged", state, keep=1)
             except OSError as error:
                 warnings.warn(f"the diverged weights could not be saved: {error}", stacklevel=2)
+
+    def _begin(self) -> None:
+        """There is no state: rows that are there are of a run whose states are gone, or that never saved one."""
+        kept = self.folder.put_aside()
+        if kept:
+            warnings.warn(
+                f"{self.folder.checkpoints} has no saved state to go on from: the run starts again from step 0. What "
+                f"it had written is kept in {' and '.join(path.name for path in kept)}",
+                stacklevel=3,
+            )
+
+    def _roll(self, rolls: int) -> None:
+        self.counters |= {"rollbacks": rolls, "lr_factor": SMALLER**rolls}
 
     def _load(self, state: SavedState) -> None:
         self.parts.restore(state)

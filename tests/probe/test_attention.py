@@ -22,7 +22,7 @@ def overheard(attend: Any, *, share: float = 1.0, samples: int = 1, valid: Tenso
             return attend()
 
     module = Attention()
-    listener = AttentionListener({"a": module}, share=share, samples=samples, valid=valid)
+    listener = AttentionListener({"a": module}, share=share, samples=samples, valid=lambda _key: valid)
     with listener.hooks(), listener:
         out = module()
     assert torch.equal(out, attend())

@@ -163,7 +163,7 @@ def test_samples_of_several_lengths_share_the_limit_of_ranks():
     """Padding is taken out sample by sample, so that one place has matrices of many shapes."""
     x = torch.randn(6, 5, 4, dtype=torch.float64)
     valid = torch.arange(5)[None, :] < torch.tensor([3, 4, 5, 3, 4, 5])[:, None]
-    sums = Sums.measure([SA], {SA: x}, {}, valid=valid, rank_samples=2)
+    sums = Sums.measure([SA], {SA: x}, {}, valid=lambda _block: valid, rank_samples=2)
     counts = {row["name"]: row["count"] for row in sums.rows(run="", step=0)}
     assert counts["log_kappa"] == 6
     assert counts["effective_rank"] == 2

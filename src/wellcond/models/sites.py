@@ -131,7 +131,9 @@ def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
     if which is None:
         return blocks
     chosen: set[int] = set()
-    for wanted in [which] if isinstance(which, str | int) else which:
+    for wanted in which if isinstance(which, Iterable) and not isinstance(which, str) else [which]:
+        if not isinstance(wanted, str | int):
+            raise ValueError(f"blocks are named by index, name or pattern, not by {wanted!r}")
         if isinstance(wanted, str):
             hits = {block.index for block in blocks if fnmatch.fnmatchcase(block.name, wanted)}
         else:

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +44,17 @@ class Heard(NamedTuple):
 class AttentionListener(TorchFunctionMode):
     """Listens to `modules`, in the first `share` of each batch, which are `samples` samples (one has several windows).
 
-    `valid` (b, n) says which tokens are none of the padding: a query of the padding is left out.
+    `valid` says for one of the keys which tokens, (b, n) or (1, n), are none of the padding: a query of the padding is
+    left out.
     """
 
     def __init__(
-        self, modules: Mapping[Any, nn.Module], *, samples: int, share: float = 1.0, valid: Tensor | None = None
+        self,
+        modules: Mapping[Any, nn.Module],
+        *,
+        samples: int,
+        share: float = 1.0,
+        valid: Callable[[Any], Tensor | None] = lambda _key: None,
     ):
         super().__init__()
         self.modules = modules
@@ -106,10 +112,10 @@ class AttentionListener(TorchFunctionMode):
 
     def _counts(self, x: Tensor) -> Tensor | None:
         """Which queries of (b, heads, queries, …) are none of the padding, (b, heads, queries); None where all are."""
-        first = _first(x, self.share)
-        if self.valid is None or x.ndim != 4 or self.valid.shape != (len(first), x.shape[2]):
+        first, valid = _first(x, self.share), self.valid(self._inside[-1])
+        if valid is None or x.ndim != 4 or valid.shape[1] != x.shape[2] or 1 < len(valid) < len(first):
             return None
-        return self.valid[:, None].expand(first.shape[:3])
+        return valid[: len(first), None].expand(first.shape[:3])
 
     def _hear(self, chunks: Iterator[Tensor], like: Tensor) -> None:
         total = torch.zeros(2, dtype=torch.float64, device=like.device)

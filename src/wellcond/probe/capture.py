@@ -7,7 +7,7 @@
     capture.tensors                     # {Place("blocks.3", 3, "sa"): (b, n, d) tensor, …}
 
 A hook detaches, cuts to the first `max_samples` samples and copies: nothing of the pass changes, no later in-place
-operation reaches the copy, and no graph is kept alive. Nor does an error in it end the pass: it is kept in `error`.
+operation reaches the copy, and no graph is kept alive. Nor does an error in it end the pass: it is kept in `errors`.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
+from wellcond.probe.padding import Padding
 from wellcond.probe.places import Place, Wanted
 from wellcond.probe.separate import whose_pass
 
@@ -33,17 +34,21 @@ class Capture:
         self.wanted = wanted
         self.max_samples = max_samples
         self.tensors: dict[Place, Tensor] = {}
-        self.error: Exception | None = None
-        """The first thing that went wrong in a hook."""
+        self.errors: dict[Place, Exception] = {}
+        """What went wrong in a hook."""
+        self.low_precision = False
+        """Whether autocast computed in less than float32 when a tensor came by, whatever its own dtype is."""
+        self.padding = Padding()
         self._listening = False
         self._owner: object | None = None
         self._block: nn.Module | None = None  # the one that runs: two blocks may share a module
         self._calls: dict[int, int] = {}
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, padding: Padding | None = None) -> Iterator[None]:
         """Starts anew, and catches what passes until the end of the block."""
-        self.tensors, self.error = {}, None
+        self.tensors, self.errors, self.low_precision = {}, {}, False
+        self.padding = Padding() if padding is None else padding
         self._calls, self._block = {}, None
         self._listening, self._owner = True, whose_pass()
         try:
@@ -71,9 +76,9 @@ class Capture:
         for want in self.wanted:
             module = want.block.get_submodule(want.tap.path)
             by_module.setdefault(id(module), (module, []))[1].append(want)
-        for block in {id(want.block): want.block for want in self.wanted}.values():
+        for want in {id(want.block): want for want in self.wanted}.values():
             # The first of the hooks: which call of a module this is counts from the start of its block.
-            yield block.register_forward_pre_hook(self._restart(block), prepend=True)
+            yield want.block.register_forward_pre_hook(self._restart(want), prepend=True, with_kwargs=True)
         for module, wants in by_module.values():
             inputs = [want for want in wants if want.tap.end == "input"]
             outputs = [want for want in wants if want.tap.end == "output"]
@@ -82,14 +87,19 @@ class Capture:
             if outputs:
                 yield module.register_forward_hook(self._leave(module, outputs))
 
-    def _restart(self, block: nn.Module) -> Any:
+    def _restart(self, want: Wanted) -> Any:
+        block, place = want.block, want.place
         inner = {id(module) for module in block.modules()} - {id(block)}
 
-        def hook(_module: nn.Module, _args: Any) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._hears():
                 self._block = block
                 for key in inner:
                     self._calls.pop(key, None)
+                try:
+                    self.padding.see(place.block, block, args, kwargs)
+                except Exception as error:
+                    self.errors.setdefault(place, error)
 
         return hook
 
@@ -119,8 +129,18 @@ class Capture:
             try:
                 with torch.no_grad():
                     self.tensors[want.place] = _as_tokens(tensor.detach()[: self.max_samples], want).clone()
+                self.low_precision = self.low_precision or _computes_low(tensor.device.type)
             except Exception as error:
-                self.error = self.error or error
+                self.errors.setdefault(want.place, error)
+
+
+def _computes_low(kind: str) -> bool:
+    """Whether autocast is on for such devices, in less than float32."""
+    return (
+        torch.amp.is_autocast_available(kind)
+        and torch.is_autocast_enabled(kind)
+        and torch.get_autocast_dtype(kind).itemsize < 4
+    )
 
 
 def _first_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +169,9 @@ def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
         assert isinstance(projection, nn.Conv2d)
         if isinstance(projection, GrayedConv2d):
             tensor = projection.graying(tensor)
-        return tokens_of(tensor, *projection.stride)
+        height, width = projection.stride
+        whole = tensor[..., : tensor.shape[-2] // height * height, : tensor.shape[-1] // width * width]
+        return tokens_of(whole, height, width)  # of what is left over the convolution sees nothing, either
     if tensor.ndim == 2:  # one token a sample, without the dimension for it
         return tensor[:, None, :]
     if tensor.ndim == 4:

@@ -42,9 +42,18 @@ class Findings:
         return self._rows
 
     def write_to(self, path: Path, *, write: bool = True) -> None:
+        """ValueError where there can be no such file."""
+        if path == self._file:
+            return
+        if write:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab"):
+                    pass
+                records.append_rows(path, self.rows())
+            except OSError as error:
+                raise ValueError(f"rows cannot be written to {path}: {error.strerror or error}") from None
         self._file = path
-        if write and self:
-            records.append_rows(path, self.rows())
 
     def keep(self, step: int) -> bool:
         """Forget all but those of this step, if there are any; whether there are."""

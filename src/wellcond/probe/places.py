@@ -15,7 +15,7 @@ from wellcond.models.families import find_projection, unwrap
 from wellcond.models.sites import BLOCK_SITES, Block, Tap, Which, find_blocks, select_blocks
 from wellcond.records import Site
 
-__all__ = ["Place", "Wanted", "choose"]
+__all__ = ["Place", "Wanted", "choose", "form_of"]
 
 DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
 
@@ -46,7 +46,9 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
     if sites is None:  # no family has all of them in every block: what there is
         sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
         sites = sites or DEFAULT_SITES  # nothing at all: the message below says why
-    patterns = [sites] if isinstance(sites, str) else list(sites)
+    patterns: list[str] = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else [sites]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"sites are names or patterns such as '*sa', got {sites!r}; the sites are {', '.join(known)}")
     if not patterns:
         raise ValueError(f"an empty list names no sites; the sites are {', '.join(known)}")
     for pattern in patterns:
@@ -67,6 +69,12 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
                 f"{': ' + '; '.join(sorted(reasons)) if reasons else ''}. What they have: {', '.join(there) or 'none'}"
             )
     return wanted
+
+
+def form_of(wanted: Iterable[Wanted]) -> tuple[object, ...]:
+    """What their blocks are made of: where it has changed, by surgery, the places have to be chosen again."""
+    blocks = {id(want.block): want.block for want in wanted}.values()
+    return tuple((id(module), type(module)) for block in blocks for module in block.modules())
 
 
 def _at(block: Block, site: str) -> Wanted:

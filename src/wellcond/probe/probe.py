@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -30,7 +31,8 @@ from wellcond.probe.attention import AttentionListener, Heard
 from wellcond.probe.batch import argument, batch_size
 from wellcond.probe.capture import Capture
 from wellcond.probe.findings import Findings
-from wellcond.probe.places import Place, choose
+from wellcond.probe.padding import Padding
+from wellcond.probe.places import Place, choose, form_of
 from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
@@ -89,11 +91,8 @@ class Probe:
         self.exact, self.spectrum, self.attention, self.reduce = exact, spectrum, attention, reduce
         self.notes: list[str] = []
         """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
-        self._wanted = choose(model, sites, blocks)
-        self._attending = {
-            want.place.block: want.attention for want in self._wanted if attention and want.attention is not None
-        }
-        self._capture = Capture(self._wanted, max_samples=max_samples)
+        self._asked = (sites, blocks)
+        self._choose()
         self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None
         self._step = 0
@@ -102,6 +101,15 @@ class Probe:
         self._passes = self._passes_before = 0
         self._during = contextlib.ExitStack()  # what is open while the model's own pass runs
         self._pass: _Pass | None = None
+
+    def _choose(self) -> None:
+        """Find the places that were asked for in the model as it is now."""
+        self._wanted = choose(self.model, *self._asked)
+        self._attending = {
+            want.place.block: want.attention for want in self._wanted if self.attention and want.attention is not None
+        }
+        self._capture = Capture(self._wanted, max_samples=self.max_samples)
+        self._form = form_of(self._wanted)
 
     # Attaching
 
@@ -168,7 +176,10 @@ class Probe:
         return table(self._findings.rows(), name, notes=self.notes)
 
     def to(self, path: str | Path) -> Self:
-        """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured."""
+        """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured.
+
+        ValueError where no file can be written there.
+        """
         self._findings.write_to(Path(path), write=self._writes())
         return self
 
@@ -184,8 +195,9 @@ class Probe:
 
     @property
     def _busy(self) -> bool:
-        """Whether the pass is a probe's own, this one's or another one's: not one of the model's to be counted."""
-        return whose_pass() is not None
+        """Whether the pass is not to be counted: a probe's own, this one's or another one's, or one that gradient
+        checkpointing repeats in the backward pass."""
+        return whose_pass() is not None or torch._C._current_graph_task_id() != -1
 
     @property
     def _in_training(self) -> bool:
@@ -199,8 +211,10 @@ class Probe:
         self._pass = None
         if self._step % self.every or self._measured_step == self._step:
             return
-        exact = not self._in_training if self.exact is None else self.exact
         batch = batch_size(args, kwargs)
+        if batch == 0:
+            return
+        exact = not self._in_training if self.exact is None else self.exact
         self._pass = _Pass(exact=exact, samples=min(batch, self.max_samples))
         try:
             self._begin(self._pass, batch, args, kwargs)
@@ -209,7 +223,9 @@ class Probe:
 
     def _begin(self, into: "_Pass", batch: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Listen to the pass that is about to happen, or measure one of our own before it."""
-        into.valid = self._valid_tokens(args, kwargs)
+        if form_of(self._wanted) != self._form:  # skips or attention were changed since
+            self._choose()
+        into.padding = Padding(self._valid_tokens(args, kwargs), samples=self.max_samples)
         why = needs_separate_pass(self.model)
         if not into.exact and why is None:
             self._during.enter_context(self._listening(into, into.samples / max(1, batch)))
@@ -235,22 +251,24 @@ class Probe:
     @contextlib.contextmanager
     def _listening(self, into: "_Pass", share: float) -> Iterator[None]:
         heard = min(into.samples, self.rank_samples)
-        valid = into.valid if into.valid is None else into.valid[:heard]
         listener = AttentionListener(
-            self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=valid
+            self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=into.padding.of
         )
         # The hooks stand for this one pass: at other times the model runs as if there were no probe.
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._capture.hooks())
-            stack.enter_context(self._capture.listening())
+            stack.enter_context(self._capture.listening(into.padding))
             if self._attending:
                 stack.enter_context(listener.hooks())
             yield
         into.tensors, into.heard = self._capture.take(), listener.found
-        into.error, into.unheard = into.error or self._capture.error, listener.failed
+        into.errors, into.low_precision = self._capture.errors, self._capture.low_precision
+        into.unheard = listener.failed
 
     def _finish(self, done: "_Pass", step: int) -> None:
         sums, error = None, done.error
+        if done.errors and (not self._in_training or not done.tensors):  # else some places are better than none
+            error = error or next(iter(done.errors.values()))
         if error is None:
             try:
                 sums = self._measure(done)
@@ -266,20 +284,30 @@ class Probe:
         if sums is None:
             return
         self._tell(done, sums, failed=error is not None)
-        self._findings.add(sums, step, write=self._writes())
+        try:
+            self._findings.add(sums, step, write=self._writes())
+        except OSError as problem:
+            if not self._in_training:
+                raise
+            warnings.warn(f"the probe's rows could not be written, training goes on: {problem}", stacklevel=2)
 
     def _tell(self, done: "_Pass", sums: Sums, *, failed: bool) -> None:
         """What the reader has to know about this pass; RuntimeError where a probe sees nothing at all."""
         missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
-        if len(missed) == len(self._wanted) and not failed and not self._findings:
+        if len(missed) == len(self._wanted) and not failed and not done.errors and not self._findings:
             raise RuntimeError(
                 f"none of the {len(missed)} places of the probe was reached in a forward pass of "
                 f"{type(self.model).__name__}, e.g. {missed[0].site} of {missed[0].block}: the blocks were not called "
                 "as modules, or they belong to another model than the one that runs"
             )
+        if done.errors and not failed:
+            why = next(iter(done.errors.values()))
+            self._note(f"{len(done.errors)} places could not be measured: {_some(done.errors)}: {why!r}", warn=True)
+        missed = [place for place in missed if place not in done.errors]
         if missed and not failed:
-            names = ", ".join(f"{place.site} of {place.block}" for place in missed[:4])
-            self._note(f"{len(missed)} places were not reached: {names}{' …' if len(missed) > 4 else ''}", warn=True)
+            self._note(f"{len(missed)} places were not reached: {_some(missed)}", warn=True)
+        for block, shape in list(done.padding.unread.items())[:1]:
+            self._note(f"a mask {shape} of {block} does not tell padding apart: every token was measured", warn=True)
         for block, error in done.unheard.items():
             self._note(f"the attention of {block} could not be overheard: {error!r}", warn=True)
         low = sorted({str(tensor.dtype) for tensor in done.tensors.values() if tensor.dtype.itemsize < 4})
@@ -293,9 +321,10 @@ class Probe:
             self._places,
             done.tensors,
             done.heard,
-            valid=done.valid,
+            valid=done.padding.of,
             rank_samples=self.rank_samples,
             spectrum=self.spectrum,
+            low_precision=done.low_precision,
         )
 
     @property
@@ -326,14 +355,23 @@ class Probe:
                 warnings.warn(f"probe: {text}", stacklevel=2)
 
 
+def _some(places: Iterable[Place]) -> str:
+    names = [f"{place.site} of {place.block}" for place in places]
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+
+
 @dataclass
 class _Pass:
     """What one measured pass has given so far."""
 
     exact: bool
     samples: int
-    valid: Tensor | None = None
+    padding: Padding = field(default_factory=Padding)
     tensors: dict[Place, Tensor] = field(default_factory=dict)
     heard: dict[str, Heard] = field(default_factory=dict)
     unheard: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
+    """What kept the pass from being measured at all."""
+    errors: dict[Place, Exception] = field(default_factory=dict)
+    """What kept single places from it."""
+    low_precision: bool = False

@@ -54,6 +54,7 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
         stack.enter_context(_own_random_state(inner))
         stack.enter_context(_evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_fast_path())
         if not exact:
             # Weights cast without gradients must not stay in autocast's cache: the model's own pass would find them.
             stack.enter_context(_no_autocast_cache())
@@ -132,6 +133,17 @@ def _own_random_state(model: nn.Module) -> Iterator[None]:
         random.setstate(ours)
         if numpy:
             numpy.random.set_state(theirs)
+
+
+@contextlib.contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """torch's encoders take padding out for a path of theirs that hooks turn off: what is left cannot be computed."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextlib.contextmanager

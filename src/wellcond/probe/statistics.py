@@ -11,7 +11,7 @@ batches would cost a GPU several times as much.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -66,13 +66,15 @@ class Sums:
         tensors: Mapping[Place, Tensor],
         heard: Mapping[str, Heard],
         *,
-        valid: Tensor | None = None,
+        valid: Callable[[str], Tensor | None] = lambda _block: None,
         rank_samples: int = 8,
         spectrum: bool = False,
+        low_precision: bool = False,
     ) -> "Sums":
         """The sums of these tensors, (b, n, d) each; a place without one counts nothing.
 
-        `heard` is by block. `valid` (b, n) says which tokens are none of the padding: only they are measured.
+        `heard` is by block. `valid` says for a block which tokens, (b, n) or (1, n), are none of the padding: only they
+        are measured. `low_precision`: float32 tensors too were computed in less.
         """
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
@@ -80,7 +82,7 @@ class Sums:
         left = dict.fromkeys(lines.values(), rank_samples)  # a place's samples may come in several shapes
         for spans, matrices in _batches(lines, tensors, valid):
             line_of = torch.tensor([line for line, length in spans for _ in range(length)])
-            _add_conditioning(totals, maxima, line_of, matrices)
+            _add_conditioning(totals, maxima, line_of, matrices, low_precision)
             some = torch.tensor(_first_of_each(spans, left))
             if len(some):
                 _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
@@ -173,12 +175,12 @@ def spectrum_indices(size: int) -> list[int]:
 
 
 def _batches(
-    lines: Mapping[Place, int], tensors: Mapping[Place, Tensor], valid: Tensor | None
+    lines: Mapping[Place, int], tensors: Mapping[Place, Tensor], valid: Callable[[str], Tensor | None]
 ) -> Iterator[tuple[list[Span], Tensor]]:
     """All matrices, those of one shape and dtype together: (how many are of which line, (b, n, d))."""
     groups: dict[tuple[object, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     for place, tensor in tensors.items():
-        for part in _without_padding(tensor, valid):
+        for part in _without_padding(tensor, valid(place.block)):
             groups[*part.shape[1:], part.dtype, part.device].append((lines[place], part))
     for group in groups.values():
         batch, size = [], 0
@@ -199,8 +201,9 @@ def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
     """The tensor as it is, or a (1, n, d) of its valid tokens alone per sample that has any."""
     if 0 in tensor.shape:
         return []
-    if valid is None or tensor.shape[:2] != valid.shape or bool(valid.all()):
+    if valid is None or valid.shape[1] != tensor.shape[1] or len(valid) not in (1, len(tensor)) or bool(valid.all()):
         return [tensor]
+    valid = valid.expand(len(tensor), -1)
     return [sample[keep][None] for sample, keep in zip(tensor, valid, strict=True) if bool(keep.any())]
 
 
@@ -215,12 +218,14 @@ def _first_of_each(spans: list[Span], left: dict[int, int]) -> list[int]:
     return kept
 
 
-def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor) -> None:
+def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor, low_precision: bool) -> None:
     found = singular.measure_conditioning(matrices)
     frobenius = torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64)
     stable_rank = (frobenius / found.sigma_max.double()).square()
     values = torch.stack([found.log_kappa, found.sigma_max, found.sigma_min, stable_rank.to(found.kappa.dtype)], 1)
     values, status = values.double().cpu(), found.status.cpu().long()
+    if low_precision:
+        status = status.masked_fill(status == singular.OK, singular.LOW_PRECISION)
     totals.index_put_((line_of, status), torch.ones(len(line_of), dtype=torch.float64), accumulate=True)
     usable = (status != singular.NON_FINITE) & (status != singular.ZERO)
     line_of, values = line_of[usable], values[usable]

@@ -53,6 +53,26 @@ def test_gradients_through_masks() -> None:
         assert torch.autograd.gradcheck(lambda *x, mask=mask: kernelized_attention(*x, mask), (q, k, v))
 
 
+@pytest.mark.parametrize("huge", [1e3, 1e4, 1e20, 1e37])
+@pytest.mark.parametrize("how", ["keys", "full", "numbers", "causal", "causal, dropout"])
+def test_what_is_masked_may_be_huge(huge: float, how: str) -> None:
+    tensors = [torch.randn(2, 2, 20, 8) for _ in range(3)]
+    padded = [t.index_fill(2, torch.arange(15, 20), huge).requires_grad_() for t in tensors]
+    alone = [t[:, :, :15].clone().requires_grad_() for t in tensors]
+    keys = (torch.arange(20) < 15)[None, None, None]
+    full = keys.expand(1, 1, 20, 20).contiguous()
+    numbers = torch.zeros(1, 1, 20, 20).masked_fill(~full, -torch.inf)
+    mask = {"keys": keys, "full": full, "numbers": numbers}.get(how)
+    dropout, causal = (1e-9 if "dropout" in how else 0.0), "causal" in how
+    out = kernelized_attention(*padded, mask, dropout, causal)[:, :, :15]
+    want = kernelized_attention(*alone, None, 0.0, causal)
+    torch.testing.assert_close(out, want)
+    g = torch.randn(out.shape)
+    for one, other in zip(torch.autograd.grad(out, padded, g), torch.autograd.grad(want, alone, g), strict=True):
+        torch.testing.assert_close(one[:, :, :15], other)
+        assert torch.equal(one[:, :, 15:], torch.zeros_like(one[:, :, 15:]))
+
+
 def test_mask_and_causal_together_raise() -> None:
     q = torch.randn(2, 5, 4)
     with pytest.raises(ValueError, match="not both"):

@@ -118,6 +118,16 @@ def test_one_token(name: str, settings: dict) -> None:
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_an_exported_layer_takes_any_batch(name: str) -> None:
+    layer = find_attention(name).layer(12, num_heads=3, **SETTINGS.get(name, {})).eval()
+    x = torch.randn(2, 20, 12)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for batch in (1, 5):
+        x = torch.randn(batch, 20, 12)
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
 def test_every_attention_has_its_three_forms() -> None:
     for name, kind in ATTENTIONS.items():
         assert kind.name == name

@@ -67,15 +67,10 @@ def _with_weights(
     is_causal: bool,
     scale: float,
 ) -> Tensor:
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     with torch.autocast(query.device.type, enabled=False):
-        weights = gaussian_weights(query, key, scale=scale)
-        if is_causal:
-            weights = weights.tril()
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                weights = weights.masked_fill(~attn_mask, 0)
-            else:
-                weights = weights * attn_mask.to(weights.dtype).exp()
+        weights = gaussian_weights(query, key, scale=scale, mask=attn_mask)
         return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
 
 

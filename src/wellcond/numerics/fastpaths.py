@@ -22,7 +22,9 @@ from torch.autograd import forward_ad
 __all__ = [
     "FUSED_SIDE",
     "FastPath",
+    "addressable",
     "exporting",
+    "fast_double",
     "fast_paths",
     "fused_kernels",
     "large_programs",
@@ -32,6 +34,7 @@ __all__ = [
 
 FUSED_SIDE = 256  # longest shorter side of a matrix that the fused kernels hold on chip
 LARGE_PROGRAM = 227 * 2**10  # bytes of shared memory
+MOST_PROGRAMS = 65_535  # of a grid in its second and third dimension, where kernels have batch · heads
 
 _forced_plain = False
 
@@ -77,6 +80,21 @@ def large_programs(device: torch.device) -> bool:
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
 
 
+def addressable(*tokens: Tensor) -> bool:
+    """Whether kernels that take (…, n, p) can go over these: rows are numbered and their addresses computed in 32 bits,
+    and a grid has room for so many matrices."""
+    for t in tokens:
+        if t.shape[-2] * max(t.stride(-2), t.shape[-1]) >= 2**31:
+            return False
+    return tokens[0].shape[:-2].numel() <= MOST_PROGRAMS
+
+
+@torch.compiler.assume_constant_result
+def fast_double(device: torch.device) -> bool:
+    """Whether float64 products cost little more than float32 ones there: on CPUs and data-centre GPUs."""
+    return device.type == "cpu" or (device.type == "cuda" and not _slow_double(device.index or 0))
+
+
 @functools.lru_cache(maxsize=16)
 def _shared_memory(index: int) -> int:
     return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
@@ -109,6 +127,7 @@ def _available(kind: str, index: int) -> tuple[bool, str]:
     return True, f"Triton and {torch.cuda.get_device_name(index)}"
 
 
+@functools.lru_cache(maxsize=16)
 def _slow_double(index: int) -> bool:
     """Consumer GPUs do float64 at 1/64 of float32's rate; data-centre ones at a half or more."""
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}

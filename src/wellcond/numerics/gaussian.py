@@ -9,6 +9,13 @@ With w the weights and g the gradient of the result, the gradients are
     dy_j = scale Σ_i w_ij (g_i · v_j)(x_i − y_j),
 sums of the same form, with rows and columns changing places for the last. So there are two streaming functions, the
 product and its pull-back, each a Triton kernel on a GPU (triton/gaussian.py) with a plain twin here.
+
+Exponents are differences of products and squares, scale (x·y − ‖x‖²/2 − ‖y‖²/2), and lose what these have too much.
+The plain twins compute them in float64, so that weights are right at any norm. The kernels have float32: an exponent
+errs by some scale · ‖x‖² · 2⁻²⁴, five of these at most where it was measured, so that weights are good to 1 % up to
+scale · ‖x‖² = 3e4 (tokens of 32 with the usual scale: norm 400), and mean little beyond 1e6 (norm 2,400). They are
+never above 1, and finite up to a norm of 1e19. The same holds for the plain twins where float64 is slow or missing
+(consumer GPUs, MPS).
 """
 
 from typing import Any
@@ -16,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import fused_kernels, other_derivatives
+from .fastpaths import addressable, fast_double, fused_kernels, other_derivatives
 
 __all__ = ["gaussian_product", "gaussian_weights"]
 
 DIRECT = 2**22  # weights up to which plain autograd may keep them all
-CHUNK = 2**24  # weights at a time, in the plain twins
+CHUNK = 2**23  # weights at a time, in the plain twins
 FUSED_WIDTH = 256  # widest token that the kernels hold on chip
 
 
@@ -46,11 +53,10 @@ def gaussian_product(
         if keep.dtype != torch.bool:
             raise ValueError(f"keep must be boolean, True where a key counts; got {keep.dtype}")
         keep = keep.expand(*lead, y.shape[-2])
-    weights = lead.numel() * x.shape[-2] * y.shape[-2]
     fused = _fused(x, y, v)
     if keep is not None and not fused:  # what does not count may hold anything, and 0 · NaN is NaN
         y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
-    if not fused and (weights <= DIRECT or other_derivatives(x, y, v) or torch.compiler.is_compiling()):
+    if not fused and (torch.compiler.is_compiling() or _few(x, y) or other_derivatives(x, y, v)):
         return _directly(x, y, v, keep, scale, is_causal)
     if x.ndim != 4:
         batch, heads = (lead[:-1].numel(), lead[-1]) if lead else (1, 1)
@@ -63,34 +69,39 @@ def gaussian_product(
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
-def gaussian_weights(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
-    """exp(−scale/2 · ‖x_i − y_j‖²), (…, n, m), at most 1, in float32 or better; differentiable."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    x, y = x.to(dtype), y.to(dtype)
+def gaussian_weights(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """exp(−scale/2 · ‖x_i − y_j‖²), (…, n, m), at most 1, in float32 or better; differentiable.
+
+    `mask` is broadcastable to them: bool, False where a weight is 0 whatever finite numbers x_i and y_j hold; or
+    numbers that are added to the exponent.
+    """
+    dtype, exact = _wide(x), _exact(x)
     with torch.autocast(x.device.type, enabled=False):
-        # Distances do not change with the origin, but the rounding of this difference does: the nearer, the smaller.
-        origin = y.detach().mean(-2, keepdim=True)
-        x, y = x - origin, y - origin
-        halves = [0.5 * t.square().sum(-1) for t in (x, y)]
-        exponent = (x @ y.mT - halves[0][..., :, None] - halves[1][..., None, :]).clamp_max(0)
-        return (scale * exponent).exp()
+        x, y = x.to(exact), y.to(exact)
+        exponent = x @ (scale * y).mT
+        exponent -= (0.5 * scale) * x.square().sum(-1)[..., :, None]  # in place: this is the largest of all tensors
+        exponent -= (0.5 * scale) * y.square().sum(-1)[..., None, :]
+        exponent = exponent.to(dtype).clamp_max(0)
+        if mask is not None:  # before exp: a weight's gradient is a multiple of it, and 0 times a huge number is NaN
+            shown = mask.dtype == torch.bool
+            exponent = exponent.masked_fill(~mask, -torch.inf) if shown else exponent + mask.to(dtype)
+        return exponent.exp()
 
 
 def _directly(x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    weights = _masked(gaussian_weights(x, y, scale=scale), keep, is_causal, 0)
+    weights = gaussian_weights(x, y, scale=scale, mask=_mask(x, y, keep, is_causal, 0))
     with torch.autocast(x.device.type, enabled=False):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
-def _masked(weights: Tensor, keep: Tensor | None, is_causal: bool, first: int) -> Tensor:
-    """`first` is the number of the first row."""
-    if keep is not None:
-        weights = weights.masked_fill(~keep[..., None, :], 0)
+def _mask(x: Tensor, y: Tensor, keep: Tensor | None, is_causal: bool, first: int) -> Tensor | None:
+    """Which weights count; `first` is the number of the first row."""
+    mask = None if keep is None else keep[..., None, :]
     if is_causal:
-        n, m = weights.shape[-2:]
-        rows = torch.arange(first, first + n, device=weights.device)[:, None]
-        weights = weights.masked_fill(torch.arange(m, device=weights.device)[None, :] > rows, 0)
-    return weights
+        rows = torch.arange(first, first + x.shape[-2], device=x.device)[:, None]
+        past = torch.arange(y.shape[-2], device=x.device)[None, :] <= rows
+        mask = past if mask is None else mask & past
+    return mask
 
 
 class _Product(torch.autograd.Function):
@@ -177,8 +188,9 @@ def product(
 
         y_half = None if halves is None else halves[1]
         return stream(x, y, v, keep=keep, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
+    values = v.to(_wide(x))
     parts = [
-        _masked(gaussian_weights(part, y, scale=scale), keep, is_causal, first) @ v.to(_wide(v))
+        gaussian_weights(part, y, scale=scale, mask=_mask(part, y, keep, is_causal, first)) @ values
         for first, part in _row_chunks(x, y)
     ]
     return torch.cat(parts, -2).to(v.dtype) if parts else v.new_zeros(*x.shape[:-1], v.shape[-1])
@@ -220,19 +232,25 @@ def gradients(
 def _plain_gradients(
     grad: Tensor, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _wide(x)
-    y_wide, v_wide = y.to(wide), v.to(wide)
-    dy, dv, dx = torch.zeros_like(y_wide), torch.zeros_like(v_wide), []
+    wide, exact = _wide(x), _exact(x)  # the latter for what is a difference of tokens
+    y_exact, v_wide = y.to(exact), v.to(wide)
+    dy, dv, dx = torch.zeros_like(y_exact), torch.zeros_like(v_wide), []
     with torch.autocast(x.device.type, enabled=False):
         for first, part in _row_chunks(x, y):
             rows = slice(first, first + part.shape[-2])
-            g, part = grad[..., rows, :].to(wide), part.to(wide)
-            weights = _masked(gaussian_weights(part, y, scale=scale), keep, is_causal, first)
+            g, part = grad[..., rows, :].to(wide), part.to(exact)
+            mask = _mask(part, y, keep, is_causal, first)
+            weights = gaussian_weights(part, y, scale=scale, mask=mask).to(wide)
             dv += weights.mT @ g
             pulls = weights * (g @ v_wide.mT)
-            dx.append(scale * (pulls @ y_wide - pulls.sum(-1, keepdim=True) * part))
-            dy += scale * (pulls.mT @ part - pulls.sum(-2)[..., None] * y_wide)
+            pulls = (pulls if mask is None else pulls.masked_fill(~mask, 0)).to(exact)  # g · v may be too large
+            dx.append(scale * (pulls @ y_exact - pulls.sum(-1, keepdim=True) * part))
+            dy += scale * (pulls.mT @ part - pulls.sum(-2)[..., None] * y_exact)
     return torch.cat(dx, -2).to(x.dtype) if dx else torch.zeros_like(x), dy.to(y.dtype), dv.to(v.dtype)
+
+
+def _few(x: Tensor, y: Tensor) -> bool:
+    return x.shape[:-1].numel() * y.shape[-2] <= DIRECT
 
 
 def _row_chunks(x: Tensor, y: Tensor) -> list[tuple[int, Tensor]]:
@@ -244,13 +262,19 @@ def _wide(t: Tensor) -> torch.dtype:
     return torch.promote_types(t.dtype, torch.float32)
 
 
+def _exact(t: Tensor) -> torch.dtype:
+    """What differences of large numbers are computed in."""
+    return torch.float64 if fast_double(t.device) else _wide(t)
+
+
 def _fused(x: Tensor, y: Tensor, v: Tensor) -> bool:
     return (
-        x.dtype != torch.float64
+        fused_kernels(x.device)  # first: sizes that are asked for are sizes that an exported program is bound to
+        and x.dtype != torch.float64
         and v.dtype != torch.float64
         and max(x.shape[-1], v.shape[-1]) <= FUSED_WIDTH
         and min(x.numel(), y.numel(), v.numel()) > 0
-        and fused_kernels(x.device)
+        and addressable(x, y, v)
         and not other_derivatives(x, y, v)
     )
 

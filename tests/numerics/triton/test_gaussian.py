@@ -83,6 +83,42 @@ def test_what_does_not_count_may_be_anything(device):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("huge", [1e3, 1e4, 1e18])
+def test_the_future_changes_nothing(huge, device):
+    x, y, v, g = made((1, 2, 20, 20, 8, 8), device)
+    g[:, :, 15:] = 0
+    found = []
+    for size in (1.0, huge):
+        for t in (x, y, v):
+            t[:, :, 15:] = size
+        dx, out = pull(x, y, g, v, scale=0.3, causal=1, product=True)
+        dy, dv = pull(y, x, v, g, scale=0.3, causal=-1, product=True)
+        assert torch.equal(stream(x, y, v, scale=0.3, causal=1), out)
+        assert all(t.isfinite().all() for t in (out, dx, dy, dv))
+        found.append([t[:, :, :15] for t in (out, dx, dy, dv)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_weights_are_good_to_a_percent_up_to_the_norm_that_is_said(device):
+    scale = 32**-0.5
+    x = torch.nn.functional.normalize(torch.randn(1, 1, 64, 32), dim=-1).to(device) * (3e4 / scale) ** 0.5
+    y = x + 0.3 * torch.randn(1, 1, 64, 32).to(device)
+    own = stream(x, y, torch.eye(64, device=device)[None, None], scale=scale)[0, 0].diagonal()
+    want = (-scale / 2 * (x.double() - y.double()).square().sum(-1)).exp()[0, 0]
+    assert ((own / want - 1).abs() <= 0.01).all()
+    own = stream(1e3 * x, 1e3 * x, torch.eye(64, device=device)[None, None], scale=scale)
+    assert ((own >= 0) & (own <= 1)).all()  # wrong there, but never large
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_nan_is_no_finite_number(which, device):
+    tensors = made((1, 1, 20, 20, 8, 8), device)
+    tensors[which][0, 0, 3, 2] = torch.nan
+    out = stream(*tensors[:3], scale=0.3)
+    assert out[0, 0, 3, 2].isnan()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_function_as_a_whole(masked, is_causal, device, monkeypatch):

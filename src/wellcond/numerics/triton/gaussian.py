@@ -42,7 +42,8 @@ def _column_tile(
 def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
     """exp(−scale/2 · ‖x_i − y_j‖²); factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2."""
     exponent = tl.dot(x, yt, input_precision=PRECISION) * factor - x_half[:, None] - y_half[None, :]
-    w = tl.exp2(tl.minimum(exponent, 0.0))
+    # Of a NaN and 0 the smaller would be 0, its weight 1, and nobody would learn of the NaN.
+    w = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
     if CAUSAL == 1:
         w = tl.where(cols[None, :] <= rows[:, None], w, 0.0)
     elif CAUSAL == -1:  # rows are keys here

@@ -20,6 +20,7 @@ from wellcond.models import weights
 from wellcond.models.replace import attention_of, replace_attention
 from wellcond.models.skips import remove_skip, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
+from wellcond.models.weight_files import read_weights
 from wellcond.models.weights import load, save
 
 Make = Callable[..., nn.Module]
@@ -441,6 +442,17 @@ def test_an_old_file_torn_anywhere(vit: nn.Module, tmp_path: Path) -> None:
         file.write_bytes(content[:end])
         with pytest.raises(ValueError, match=r"old\.pth .*(damaged|does not fit)"):
             load(vit, file)
+
+
+def test_a_header_of_any_length_is_read(file: Path) -> None:
+    """It begins with its length: a byte that may look like a pickle's, and two that may look like a zip archive's."""
+    starts = set()
+    for padding in [*range(0, 256, 8), *range(0x4B50 - 300, 0x4B50)]:
+        save_file({"weight": torch.zeros(1)}, file, metadata={"padding": "x" * padding})
+        starts.add(file.read_bytes()[:2])
+        assert read_weights(file)[1] == {"padding": "x" * padding}
+    assert any(start[:1] == b"\x80" for start in starts)
+    assert b"PK" in starts
 
 
 @pytest.mark.parametrize("content", [3, [1, 2], {}, {"state_dict": {}}, {"epoch": 3}, torch.zeros(2)])

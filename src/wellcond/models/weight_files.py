@@ -29,11 +29,9 @@ def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[di
         raise ValueError(f"{path} is a folder; name the file of weights in it")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    with path.open("rb") as file:
-        start = file.read(2)
     metadata: dict[str, str] = {}
     try:
-        if start == b"PK" or start[:1] == b"\x80":  # a zip archive, or the pickle of old versions of torch
+        if _is_torchs(path):
             with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints keep their arguments
                 state = torch.load(path, map_location="cpu", weights_only=True)
         else:
@@ -51,6 +49,19 @@ def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[di
         why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
         raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
     return _find_state(state, path, ema=ema), metadata
+
+
+def _is_torchs(path: Path) -> bool:
+    """A zip archive, or the pickle of old versions of torch.
+
+    A safetensors file begins with the length of its header, whose first byte may be a pickle's too, and torch.load
+    reads such a file without its metadata: surgery would be lost. So that form is looked for first.
+    """
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8:
+        return False
+    return start[:2] == b"PK" or start[:1] == b"\x80"
 
 
 def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:

@@ -1,8 +1,10 @@
 """wellcond measure: the numbers of the probe, the same on paper and on screen, and nobody's files overwritten."""
 
+import errno
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +23,12 @@ from torch import nn
 from wellcond import cli
 from wellcond.data import sample_images
 from wellcond.experiments.measure import measure
-from wellcond.experiments.measure_table import kappa_table, legend
-from wellcond.models import gray, graying_of, save
+from wellcond.experiments.measure_table import kappa_table, kappa_tables, legend
+from wellcond.models import gray, graying_of, replace_attention, save
 from wellcond.models.build import build_model
 from wellcond.numerics import singular_values
 from wellcond.records import read_json, read_rows
+from wellcond.report import report_runs
 
 NAME = "vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -120,6 +123,18 @@ def test_an_untrained_model_says_so() -> None:
         small(untrained=True)
 
 
+def test_another_attention_is_named_everywhere(tmp_path: Path) -> None:
+    model = timm.create_model(NAME, num_classes=5, **SMALL)
+    replace_attention(model, "skyformer", num_landmarks=8)
+    save(model, tmp_path / "sky.safetensors")
+    result = small(checkpoint=tmp_path / "sky.safetensors", untrained=True)
+    said = "the attention is skyformer (num_landmarks=8) in 2 blocks"
+    for text in (result.notes[0], result.page.read_text(), (result.page.parent / "config.json").read_text()):
+        assert said in text
+    plain = small(checkpoint=tmp_path / "sky.safetensors", output="again").rows
+    assert kappas(plain) == kappas(result.rows)
+
+
 def test_graying_for_the_measurement_alone(checkpoint: Path, tmp_path: Path) -> None:
     result = small(checkpoint=checkpoint, gray="dct", epsilon=0.5, sites=["tokens"])
     assert any("grayed for this measurement: dct, epsilon 0.5; it was trained without" in note for note in result.notes)
@@ -189,6 +204,28 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
         small(output=tmp_path / "file")
 
 
+def test_an_output_that_cannot_be_written_is_named_before_a_model_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"nothing can be written to .*choose another output"):
+        measure("no such model", output=tmp_path / "file" / "out", console=quiet())
+    small(output="ours", samples=1)
+    (tmp_path / "ours" / "report.html").unlink()
+    (tmp_path / "ours" / "report.html").mkdir()
+    with pytest.raises(ValueError, match=r"report\.html is a folder"):
+        small(output="ours")
+
+
+def test_the_table_comes_before_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("wellcond.records.write_json", full)
+    console = quiet()
+    with pytest.raises(ValueError, match=r"can no longer be written to \(No space left on device\)"):
+        small(console=console)
+    assert "blocks.1" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_our_own_folder_is_written_anew(checkpoint: Path) -> None:
     small(checkpoint=checkpoint, untrained=True)
     result = small(samples=2)
@@ -209,6 +246,9 @@ def test_our_own_folder_is_written_anew(checkpoint: Path) -> None:
         ({"sites": "attn"}, "there is no site 'attn'"),
         ({"blocks": "layer.1"}, "called 'layer.1'"),
         ({"gray": "fft"}, "fft"),
+        ({"gray": "dct", "epsilon": 7}, "epsilon"),
+        ({"epsilon": 0.5}, "epsilon is the exponent of graying, and nothing is grayed"),
+        ({"checkpoint": "nowhere.pt"}, "^there is no file nowhere.pt$"),
         ({"samples": 0}, "max_samples"),
     ],
 )
@@ -223,7 +263,73 @@ def test_a_model_without_known_blocks() -> None:
         measure("resnet10t", samples=1, console=quiet())
 
 
+def test_weights_that_fit_in_part(tmp_path: Path) -> None:
+    save(timm.create_model(NAME, num_classes=5, **{**SMALL, "depth": 3}), tmp_path / "deep.safetensors")
+    settings = {**SMALL, "num_classes": 5}
+    with pytest.raises(ValueError, match=r"does not fit.*--no-strict"):
+        small(model_kwargs=settings, checkpoint=tmp_path / "deep.safetensors")
+    result = small(model_kwargs=settings, checkpoint=tmp_path / "deep.safetensors", strict=False)
+    assert "in it, but not in the model, and left out" in result.notes[0]
+
+
+# ---- the page, made again
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_the_report_of_a_measurement_is_its_page(checkpoint: Path, untrained: bool) -> None:
+    result = small(checkpoint=checkpoint, untrained=untrained) if untrained else small()
+
+    def content() -> str:
+        return re.sub(r"<footer>.*?</footer>", "", result.page.read_text(encoding="utf-8"))
+
+    first = content()
+    assert report_runs([result.page.parent]) == result.page
+    assert content() == first
+
+
 # ---- the table
+
+
+@pytest.mark.parametrize("width", [120, 80, 46, 30])
+def test_a_narrow_terminal_loses_no_digit(checkpoint: Path, width: int) -> None:
+    rows = small(checkpoint=checkpoint).rows
+    console = Console(file=io.StringIO(), width=width)
+    tables = kappa_tables(console, rows, rows)
+    for table in tables:
+        console.print(table)
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert (len(tables) > 1) is (width < 80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for (block, _), value in kappas(rows).items():
+        assert any(block in line and f"{value:.2f} (" in line for line in text.splitlines())
+    heads = [word for line in text.splitlines() if "block" in line and "┃" in line for word in re.split(r"[ ┃]+", line)]
+    assert [word for word in heads if word not in ("", "block")] == ["sa", "+sa", "mlp", "+mlp"]
+
+
+def test_the_narrowest_terminal_breaks_lines(checkpoint: Path) -> None:
+    rows = small(checkpoint=checkpoint).rows
+    console = Console(file=io.StringIO(), width=14)
+    console.print(*kappa_tables(console, rows))
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "…" not in text
+    assert text.count("┡") == 4
+
+
+def test_marks_of_means() -> None:
+    base = {"run": "", "step": 0, "index": 0, "block": "b", "count": 4, "dtype": "float32"}
+    capped = {**base, "site": "sa", "name": "log_kappa", "value": 15.94, "status": "ceiling"}
+    hidden = [
+        {**base, "site": "mlp", "name": "log_kappa", "value": 9.0, "status": "non_finite"},
+        {**base, "site": "mlp", "name": "capped", "value": 1.0, "status": "non_finite"},
+    ]
+    rows = [row | {"index": i, "block": f"b{i}"} for i in range(2) for row in (capped, *hidden)]
+    console = quiet()
+    console.print(kappa_table(rows), *legend(console, rows))
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    mean = next(line for line in text.splitlines() if "mean" in line)
+    assert ("≥15.94" in mean, "!≥9.00" in mean) == (True, True)
+    assert ("≥ some samples" in text, "! some samples" in text) == (True, True)
 
 
 @pytest.mark.parametrize(("color", "terminal"), [(True, True), (False, True), (True, False)])
@@ -294,3 +400,13 @@ def test_mistakes_at_the_command_line(wellcond: Run) -> None:
     assert (code, "'depth' is not KEY=VALUE" in err) == (2, True)
     code, _, err = wellcond("measure", NAME, "--samples", "0")
     assert code == 2
+    code, _, err = wellcond("measure", NAME, "--epsilon", "0.5")
+    assert (code, "nothing is grayed: add --gray svd or --gray dct" in err) == (2, True)
+    code, _, err = wellcond("measure", NAME, "--checkpoint", "nowhere.pt")
+    assert (code, err) == (1, "error: there is no file nowhere.pt\n")
+
+
+def test_blocks_from_the_end(wellcond: Run) -> None:
+    code, _, err = wellcond("measure", NAME, *SETTINGS, "--samples", "1", "--blocks", "-1", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert {block for block, _ in kappas(read_rows(f"measure-{NAME}/probe.jsonl"))} == {"blocks.1"}

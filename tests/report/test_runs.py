@@ -1,4 +1,5 @@
 import os
+import re
 import sys
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from wellcond import cli
 from wellcond.records import append_rows, write_json
 from wellcond.report import report_runs
+from wellcond.report.measured import Measured
 from wellcond.report.runs import _names
 
 
@@ -103,13 +105,76 @@ def test_mistakes_are_named_and_leave_the_old_page(make_run, tmp_path):
     assert (run / "report.html").read_bytes() == old
 
 
-def test_an_output_that_cannot_be_written_is_named(make_run, tmp_path):
+def test_an_output_that_cannot_be_written_is_named_before_anything_is_read(make_run, tmp_path):
     run = make_run("first")
+    (run / "probe.jsonl").write_text("hello\nthere\n")  # which nobody gets to see
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"cannot be written to .*choose another --output"):
+    with pytest.raises(ValueError, match=r"nothing can be written to .*choose another output"):
         report_runs([run], tmp_path / "file" / "report.html")
+    (tmp_path / "folder.html" / "report.html").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"report.html is a folder.*choose another output"):
+        report_runs([run], tmp_path / "folder.html")
     assert (tmp_path / "file").read_text() == "mine"
     assert sorted(os.listdir(run)) == ["probe.jsonl"]
+
+
+def test_files_beside_a_run_get_pages_of_their_own(make_run):
+    run = make_run("first")
+    old = report_runs([run]).read_bytes()
+    (run / "early.jsonl").write_bytes((run / "probe.jsonl").read_bytes())
+    assert report_runs([run / "early.jsonl"]) == run / "early.html"
+    assert (run / "report.html").read_bytes() == old
+
+
+# ---- folders of wellcond measure
+
+
+@pytest.fixture
+def measured(make_run, probe_rows):
+    folder = make_run("measured", shift=1.0)
+    append_rows(folder / "untrained.jsonl", probe_rows(blocks=2))
+    notes = ["vit_tiny: weights of last.pth.tar.", "untrained: random weights, of seed 0."]
+    write_json(
+        folder / "config.json", {"what": "wellcond measure", "model": "vit_tiny", "trained": True, "notes": notes}
+    )
+    Measured.read(folder).page().write(folder / "report.html")
+    return folder
+
+
+def without_date(page):
+    return re.sub(r"<footer>.*?</footer>", "", page.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_a_measurement_is_made_again_and_no_poorer(measured, tmp_path):
+    before = without_date(measured / "report.html")
+    assert "weights of last.pth.tar" in before
+    assert "largest rise from untrained" in before
+    for run in (measured, measured / "probe.jsonl"):
+        (measured / "report.html").write_text("old")
+        assert report_runs([run]) == measured / "report.html"
+        assert without_date(measured / "report.html") == before
+    assert without_date(report_runs([measured], tmp_path / "elsewhere.html")) == before
+    with open(measured / "untrained.jsonl", "ab") as file:
+        file.write(b'{"run": "r", "st')
+    assert "measured/untrained.jsonl: its last line was torn" in without_date(report_runs([measured]))
+
+
+def test_the_page_of_a_measurement_is_not_overwritten_by_another(measured, make_run, tmp_path, monkeypatch):
+    old, other = (measured / "report.html").read_bytes(), make_run("other")
+    with pytest.raises(ValueError, match=r"report.html is the page that wellcond measure wrote.*another --output"):
+        report_runs([measured, other], measured)
+    monkeypatch.chdir(measured)
+    with pytest.raises(ValueError, match="wellcond measure"):
+        report_runs([measured, other])  # into the working folder
+    assert report_runs([measured / "untrained.jsonl"]) == measured / "untrained.html"
+    assert (measured / "report.html").read_bytes() == old
+
+
+def test_a_measurement_among_others_keeps_its_notes(measured, make_run, tmp_path):
+    text = report_runs([make_run("other"), measured], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "measured: vit_tiny: weights of last.pth.tar." in text
+    assert "measured: its untrained start is not among these runs; name its untrained.jsonl" in text
+    assert "largest rise from other" in text
 
 
 def test_the_command(make_run, tmp_path, monkeypatch, capsys):

@@ -31,6 +31,9 @@ def measure(
         typer.Option(help="Settings of the model, as timm has them: img_size=64 depth=6.", metavar="KEY=VALUE …"),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Its weights, safetensors or torch's.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict/--no-strict", help="Refuse weights that only the model or only the file has.")
+    ] = True,
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of the checkpoint.")] = False,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights that belong to the name.")] = False,
     data_dir: Annotated[
@@ -40,10 +43,12 @@ def measure(
         str | None,
         typer.Option(help="Where to measure: in, tokens, embed, and by default sa,+sa,mlp,+mlp (those there are)."),
     ] = None,
-    blocks: Annotated[str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?.")] = "*",
+    blocks: Annotated[
+        str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?; -1 is the last.")
+    ] = "*",
     samples: Annotated[int, typer.Option(min=1, help="How many images.")] = 64,
     gray: Annotated[str | None, typer.Option(help="Gray the tokens first: svd or dct.")] = None,
-    epsilon: Annotated[float, typer.Option(help="The exponent of graying, in (0, 1].")] = 0.95,
+    epsilon: Annotated[float | None, typer.Option(help="The exponent of --gray, in (0, 1].  [default: 0.95]")] = None,
     spectrum: Annotated[bool, typer.Option("--spectrum", help="Also the singular values.")] = False,
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Also the same model with random weights, beside it.")
@@ -53,6 +58,8 @@ def measure(
     output: Annotated[Path | None, typer.Option(help="Folder for rows and page; by default measure-MODEL.")] = None,
 ) -> None:
     """Measure which blocks of a model are ill-conditioned: a table, and a page."""
+    if epsilon is not None and gray is None:
+        raise typer.BadParameter("nothing is grayed: add --gray svd or --gray dct", param_hint="--epsilon")
     settings = _key_values([*(model_kwargs or []), *(more or [])])  # timm's --model-kwargs takes several, typer's one
     from wellcond.experiments import measure as measurement
 
@@ -60,11 +67,12 @@ def measure(
         model,
         checkpoint=checkpoint,
         ema=ema,
+        strict=strict,
         pretrained=pretrained,
         model_kwargs=settings,
         data_dir=data_dir,
         sites=None if sites is None else _listed(sites),
-        blocks=[int(name) if name.isdecimal() else name for name in _listed(blocks)],
+        blocks=[int(name) if name.removeprefix("-").isdecimal() else name for name in _listed(blocks)],
         samples=samples,
         gray=gray,
         epsilon=epsilon,

@@ -21,18 +21,18 @@ from rich.console import Console
 
 from wellcond import records
 from wellcond.data import ImageSample, read_images, sample_images
-from wellcond.experiments.measure_table import kappa_table, legend
+from wellcond.experiments.measure_table import kappa_tables, legend
 from wellcond.models import gray as gray_model
 from wellcond.models import graying_of
 from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
-from wellcond.report import conditioning_page
+from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.report.writable import check_writable
 
 __all__ = ["Measurement", "measure"]
 
 SITES = ("sa", "+sa", "mlp", "+mlp")
-UNTRAINED = "untrained"
 PLAIN = (
     bool,
     int,
@@ -42,8 +42,7 @@ PLAIN = (
     tuple,
     type(None),
 )  # what JSON can hold; a class, say, is written by name
-MARK = "wellcond measure"  # what config.json says of a folder that is ours to overwrite
-CONFIG, ROWS, UNTRAINED_ROWS, PAGE = "config.json", "probe.jsonl", "untrained.jsonl", "report.html"
+EPSILON = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,7 @@ def measure(
     checkpoint: str | os.PathLike[str] | None = None,
     pretrained: bool = False,
     ema: bool = False,
+    strict: bool = True,
     model_kwargs: Mapping[str, Any] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -71,7 +71,7 @@ def measure(
     blocks: str | int | Iterable[str | int] = "*",
     samples: int = 64,
     gray: str | None = None,
-    epsilon: float = 0.95,
+    epsilon: float | None = None,
     spectrum: bool = False,
     attention: bool = True,
     untrained: bool = False,
@@ -82,12 +82,12 @@ def measure(
     """Build the model, measure it on images, print the table, and write rows and page.
 
     Args:
-        model_name, model_kwargs, pretrained, checkpoint, ema: see `build_model`.
+        model_name, model_kwargs, pretrained, checkpoint, ema, strict: see `build_model`.
         data_dir: a folder of images, or a .tar of them; by default crops of two photographs.
         output: a folder, by default `measure-` and the model's name. A folder that holds something else is refused.
         sites: as for `wellcond.Probe`; by default those of `sa`, `+sa`, `mlp` and `+mlp` that the model has.
         blocks, samples, spectrum, attention: as for `wellcond.Probe`; `samples` is also how many images are read.
-        gray, epsilon: put Token Graying before the model for this measurement.
+        gray, epsilon: put Token Graying before the model for this measurement, by default with an epsilon of 0.95.
         untrained: measure the same architecture with random weights, too.
         seed: which images are chosen, and how random weights begin.
 
@@ -98,15 +98,16 @@ def measure(
     name = _plain_name(model_name)
     folder = Path(output) if output is not None else Path(f"measure-{name}")
     _check_folder(folder)
+    if epsilon is not None and gray is None:
+        raise ValueError("epsilon is the exponent of graying, and nothing is grayed: name the method, svd or dct, too")
     settings = dict(model_kwargs or {})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        built = build_model(model_name, model_kwargs=settings, pretrained=pretrained, checkpoint=checkpoint, ema=ema)
+    built = _build(
+        model_name, seed, model_kwargs=settings, pretrained=pretrained, checkpoint=checkpoint, ema=ema, strict=strict
+    )
     if untrained and not built.trained:
         raise ValueError(f"{name} has random weights already: drop untrained, or give it a checkpoint or pretrained")
-    title = name if built.trained else f"{name}, untrained"
     notes = [f"{name}: {', '.join(built.notes)}."]
-    notes += _gray(built, gray, epsilon)
+    notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
     sites = _sites_of(built) if sites is None else sites
     probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples, "exact": True}
     probed |= {"spectrum": spectrum, "attention": attention}
@@ -114,27 +115,28 @@ def measure(
     sample = _read(built, data_dir, samples, seed)
 
     _run(probe, sample, where, console)
-    rows = {name: probe.rows()}
+    rows, start = probe.rows(), None
     if untrained:
         _forget_training(built, model_name, settings, seed)
-        start = Probe(built.model, run=UNTRAINED, **probed)
-        _run(start, sample, where, console)
-        rows = {UNTRAINED: start.rows(), **rows}  # first: what the other is compared with
+        twin = Probe(built.model, run=UNTRAINED, **probed)
+        _run(twin, sample, where, console)
+        start = twin.rows()
         notes.append(f"{UNTRAINED}: the same model with random weights, of seed {seed}.")
-    notes += [*probe.notes, *_about_images(sample, data_dir), _about_values(rows, where)]
+    notes += [*probe.notes, *_about_images(sample, data_dir), _about_values([*rows, *(start or ())], where)]
+    measured = Measured(model=name, trained=built.trained, rows=rows, untrained=start, notes=notes)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
-    config = {"what": MARK, "model": name, "model_kwargs": written, "notes": notes, "images": sample.names}
-    records.write_record(folder / CONFIG, config, seed=seed)
-    _write_rows(folder / ROWS, rows[name])
-    _write_rows(folder / UNTRAINED_ROWS, rows.get(UNTRAINED))
-    page = conditioning_page(rows, title=f"Conditioning of {title}", notes=notes).write(folder / PAGE)
-    console.print(f"log κ of {title}", highlight=False, markup=False, soft_wrap=True)
-    console.print(kappa_table(rows[name], rows.get(UNTRAINED)))
-    for line in (*legend(console, rows[name], rows.get(UNTRAINED)), *notes, f"The page: {page}"):
+    def say(line: Any) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return Measurement(rows=rows[name], untrained=rows.get(UNTRAINED), notes=notes, page=page)
+
+    say(f"log κ of {measured.title}")  # first of all, for a disk may be full
+    for table in kappa_tables(console, rows, start):
+        console.print(table)
+    for line in (*legend(console, rows, start), *notes):
+        say(line)
+    written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
+    page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed)
+    say(f"The page: {page}")
+    return Measurement(rows=rows, untrained=start, notes=notes, page=page)
 
 
 def _device(wanted: str | None) -> torch.device:
@@ -156,18 +158,24 @@ def _plain_name(model_name: str) -> str:
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose another output")
-    found = [name for name in (CONFIG, ROWS, UNTRAINED_ROWS, PAGE) if (folder / name).exists()]
-    if not found:
-        return
-    try:
-        config = records.read_json(folder / CONFIG)
-        ours = isinstance(config, dict) and config.get("what") == MARK
-    except (OSError, ValueError):
-        ours = False
-    if not ours:
+    files = [folder / name for name in (CONFIG, ROWS, UNTRAINED_ROWS, PAGE)]
+    found = [file.name for file in files if file.exists()]
+    if found and measured_config(folder) is None:
         raise ValueError(
             f"{folder} holds {', '.join(found)} of something else, which would be overwritten; choose another output"
         )
+    check_writable(*files)
+
+
+def _build(model_name: str, seed: int, **how: Any) -> BuiltModel:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build_model(model_name, **how)
+    except OSError as error:  # ours say what is missing; the system's know a reason
+        raise ValueError(
+            f"{how['checkpoint']} cannot be read ({error.strerror})" if error.errno else str(error)
+        ) from None
 
 
 def _gray(built: BuiltModel, method: str | None, epsilon: float) -> list[str]:
@@ -215,13 +223,25 @@ def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, 
     classes = getattr(built.model, "num_classes", None)
     if classes is not None:  # the checkpoint may have decided it
         settings = {**settings, "num_classes": classes}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        fresh = build_model(model_name, model_kwargs=settings)
+    fresh = _build(model_name, seed, model_kwargs=settings)
     built.model.load_state_dict(fresh.model.state_dict())
 
 
-def _write_rows(path: Path, rows: list[records.Row] | None) -> None:
+def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path:
+    """What can be read again by `wellcond.report.measured`, and the page."""
+    config = {"what": MARK, "model": measured.model, "trained": measured.trained, "notes": measured.notes, **more}
+    try:
+        records.write_record(folder / CONFIG, config, seed=seed)
+        _write_rows(folder / ROWS, measured.rows)
+        _write_rows(folder / UNTRAINED_ROWS, measured.untrained)
+        return measured.page().write(folder / PAGE)
+    except OSError as error:  # it could be written before
+        raise ValueError(
+            f"{folder} can no longer be written to ({error.strerror}); the table is all there is"
+        ) from None
+
+
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]] | None) -> None:
     """The rows instead of those of an earlier measurement; None leaves none of them."""
     if rows is None:
         path.unlink(missing_ok=True)
@@ -243,8 +263,8 @@ def _about_images(sample: ImageSample, data_dir: str | os.PathLike[str] | None) 
     return notes
 
 
-def _about_values(rows: Mapping[str, list[records.Row]], device: torch.device) -> str:
-    kappas = [row for found in rows.values() for row in found if row["name"] == "log_kappa"]
+def _about_values(rows: Iterable[records.Row], device: torch.device) -> str:
+    kappas = [row for row in rows if row["name"] == "log_kappa"]
     statuses = Counter(row["status"] for row in kappas)
     dtypes = ", ".join(sorted({row["dtype"] for row in kappas}))
     counted = ", ".join(f"{count} {status}" for status, count in statuses.most_common())

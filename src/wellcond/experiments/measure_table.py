@@ -1,20 +1,25 @@
 """log κ of a model in the terminal: blocks × sites, coloured from harmless to hopeless.
 
-    console.print(kappa_table(rows, untrained_rows), *legend(console, rows, untrained_rows))
+    for table in kappa_tables(console, rows, untrained_rows):      # several where the terminal is narrow
+        console.print(table)
+    console.print(*legend(console, rows, untrained_rows))
 
 Colours follow rich: none where there is no terminal, none with NO_COLOR. The marks say the same without them.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["kappa_table", "legend"]
+from wellcond.probe.table import lower_bounds, marks
+
+__all__ = ["kappa_table", "kappa_tables", "legend"]
 
 SITES = ("tokens", "embed", "in", "sa", "+sa", "mlp", "+mlp")
 CEILING = 15.9  # ln κ beyond which float32 cannot see
@@ -27,29 +32,40 @@ SCALE = (
 Row = Mapping[str, Any]
 
 
-def kappa_table(rows: Sequence[Row], untrained: Sequence[Row] | None = None) -> Table:
+def kappa_tables(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None) -> list[Table]:
+    """`kappa_table` in as many parts, each of some sites, as the console's width asks for: none loses a digit."""
+    unlimited = console.options.update(width=10_000)
+    tables, left = [], _sites(rows)
+    while left:
+        parts = [kappa_table(rows, untrained, sites=left[:count]) for count in range(1, len(left) + 1)]
+        widths = [Measurement.get(console, unlimited, part).maximum for part in parts]
+        count = max(1, sum(width <= console.width for width in widths))  # one at least, which then breaks its lines
+        tables.append(parts[count - 1])
+        left = left[count:]
+    return tables
+
+
+def kappa_table(
+    rows: Sequence[Row], untrained: Sequence[Row] | None = None, *, sites: Collection[str] | None = None
+) -> Table:
     """One line per block, one column per site; in brackets beside each number that of the untrained model, if given."""
-    kappas, starts = _by_place(rows), _by_place(untrained or ())
-    sites = [site for site in SITES if any(place[2] == site for place in kappas)]
-    blocks = list(dict.fromkeys(place[:2] for place in kappas))
-    table = Table("block", pad_edge=False)
+    kappas, starts = _Kappas(rows), _Kappas(untrained or ())
+    sites = _sites(rows) if sites is None else sites
+    blocks = list(dict.fromkeys(place[:2] for place in kappas.rows))
+    table = Table(pad_edge=False)
+    table.add_column("block", overflow="fold")  # where even one site is too wide, lines break and nothing is cut off
     for site in sites:
-        table.add_column(Text(site), justify="right")
-    for number, (index, block) in enumerate(blocks):
-        cells = [_cell(kappas.get((index, block, site))) for site in sites]
-        if untrained is not None:
-            cells = [_beside(c, _cell(starts.get((index, block, s)))) for c, s in zip(cells, sites, strict=True)]
-        table.add_row(Text(block), *cells, end_section=number == len(blocks) - 1)
+        table.add_column(Text(site), justify="right", overflow="fold")
+
+    def beside(cell: Text, start: Text) -> Text:
+        return cell if untrained is None else Text.assemble(cell, " (", start, ")")
+
+    for number, block in enumerate(blocks):
+        cells = [beside(kappas.cell(*block, site), starts.cell(*block, site)) for site in sites]
+        table.add_row(Text(block[1]), *cells, end_section=number == len(blocks) - 1)
     if len(blocks) > 1:
-        cells = [_mean(kappas, site) for site in sites]
-        if untrained is not None:
-            cells = [_beside(cell, _mean(starts, site)) for cell, site in zip(cells, sites, strict=True)]
-        table.add_row("mean", *cells)
+        table.add_row("mean", *(beside(kappas.mean(site), starts.mean(site)) for site in sites))
     return table
-
-
-def _beside(cell: Text, start: Text) -> Text:
-    return Text.assemble(cell, " (", start, ")")
 
 
 def legend(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None) -> list[Text]:
@@ -60,34 +76,43 @@ def legend(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | Non
         lines.append(Text.assemble("log κ ", *colors))
     if untrained is not None:
         lines.append(Text("In brackets: the same model with random weights."))
-    statuses = {row["status"] for row in [*rows, *(untrained or ())] if row["name"] == "log_kappa"}
-    if "ceiling" in statuses:
+    used = "".join(marks(kappas.rows.values(), kappas.bounds) for kappas in (_Kappas(rows), _Kappas(untrained or ())))
+    if "≥" in used:
         lines.append(Text("≥ some samples are beyond what the dtype can see, and count as that ceiling."))
-    if statuses & {"non_finite", "zero"}:
+    if "!" in used:
         lines.append(Text("! some samples are NaN, infinite or all zero, and are left out."))
     return lines
 
 
-def _by_place(rows: Iterable[Row]) -> dict[tuple[int, str, str], Row]:
-    return {(row["index"], row["block"], row["site"]): row for row in rows if row["name"] == "log_kappa"}
+def _sites(rows: Iterable[Row]) -> list[str]:
+    found = {row["site"] for row in rows if row["name"] == "log_kappa"}
+    return [site for site in SITES if site in found]
 
 
-def _cell(row: Row | None) -> Text:
-    if row is None:
-        return Text("–", style="dim")
-    mark = {"ceiling": "≥", "non_finite": "!", "zero": "!"}.get(row["status"], "")
-    if not math.isfinite(row["value"]):
-        return Text(f"{mark}{row['status']}", style="bold red")
-    return Text(f"{mark}{row['value']:.2f}", style=Style(color=_color(row["value"])))
+class _Kappas:
+    """log κ by (index, block, site), and which of them are lower bounds."""
 
+    def __init__(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        self.rows = {(row["index"], row["block"], row["site"]): row for row in rows if row["name"] == "log_kappa"}
+        self.bounds = lower_bounds(rows)
 
-def _mean(kappas: Mapping[tuple[int, str, str], Row], site: str) -> Text:
-    rows = [row for place, row in kappas.items() if place[2] == site and math.isfinite(row["value"])]
-    if not rows:
-        return Text("–", style="dim")
-    mean = sum(row["value"] for row in rows) / len(rows)
-    mark = "≥" if any(row["status"] == "ceiling" for row in rows) else ""
-    return Text(f"{mark}{mean:.2f}", style=Style(color=_color(mean)))
+    def cell(self, index: int, block: str, site: str) -> Text:
+        row = self.rows.get((index, block, site))
+        if row is None:
+            return Text("–", style="dim")
+        mark = marks([row], self.bounds)
+        if not math.isfinite(row["value"]):
+            return Text(f"{mark}{row['status']}", style="bold red")
+        return Text(f"{mark}{row['value']:.2f}", style=Style(color=_color(row["value"])))
+
+    def mean(self, site: str) -> Text:
+        rows = [row for place, row in self.rows.items() if place[2] == site]
+        values = [row["value"] for row in rows if math.isfinite(row["value"])]
+        if not values:
+            return Text("–", style="dim")
+        mean = sum(values) / len(values)
+        return Text(f"{marks(rows, self.bounds)}{mean:.2f}", style=Style(color=_color(mean)))
 
 
 def _color(value: float) -> str:

@@ -333,5 +333,6 @@ def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor],
     ]
     return (
         f"{path} does not fit the model, which is unchanged; {'; '.join(parts) or otherwise}. Build the model with the "
-        "file's own settings (name, num_classes, img_size); strict=False leaves out names that only one of them has"
+        "file's own settings (name, num_classes, img_size); strict=False, wellcond measure's --no-strict, leaves out "
+        "names that only one of them has"
     )

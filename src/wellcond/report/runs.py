@@ -2,12 +2,14 @@
 
     report_runs(["runs/a", "runs/b"], "report.html")      # probe.jsonl of each; metrics.jsonl and config.json if there
     report_runs(["runs/a/probe.jsonl"])                   # a file by itself; the page goes beside it
+    report_runs(["measure-vit_tiny"])                     # the page that `wellcond measure` wrote there, made again
 
 Nothing is written unless all of it could be read, and an old page stays until the new one is whole.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -15,10 +17,14 @@ from warnings import catch_warnings, simplefilter
 from wellcond.records import read_json, read_rows
 
 from .conditioning import conditioning_page
+from .measured import PAGE, ROWS, UNTRAINED_ROWS, Measured, measured_config
+from .page import Page
+from .writable import check_writable
 
 __all__ = ["report_runs"]
 
 PROBE, METRICS, CONFIG, REPORT = "probe.jsonl", "metrics.jsonl", "config.json", "report.html"
+assert (PROBE, REPORT) == (ROWS, PAGE), "a measurement's folder reads like a run's"
 LOSSES = ("loss", "train_loss")  # what a loss is called in metrics.jsonl
 
 
@@ -29,11 +35,33 @@ def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) ->
         output: a file, or a folder that gets a report.html; by default beside the rows of a single run, or in the
             working folder for several.
 
-    Raises ValueError for a run that is not there or has nothing to show, and for an output that cannot be written.
+    Raises ValueError for a run that is not there or has nothing to show, and for an output that cannot be written or is
+    the page of another measurement.
     """
     if not runs:
         raise ValueError("no runs were given; name run folders, or .jsonl files of a probe")
     files = [_probe_file(Path(run)) for run in runs]
+    target = _target(files, output)
+    check_writable(target)
+    page = (_measured_page(files[0]) if len(files) == 1 else None) or _runs_page(files)
+    try:
+        return page.write(target)
+    except OSError as error:
+        raise ValueError(
+            f"the page cannot be written to {target} ({error.strerror}); choose another --output"
+        ) from None
+
+
+def _measured_page(file: Path) -> Page | None:
+    """The page of a folder that `wellcond measure` made, with all that it knows; None for any other."""
+    if file.name != ROWS:
+        return None
+    torn: list[str] = []
+    measured = Measured.read(file.parent, lambda path: _read(path, torn))
+    return replace(measured, notes=[*measured.notes, *torn]).page() if measured else None
+
+
+def _runs_page(files: Sequence[Path]) -> Page:
     names = _names(files)
     notes: list[str] = []
     rows = {name: _read(file, notes) for name, file in zip(names, files, strict=True)}
@@ -41,14 +69,19 @@ def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) ->
     for name, file in zip(names, files, strict=True):
         losses[name] = _losses(file.with_name(METRICS), notes)
         models[name] = _model(file.with_name(CONFIG), notes)
-    page = conditioning_page(rows, notes=notes, losses=losses, models=models)
-    target = _target(files, output)
-    try:
-        return page.write(target)
-    except OSError as error:
-        raise ValueError(
-            f"the page cannot be written to {target} ({error.strerror}); choose another --output"
-        ) from None
+        notes += _measured_notes(name, file)
+    return conditioning_page(rows, notes=notes, losses=losses, models=models)
+
+
+def _measured_notes(name: str, file: Path) -> list[str]:
+    """What `wellcond measure` has to say of one run among several."""
+    config = measured_config(file.parent) if file.name == ROWS else None
+    if config is None:
+        return []
+    notes = [f"{name}: {text}" for text in config.get("notes") or ()]
+    if file.with_name(UNTRAINED_ROWS).exists():
+        notes.append(f"{name}: its untrained start is not among these runs; name its {UNTRAINED_ROWS} to have it.")
+    return notes
 
 
 def _probe_file(run: Path) -> Path:
@@ -134,7 +167,16 @@ def _model(file: Path, notes: list[str]) -> str:
 
 
 def _target(files: Sequence[Path], output: str | Path | None) -> Path:
-    if output is None:
-        return files[0].with_name(REPORT) if len(files) == 1 else Path(REPORT)
-    output = Path(output)
-    return output / REPORT if output.is_dir() or not output.suffix else output
+    if output is not None:
+        output = Path(output)
+        target = output / REPORT if output.is_dir() or not output.suffix else output
+    elif len(files) > 1:
+        target = Path(REPORT)
+    else:  # beside its rows, and not over the page of others that lie there
+        target = files[0].with_name(REPORT) if files[0].name == PROBE else files[0].with_suffix(".html")
+    rows = target.with_name(ROWS)
+    if target.name == PAGE and measured_config(target.parent) and [f.resolve() for f in files] != [rows.resolve()]:
+        raise ValueError(
+            f"{target} is the page that wellcond measure wrote, and would be lost; choose another --output"
+        )
+    return target

@@ -1,0 +1,71 @@
+"""What `wellcond measure` leaves in a folder: rows, perhaps those of the untrained model, what to know, and a page.
+
+    measured = Measured.read(Path("measure-vit_tiny_patch16_224"))     # None for any other folder
+    measured.page().write("report.html")                               # the page that `measure` wrote
+
+One home for both, so that a page made again is the page that was there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wellcond.records import read_json, read_rows
+
+from .conditioning import conditioning_page
+from .page import Page
+
+__all__ = ["CONFIG", "MARK", "PAGE", "ROWS", "UNTRAINED", "UNTRAINED_ROWS", "Measured", "measured_config"]
+
+MARK = "wellcond measure"  # what config.json says of such a folder
+CONFIG, ROWS, UNTRAINED_ROWS, PAGE = "config.json", "probe.jsonl", "untrained.jsonl", "report.html"
+UNTRAINED = "untrained"
+
+Row = Mapping[str, Any]
+
+
+def measured_config(folder: Path) -> dict[str, Any] | None:
+    """What `measure` wrote down about a folder; None for a folder that is not its own."""
+    try:
+        config = read_json(folder / CONFIG)
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) and config.get("what") == MARK else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A model, measured once."""
+
+    model: str
+    trained: bool
+    rows: Iterable[Row]
+    untrained: Iterable[Row] | None
+    """The same architecture with random weights, where that was asked for."""
+    notes: list[str]
+    """What a reader must know, one sentence each."""
+
+    @classmethod
+    def read(cls, folder: Path, read: Callable[[Path], list[dict[str, Any]]] = read_rows) -> "Measured | None":
+        """What lies in `folder`, if `measure` made it; `read` reads a file of rows."""
+        config = measured_config(folder)
+        if config is None:
+            return None
+        start = folder / UNTRAINED_ROWS
+        return cls(
+            model=str(config.get("model") or folder.resolve().name),
+            trained=config.get("trained") is not False,
+            rows=read(folder / ROWS),
+            untrained=read(start) if start.is_file() else None,
+            notes=list(map(str, config.get("notes") or ())),
+        )
+
+    @property
+    def title(self) -> str:
+        return self.model if self.trained else f"{self.model}, untrained"
+
+    def page(self) -> Page:
+        """The untrained model comes first: it is what the other is compared with."""
+        runs = {self.model: self.rows} if self.untrained is None else {UNTRAINED: self.untrained, self.model: self.rows}
+        return conditioning_page(runs, title=f"Conditioning of {self.title}", notes=self.notes)

@@ -1,4 +1,4 @@
-"""The states of a run: gone back to with a smaller step, whatever happens meanwhile, or begun anew with nothing lost."""
+"""The states of a run: gone back to with a smaller step, whatever happens meanwhile, or begun anew, nothing lost."""
 
 import math
 import shutil

@@ -10,6 +10,7 @@ from wellcond.data import DataSet
 from wellcond.models.mae import MaskedAutoencoder, MaskedOutput
 from wellcond.models.surgery import GrayingSettings
 from wellcond.train.config import Config
+from wellcond.train.starting import start_masked_from
 from wellcond.train.tasks import create, operate
 
 __all__ = ["Masked"]
@@ -20,12 +21,13 @@ class Masked:
 
     def __init__(self, config: Config, data: DataSet):
         self.config, self.data = config, data
+        self.notes: list[str] = []
 
     def build(self) -> nn.Module:
         config = self.config
         encoder = create(config, num_classes=0, channels=self.data.train.channels)
         operate(encoder, config.changed({"gray": ""}))  # the autoencoder grays for itself
-        return MaskedAutoencoder(
+        model = MaskedAutoencoder(
             cast(VisionTransformer, encoder),
             decoder_dim=config.decoder_dim,
             decoder_depth=config.decoder_depth,
@@ -34,7 +36,11 @@ class Masked:
             normalize_pixels=config.normalize_pixels,
             gray="all" if config.gray_masked == "all" and config.gray else "visible" if config.gray else None,
             graying=GrayingSettings(method=config.gray, epsilon=config.epsilon) if config.gray else None,
+            keep_positions=config.pretrained,  # they are trained ones
         )
+        if config.checkpoint:
+            self.notes = start_masked_from(model, config.checkpoint)
+        return model
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         del labels

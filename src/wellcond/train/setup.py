@@ -7,7 +7,7 @@ parts.restore(state)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -39,6 +39,8 @@ class Parts:
     """timm's ModelEmaV3, or None."""
     sharded: bool
     metadata: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    """What a user must know of the model as it was built."""
 
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
@@ -129,7 +131,7 @@ def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) 
     if config.compile:
         called = cast(nn.Module, torch.compile(called, mode=config.compile_mode or None))
     scaler = torch.amp.GradScaler(here.device.type, enabled=config.amp_dtype == "float16")
-    return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata)
+    return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata, list(task.notes))
 
 
 def _timm_part(model: nn.Module) -> nn.Module:

@@ -79,6 +79,7 @@ class States:
         else:
             self._load(state)
             self.folder.forget_after(step)
+        self._tell(begins=state is None)
         # A state was saved before the training was lost that led back to it, and does not know of that.
         self._roll(self.here.of_main(max(self.counters["rollbacks"], len(self.folder.rollbacks()))))
         return step
@@ -127,6 +128,13 @@ class States:
                 f"it had written is kept in {' and '.join(path.name for path in kept)}",
                 stacklevel=3,
             )
+
+    def _tell(self, *, begins: bool) -> None:
+        """What is to be known of the model: said each time, and in the run's rows once."""
+        for note in self.parts.notes if self.here.is_main else ():
+            warnings.warn(note, RuntimeWarning, stacklevel=3)
+            if begins:
+                self.folder.log({"step": 0, "split": "event", "event": note})
 
     def _roll(self, rolls: int) -> None:
         self.counters |= {"rollbacks": rolls, "lr_factor": SMALLER**rolls}

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet
 from wellcond.models import gray, remove_skip
-from wellcond.models.weight_files import read_weights
-from wellcond.models.weights import match_names
 from wellcond.train.config import Config
 
 __all__ = ["Classify", "Task", "make_task"]
@@ -26,6 +24,8 @@ __all__ = ["Classify", "Task", "make_task"]
 class Task(Protocol):
     metric: str
     """The name of what is best when largest: kept as the best value."""
+    notes: list[str]
+    """What a user must know of the model that was built, one sentence each: what it did not take from a file."""
 
     def build(self) -> nn.Module:
         """The model, on the CPU, with its surgery and its starting weights."""
@@ -53,13 +53,16 @@ class Classify:
 
     def __init__(self, config: Config, data: DataSet):
         self.config, self.data = config, data
+        self.notes: list[str] = []
 
     def build(self) -> nn.Module:
         config = self.config
         model = create(config, num_classes=len(self.data.classes), channels=self.data.train.channels)
         operate(model, config)
         if config.checkpoint:
-            _start_from(model, config.checkpoint)
+            from wellcond.train.starting import start_from
+
+            self.notes = start_from(model, config.checkpoint)
         if config.task == "linear_probe":
             from wellcond.models.mae import linear_probe
 
@@ -118,24 +121,3 @@ def operate(model: nn.Module, config: Config) -> None:
             remove_skip(model, skip, layer_scale=config.layer_scale)
     if config.gray:
         gray(model, config.gray, epsilon=config.epsilon)
-
-
-def _start_from(model: nn.Module, path: str) -> None:
-    """Weights of a file, but for a head that does not fit, which starts fresh. The surgery is the configuration's."""
-    weights, _ = read_weights(path)
-    state = model.state_dict()
-    if any(name.startswith("encoder.") for name in weights):  # a masked autoencoder's: its decoder has done its work
-        encoder = {name.removeprefix("encoder."): t for name, t in weights.items() if name.startswith("encoder.")}
-        # With mean pooling timm keeps its last norm behind the pool.
-        pooled = "fc_norm.weight" in state and "norm.weight" not in state
-        weights = {f"fc_{name}" if pooled and name.startswith("norm.") else name: t for name, t in encoder.items()}
-    weights = match_names(weights, state)
-    fits = {name: tensor for name, tensor in weights.items() if name in state and tensor.shape == state[name].shape}
-    head = {name for name in state if name.startswith(("head.", "head_dist.", "fc."))}
-    missing = sorted(state.keys() - fits.keys() - head)
-    if missing:
-        raise ValueError(
-            f"{path} does not fit the model: {len(missing)} of its {len(state)} tensors are missing or of another "
-            f"shape, e.g. {', '.join(missing[:3])}; the same model and model_kwargs as in its own training fit"
-        )
-    model.load_state_dict(fits, strict=False)

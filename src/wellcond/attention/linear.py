@@ -4,9 +4,11 @@
     layer = LinearAttention(192, num_heads=3, divisor=16.0)     # a module with timm's constructor
 
 Computed as Q (KᵀV) in time linear in n, or from the n × m scores where a causal flag, a mask that differs by query,
-or dropout asks for them. The output grows with the number of keys, as it does in Always Skip Attention.
+or dropout asks for them. The output grows with the number of keys, as it does in Always Skip Attention, and with the
+norms of all three: in float16 it is infinite beyond 65,504, e.g. for queries and keys of norm 1e4.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -50,6 +52,7 @@ def linear_attention(
         )
     if attn_mask is not None and is_causal:
         raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
+    _check_divisor(divisor)
     factor = 1 / divisor if scale is None else scale
     if is_causal or dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
         return _from_scores(query, key, value, attn_mask, dropout_p, is_causal, factor)
@@ -67,10 +70,13 @@ def _from_scores(
     dropout_p: float,
     is_causal: bool,
     factor: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
     wide = torch.promote_types(value.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         scores = query.to(wide) @ key.to(wide).mT * factor
+        if bias is not None:
+            scores = scores + bias.to(wide)
         if is_causal:
             scores = scores.tril()
         elif attn_mask is not None:
@@ -78,13 +84,17 @@ def _from_scores(
         return (F.dropout(scores, dropout_p) @ value.to(wide)).to(value.dtype)
 
 
+def _check_divisor(divisor: float) -> None:
+    if not isinstance(divisor, int | float) or not 0 < divisor < math.inf:
+        raise ValueError(f"divisor={divisor!r} must be a positive number; 16 is usual")
+
+
 class LinearCore(AttentionCore):
     """`linear_attention` inside a module."""
 
     def __init__(self, *, divisor: float = 16.0) -> None:
         super().__init__()
-        if not divisor > 0:
-            raise ValueError(f"divisor={divisor} must be positive; 16 is usual")
+        _check_divisor(divisor)
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._divisor = float(divisor).as_integer_ratio()
 
@@ -118,9 +128,7 @@ class LinearCore(AttentionCore):
         keep: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        scores = bias if keep is None else bias.masked_fill(~keep, 0)
-        added = F.dropout(scores.to(value.dtype), dropout_p) @ value
-        return self(query, key, value, keep, dropout_p) + added
+        return _from_scores(query, key, value, keep, dropout_p, False, 1 / self.divisor, bias)
 
 
 class LinearAttention(AttentionLayer):

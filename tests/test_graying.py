@@ -14,6 +14,7 @@ from wellcond import TokenGraying, gray_tokens
 from wellcond.graying import explain_graying
 from wellcond.numerics import fastpaths
 from wellcond.numerics.fused import tokens_of, untokens
+from wellcond.numerics.trust import trusted_input
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -306,3 +307,17 @@ def test_a_compiled_module_takes_the_fused_operator_where_there_are_kernels(monk
     for graph in graphs:
         assert [str(node.target) for node in graph.graph.nodes if "wellcond" in str(node.target)] == [operator]
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("method", ["svd", "dct"])
+def test_trusted_input_is_not_looked_at(method):
+    x = torch.randn(2, 5, 7)
+    x[0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="hold a NaN or Inf"):
+        gray_tokens(x, method)
+    with trusted_input():
+        grayed = gray_tokens(x, method)
+    assert grayed[0].isnan().any()
+    torch.testing.assert_close(grayed[1], gray_tokens(x[1], method))
+    with pytest.raises(ValueError, match="hold a NaN or Inf"):
+        gray_tokens(x, method)

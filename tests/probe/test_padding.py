@@ -60,7 +60,9 @@ def test_a_block_without_a_mask_has_no_padding_where_others_have_one() -> None:
     assert padding.of("vision") is KEEP  # nobody has one yet
     padding.see("text", block, (x,), {"src_key_padding_mask": ~KEEP})
     assert padding.of("vision") is None
-    assert torch.equal(padding.of("text"), KEEP)
+    found = padding.of("text")
+    assert found is not None
+    assert torch.equal(found, KEEP)
 
 
 class Wrapped(nn.Module):
@@ -121,7 +123,7 @@ def test_a_mask_that_does_not_tell_is_said() -> None:
             return x + self.mlp(x)
 
     register_blocks(Odd, taps={"sa": "attn:output", "mlp": "mlp:output"})
-    model = nn.Module()
+    model: Any = nn.Module()
     model.blocks = nn.ModuleList([Odd()])
     model.forward = lambda x: model.blocks[0](x, torch.ones(3, 5, 7))
     said = r"a mask \(3, 5, 7\) of blocks.0 does not tell padding apart"

@@ -48,11 +48,10 @@ def test_replayed_passes_train_the_same(make_config: Make, tmp_path: Path, setti
     assert losses(config, tmp_path / "replayed") == pytest.approx(plain, rel=1e-3)
 
 
-def passes_of(model: nn.Module, look: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+def passes_of(model: nn.Module, also: Callable[[Tensor], object] = id) -> Callable[[Tensor, Tensor], Tensor]:
     def one_pass(images: Tensor, labels: Tensor) -> Tensor:
         loss = nn.functional.cross_entropy(model(images), labels)
-        if look and loss.item() < 0:  # waits for the GPU
-            raise AssertionError
+        also(loss)
         loss.backward()
         return loss.detach()
 
@@ -76,16 +75,24 @@ def test_gradients_are_those_of_the_images_given() -> None:
     assert replayed._graph is not None
 
 
-def test_a_pass_that_waits_is_refused_and_goes_on() -> None:
-    model = nn.Linear(8, 4).cuda()
-    replayed = Replayed(passes_of(model, look=True), list(model.parameters()), torch.device("cuda", 0))
-    given = batches(WARM + 4)
-    for images, labels in given[:WARM]:
+@pytest.mark.parametrize(
+    ("also", "refused_at"),
+    [(Tensor.item, WARM), (lambda _loss: torch.cuda.current_stream().synchronize(), WARM + 1)],
+    ids=("seen before", "refused by CUDA"),
+)
+def test_a_pass_that_waits_is_refused_and_goes_on(also: Callable[[Tensor], object], refused_at: int) -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 4)).cuda()
+    replayed = Replayed(passes_of(model, also), list(model.parameters()), torch.device("cuda", 0))
+    stream, given = torch.cuda.current_stream(), batches(WARM + 4)
+    for images, labels in given[: refused_at - 1]:
         replayed(images, labels)
     with pytest.warns(RuntimeWarning, match="cannot be replayed as a CUDA graph"):
-        replayed(*given[WARM])
-    for images, labels in given[WARM:]:
+        replayed(*given[refused_at])
+    assert torch.cuda.current_stream() == stream
+    for images, labels in batches(3):  # random numbers are drawn as before
+        torch.manual_seed(5)
         loss = replayed(images, labels)
+        torch.manual_seed(5)
         found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         torch.testing.assert_close(loss, passes_of(model)(images, labels))

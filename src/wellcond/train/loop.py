@@ -9,7 +9,7 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from wellcond.data import DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
-from wellcond.train.computing import autocast, deterministic, seed_by
+from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import Interrupted, interruptible
+from wellcond.train.passes import Passes
 from wellcond.train.processes import Processes, join
 from wellcond.train.progress import Decoding, Progress
-from wellcond.train.replay import Replayed, can_replay
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
@@ -118,7 +118,7 @@ class _Run:
         self.progress.left_out(self.data.skipped)
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
-        self.passes = self._make_passes()
+        self.passes = Passes(config, self.task, self.parts, here)
 
     @property
     def total(self) -> int:
@@ -174,10 +174,9 @@ class _Run:
         for part in range(config.accumulate):
             images, labels = next(batches)
             last = part == config.accumulate - 1
-            # What is measured has hooks, which a replay would not call.
-            passes = self._pass if self.probe is not None and step % self.probe.every == 0 else self.passes
+            hooked = self.probe is not None and step % self.probe.every == 0
             with self._sync(last), self._measured(step):
-                loss = passes(images, labels)
+                loss = self.passes(images, labels, hooked=hooked)
             total = loss if total is None else total + loss
         assert total is not None
         if config.clip_grad is not None:
@@ -189,19 +188,6 @@ class _Run:
         if parts.ema is not None:
             parts.ema.update(parts.model, step=step)
         return total
-
-    def _pass(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Forward and backward, for one part of a batch; its share of the loss."""
-        with autocast(self.config, self.here.device):
-            loss = self.task.loss(self.parts.called, images, labels)
-        loss = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        self.parts.scaler.scale(loss).backward()
-        return loss.detach()
-
-    def _make_passes(self) -> Callable[[Tensor, Tensor], Tensor]:
-        if can_replay(self.config, self.here.device, world=self.here.world):
-            return Replayed(self._pass, self.parts.parameters, self.here.device)
-        return self._pass
 
     def _validate(self, step: int) -> None:
         self.states.judge(step)
@@ -218,7 +204,7 @@ class _Run:
     def _log(self, step: int, loss: Tensor) -> None:
         self.states.judge(step)
         mean = self.here.total(loss.detach().clone()).item() / self.here.world
-        rate = self.progress.rate
+        self.progress.logged(mean)
         lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
         self._record(
             {
@@ -227,10 +213,9 @@ class _Run:
                 "split": "train",
                 "loss": mean,
                 "lr": lr,
-                "images_per_second": rate,
+                "images_per_second": self.progress.rate,  # of the steps since the row before
             }
         )
-        self.progress.logged(mean)
 
     def _record(self, row: dict[str, Any]) -> None:
         self.folder.log(row)

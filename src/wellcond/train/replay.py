@@ -6,11 +6,16 @@
 A small model's pass is some hundred kernels, and to ask for them one by one takes the CPU longer than they run. A
 replay is one request. It computes what the plain pass computes, with the random numbers of the generator's seed at that
 time; but what Python decided while the pass was captured stays decided, so a pass that waits for the GPU to look at a
-number cannot be captured. Such a one is refused by CUDA, and then all goes on as before, with a warning.
+number cannot be captured. The last of the plain passes is watched for that; where it waits, or where CUDA refuses the
+capture for another reason, passes stay plain, with a warning.
+
+The graph keeps the memory of a pass to itself: a plain pass beside it, as one that is measured, needs as much again.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +25,10 @@ from wellcond.train.config import Config
 
 __all__ = ["Replayed", "can_replay"]
 
+WAITED, PROTOTYPE = (
+    "called a synchronizing CUDA operation",
+    "Synchronization debug mode is a prototype",
+)  # torch's words
 WARM = 3  # plain passes before the capture: whatever is compiled, tuned or made on first use is there then
 
 
@@ -59,7 +68,11 @@ class Replayed:
         if self._graph is None:
             self._calls = self._calls + 1 if kind == self._kind else 1
             self._kind = kind
-            if self._calls <= WARM or not self._captured(images, labels):
+            if self._calls < WARM:
+                return self.plain(images, labels)
+            if self._calls == WARM:
+                return self._watched(images, labels)
+            if not self._captured(images, labels):
                 return self.plain(images, labels)
         assert self._graph is not None
         for kept, now in zip(self._given, (images, labels), strict=True):
@@ -81,29 +94,67 @@ class Replayed:
         outside.wait_stream(self._stream)
         return loss
 
+    def _watched(self, images: Tensor, labels: Tensor) -> Tensor:
+        """A plain pass; refused are those that make the CPU wait for the GPU."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                loss = self.plain(images, labels)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        waits = [one for one in caught if WAITED in str(one.message)]
+        for one in caught:
+            if one not in waits and PROTOTYPE not in str(one.message):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if waits:
+            self._refuse(f"{Path(waits[0].filename).name}:{waits[0].lineno} waits for the GPU")
+        return loss
+
     def _captured(self, images: Tensor, labels: Tensor) -> bool:
         """Capture a pass; nothing is computed in it."""
         self._forget()
         self._given = (images.clone(), labels.clone())
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        outside = torch.cuda.current_stream(self._stream.device)
+        generator = torch.cuda.default_generators[self._stream.device_index]
+        seed = generator.initial_seed()
         try:
             # Other threads may go on, such as one that copies the next images into pinned memory.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._loss = self.one_pass(*self._given)
         except RuntimeError as error:
             self._forget()
-            self.refused = str(error).strip().partition("\n")[0] or type(error).__name__
-            warnings.warn(
-                f"a step of this training cannot be replayed as a CUDA graph ({self.refused}); its steps run one by "
-                "one, which is right and slower. step_graph=false does not try",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            torch.cuda.set_stream(outside)
+            _end(pool, generator)
+            generator.manual_seed(seed)
+            cause = error.__context__ or error  # the first is what happened in the pass
+            self._refuse(str(cause).strip().partition("\n")[0] or type(cause).__name__)
             return False
         self._gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
         self._graph = graph
         return True
 
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        warnings.warn(
+            f"a step of this training cannot be replayed as a CUDA graph ({why}); its steps run one by one, which is "
+            "right and slower. step_graph=false does not try",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def _forget(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def _end(pool: Any, generator: torch.Generator) -> None:
+    """What torch 2.11 leaves undone where a capture failed: its memory stays taken, and its generator will not draw."""
+    torchs: Any = torch._C
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torchs._cuda_endAllocateToPool(generator.device.index, pool)
+        torchs._cuda_releasePool(generator.device.index, pool)
+    with contextlib.suppress(RuntimeError, AttributeError):
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())

@@ -55,6 +55,21 @@ def test_attention_is_blamed_where_it_makes_things_worse():
     only(advise(parallel), "replace_attention")
 
 
+def test_numbers_beyond_the_ceiling_are_marked():
+    capped = {"sa": 64}
+    only(advise(state(sa=15.9, plus_sa=11.0, capped=capped)), "puts out log κ ≥ 15.9, and 11.0 is left")
+    both = advise(state(sa=15.9, plus_sa=14.0, capped={**capped, "+sa": 1}))
+    assert "puts out log κ ≥ 15.9, and ≥ 14.0 is left" in both[0]
+
+
+def test_what_lies_beyond_the_ceiling_is_not_compared():
+    found = advise(state(sa=15.9, plus_sa=15.9, capped={"sa": 64, "+sa": 64}))
+    assert "beyond the ceiling before the attention's add, and after it too" in found[0]
+    assert "restore_skip" in found[0]
+    assert advise(state(sa=15.9, plus_sa=15.2, capped={"sa": 64})) == []  # how far it came down nobody knows
+    only(advise(state(sa=15.2, plus_sa=15.2)), "as large after the attention's add as before it")
+
+
 def test_thresholds_are_where_they_are_said_to_be():
     for above, expected in ((HIGH, 1), (HIGH - 0.01, 0)):
         assert len(advise(state(sa=15.0, plus_sa=above))) == expected

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from wellcond.report.comparing import compare, differences, share_at_ceiling, summary
+from wellcond.report.comparing import Difference, compare, differences, largest_rise, share_at_ceiling, summary
 from wellcond.report.readings import Readings
 
 
@@ -37,10 +37,74 @@ def test_the_table_is_short_and_its_file_is_whole(runs):
     assert "NaN now" in table
     text = base64.b64decode(re.search(r'base64,([^"]+)"', link)[1]).decode()
     header, *lines = csv.reader(io.StringIO(text))
-    assert header == ["run", "block", "site", "log_kappa of a", "log_kappa", "change"]
+    assert header == ["run", "block", "site", "log_kappa of a", "log_kappa", "change", "change is"]
     assert len(lines) == 21
-    for _, _, _, first, other, change in lines[1:]:
+    assert [line[-1] for line in lines] == ["no number", *["exact"] * 20]
+    for _, _, _, first, other, change, _ in lines[1:]:
         assert float(change) == pytest.approx(float(other) - float(first), abs=1e-6)
+
+
+@pytest.fixture
+def capped(probe_rows):
+    """Four places in both runs: exact in both, beyond the ceiling in the first, in the other, in both."""
+
+    def run(name, values, beyond):
+        rows = probe_rows(blocks=4, sites=("sa",), brief=True)
+        for r in rows:
+            if r["name"] == "log_kappa":
+                r |= {"value": values[r["index"]], "status": "ceiling" if r["index"] in beyond else "ok"}
+        return Readings.of(name, rows)
+
+    return [run("a", (4.0, 15.0, 5.0, 15.0), {1, 3}), run("b", (6.0, 9.0, 15.5, 15.84), {2, 3})]
+
+
+def test_a_change_from_or_to_a_lower_bound_is_one_and_between_two_nobody_knows(capped):
+    found = compare(capped)
+    assert [(d.block, d.sense, str(d)) for d in found] == [
+        ("blocks.2", "at least", "≥ +10.50"),
+        ("blocks.0", "exact", "+2.00"),
+        ("blocks.1", "at most", "≤ −6.00"),
+        ("blocks.3", "not known", "not known"),
+    ]
+    table, link = differences(capped)
+    assert "+0.84" not in table
+    assert "≥ 15.00" in table
+    assert "≥ 15.84" in table
+    assert "the change is not known: 1 places" in table
+    text = base64.b64decode(re.search(r'base64,([^"]+)"', link)[1]).decode()
+    assert [line.split(",")[-2:] for line in text.splitlines()[-2:]] == [["-6", "at most"], ["NaN", "not known"]]
+
+
+def test_the_largest_rise_is_one_that_is_known(capped):
+    rise, certain = largest_rise(compare(capped))
+    assert (rise.block, certain) == ("blocks.2", False)  # blocks.3 may have risen more
+    exact = [d._replace(first_bound=False, other_bound=False) for d in compare(capped)]
+    assert largest_rise(exact) == (exact[0], True)
+    at_most = Difference("b", "blocks.9", "sa", 15.0, 15.9, True, False)
+    assert largest_rise([at_most]) is None  # nobody knows whether it rose at all
+    small = Difference("b", "blocks.8", "sa", 1.0, 1.5)
+    assert largest_rise([at_most, small]) == (small, False)
+    assert largest_rise([at_most._replace(other=15.1), small]) == (small, True)
+
+
+def test_the_mean_of_lower_bounds_is_one(capped):
+    html = summary(capped, {})
+    assert "≥ 9.75" in html
+    assert "≥ 11.59" in html
+    assert "so that it is a lower bound" in html
+    for run, least in zip(capped, ((4.0, False), (6.0, False)), strict=True):
+        mean = run.mean_over_blocks(0, "sa")
+        assert (mean.least, mean.most[1], mean.left_out) == (least, True, 0)
+
+
+def test_a_count_tells_what_a_status_hides(probe_rows):
+    rows = probe_rows(blocks=1, sites=("sa",), shift=2.5)
+    assert Readings.of("a", rows).lower_bound(0, "blocks.0", "sa")
+    hidden = [{**r, "status": "non_finite"} for r in rows]
+    assert Readings.of("a", hidden).lower_bound(0, "blocks.0", "sa")
+    seen = [{**r, "status": "ok", "value": 0.0 if r["name"] == "capped" else r["value"]} for r in rows]
+    assert not Readings.of("a", seen).lower_bound(0, "blocks.0", "sa")
+    assert not Readings.of("a", seen).capped_sites
 
 
 def test_runs_with_nothing_in_common_say_so(probe_rows):

@@ -67,8 +67,26 @@ def test_tiles_name_the_worst_block_and_the_means(probe_rows):
     assert shown["worst block"] == worst["block"]
     assert shown["its log κ"] == f"{'≥ ' if worst['status'] == 'ceiling' else ''}{worst['value']:.1f}"
     for site in ("sa", "+sa", "mlp", "+mlp"):
-        values = [r["value"] for r in last if r["site"] == site]
-        assert shown[f"mean log κ at {site}"] == f"{sum(values) / 6:.1f}"
+        here = [r for r in last if r["site"] == site]
+        mark = "≥ " if any(r["status"] == "ceiling" for r in here) else ""
+        assert shown[f"mean log κ at {site}"] == f"{mark}{sum(r['value'] for r in here) / 6:.1f}"
+    assert shown["mean log κ at sa"].startswith("≥ ")
+    assert not shown["mean log κ at +sa"].startswith("≥")
+
+
+def test_tiles_say_what_is_a_lower_bound(probe_rows):
+    """Of six blocks the last are beyond the ceiling: the mean and the largest are lower bounds, the smallest is not."""
+    html = conditioning_page({"a": probe_rows(blocks=6, shift=1.5)}).to_html()
+    assert '<dd class="small">κ at least ' in html
+    assert re.search(r"6 blocks, 1\d\.\d to ≥ 1\d\.\d", unescape(html))
+    html = conditioning_page({"a": probe_rows(blocks=6)}).to_html()
+    assert "κ about" in html
+    assert "≥" not in "".join(tiles(html).values())
+    html = conditioning_page({"a": probe_rows(blocks=6, shift=9.0)}).to_html()
+    assert "6 blocks, ≥ 15.9 to ≥ 15.9" in html
+    assert "the truth may lie above a line" in html
+    outside = conditioning_page({"a": [{**r, "status": "ceiling"} for r in probe_rows(blocks=0, outside=("tokens",))]})
+    assert tiles(outside.to_html())["log κ at tokens"] == "≥ 8.6"
 
 
 def test_a_healthy_run_gets_no_advice(probe_rows):
@@ -97,7 +115,7 @@ def test_runs_are_compared(probe_rows):
     assert headings(html, 2)[:2] == ["The runs", "Differences"]
     assert "log κ by block and site, b & c" in headings(html, 3)
     assert "log κ by block, +mlp" in headings(html, 3)
-    assert tiles(html)["largest rise from a"].startswith("+")
+    assert tiles(html)["largest known rise from a"].startswith("+")  # at sa some are beyond the ceiling in both
     assert "b & c" not in html.replace("b &amp; c", "")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .axes import format_number
-from .readings import Cell, Readings
+from .readings import Cell, Readings, bounded
 
 __all__ = [
     "BlockState",
@@ -88,6 +88,10 @@ class BlockState:
         """log κ at a site; NaN, which no rule takes for large, where there is none."""
         return self.cells[site].value if site in self.cells else math.nan
 
+    def lower_bound(self, site: str) -> bool:
+        """Whether log κ at a site is at least what it says, some samples being at the ceiling."""
+        return bool(self.capped.get(site)) or (site in self.cells and self.cells[site].status == "ceiling")
+
     @property
     def after_attention(self) -> float:
         """A parallel block has one add for both branches."""
@@ -137,11 +141,18 @@ def all_zero(state: BlockState) -> str | None:
 def skip_does_not_help(state: BlockState) -> str | None:
     for site, add in ADDS.items():
         before, after = state.value(site), state.value(add)
+        unseen = state.lower_bound(site), state.lower_bound(add)
+        if unseen == (True, False):  # it came out of where nobody sees: how far, nobody knows
+            continue
         alike = abs(after - before) <= SAME
         if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):
+            name = "attention" if site == "sa" else "MLP"
+            if all(unseen):
+                what = f"κ is beyond the ceiling before the {name}'s add, and after it too"
+            else:
+                what = f"κ is as large after the {name}'s add as before it"
             return (
-                f"κ is as large after the {'attention' if site == 'sa' else 'MLP'}'s add as before it: if the skip was "
-                "removed, restore it (wellcond.restore_skip); if not, the branch outweighs it."
+                f"{what}: if the skip was removed, restore it (wellcond.restore_skip); if not, the branch outweighs it."
             )
     return None
 
@@ -156,11 +167,13 @@ def tokens_come_in_badly(state: BlockState) -> str | None:
 
 
 def attention_makes_it_worse(state: BlockState) -> str | None:
-    after = state.after_attention
-    if state.value("sa") >= HIGH and HIGH <= after <= state.value("sa") - SKIP_GAIN and not state.entering >= HIGH:
+    before, after = state.value("sa"), state.after_attention
+    if before >= HIGH and HIGH <= after <= before - SKIP_GAIN and not state.entering >= HIGH:
+        add = "+sa" if "+sa" in state.cells else "+mlp"
+        left = bounded(after, state.lower_bound(add))
         return (
-            f"Attention puts out log κ {state.value('sa'):.1f}, and {after:.1f} is left after the add: another "
-            "attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel."
+            f"Attention puts out log κ {bounded(before, state.lower_bound('sa'))}, and {left} is left after the add: "
+            "another attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel."
         )
     return None
 
@@ -185,7 +198,7 @@ def attention_has_collapsed(state: BlockState) -> str | None:
 
 def beyond_the_ceiling(state: BlockState) -> str | None:
     """Only where it matters: after an add. A branch's output at the ceiling is common, and the skip makes up for it."""
-    sites = [site for site in ADDS.values() if state.capped.get(site) or _at_ceiling(state, site)]
+    sites = [site for site in ADDS.values() if state.lower_bound(site)]
     if not sites:
         return None
     site = max(sites, key=lambda name: state.capped.get(name, 0))
@@ -195,10 +208,6 @@ def beyond_the_ceiling(state: BlockState) -> str | None:
         f"At {site} κ of {share} is beyond what {cell.dtype} can see: the number is a lower bound, and a "
         "measurement in float64 would tell more."
     )
-
-
-def _at_ceiling(state: BlockState, site: str) -> bool:
-    return site in state.cells and state.cells[site].status == "ceiling"
 
 
 RULES: tuple[Callable[[BlockState], str | None], ...] = (
@@ -234,9 +243,10 @@ def advise_run(readings: Readings, step: int) -> list[str]:
         )
     tokens = readings.value("log_kappa", step, "", "tokens")
     if tokens >= HIGH:
+        bound = readings.lower_bound(step, "", "tokens")
         said.append(
-            f"The raw tokens have log κ {tokens:.1f}. Graying (wellcond.gray) lowers it, SVD graying with ε = 0.95 to "
-            f"{0.95 * tokens:.1f}; whether that helps training is for a trial to say."
+            f"The raw tokens have log κ {bounded(tokens, bound)}. Graying (wellcond.gray) lowers it, SVD graying with "
+            f"ε = 0.95 to {bounded(0.95 * tokens, bound)}; whether that helps training is for a trial to say."
         )
     return said
 

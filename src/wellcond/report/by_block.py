@@ -14,7 +14,7 @@ from .markup import Html, join, tag
 from .page import section, side_by_side
 from .readings import BLOCK_SITES, SITE_WORDS, Readings
 from .steps import SteppedLine, slider, stepped_lines, thin
-from .training import alone, run_style
+from .training import alone, below_truth, run_style
 
 __all__ = ["block_section"]
 
@@ -81,6 +81,7 @@ def _lines(runs: Sequence[Readings], shown: Sequence[int]) -> list[Html]:
             for site in runs[0].sites
         ]
         caption = "Dashed: what a branch puts out. Plain: the stream after its add, where the skip has come in."
+        caption += below_truth(runs, *runs[0].sites)
         return [join(stepped_lines(lines, shown, title="log κ by block", caption=caption, **options))]
     charts = []
     for site in (site for site in BLOCK_SITES if any(site in run.sites for run in runs)):
@@ -89,7 +90,7 @@ def _lines(runs: Sequence[Readings], shown: Sequence[int]) -> list[Html]:
             if site in run.sites:
                 color, dashed = run_style(position)
                 lines.append(SteppedLine(name=run.run, frames=frames(run, site), color=color, dashed=dashed))
-        caption = f"{site}: {SITE_WORDS[site]}.{alone([line.name for line in lines], runs)}"
+        caption = f"{site}: {SITE_WORDS[site]}.{alone([line.name for line in lines], runs)}{below_truth(runs, site)}"
         charts.append(join(stepped_lines(lines, shown, title=f"log κ by block, {site}", caption=caption, **options)))
     return charts
 

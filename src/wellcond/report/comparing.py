@@ -2,6 +2,9 @@
 
 section("The runs", summary(runs))
 section("Differences", *differences(runs))
+
+Beyond the ceiling log κ is a lower bound, and so is what is made of it: a mean, or a change from an exact number. A
+change between two lower bounds is not known.
 """
 
 import csv
@@ -13,41 +16,82 @@ from typing import Any, NamedTuple
 from .downloads import csv_number, data_link
 from .markup import Html, tag
 from .page import paragraph, table
-from .readings import BLOCK_SITES, Readings
+from .readings import BLOCK_SITES, Readings, bounded
 
-__all__ = ["Difference", "compare", "differences", "share_at_ceiling", "signed", "summary"]
+__all__ = ["Difference", "compare", "differences", "largest_rise", "share_at_ceiling", "summary"]
 
 ROWS_MOST = 20
+SENSES = {  # of a change, by whether the first and the other are lower bounds
+    (False, False): "exact",
+    (False, True): "at least",
+    (True, False): "at most",
+    (True, True): "not known",
+}
+BOUND = "≥: some samples were at the ceiling, so that it is a lower bound."
 
 
 class Difference(NamedTuple):
-    """log κ at one place, in the first run and in another, each at its last step."""
+    """log κ at one place, in the first run and in another, each at its last step, and whether it is a lower bound."""
 
     run: str
     block: str
     site: str
     first: float
     other: float
+    first_bound: bool = False
+    other_bound: bool = False
 
     @property
     def change(self) -> float:
-        """How much worse the other run is; infinite where it alone has no number, NaN where both have none."""
+        """How much worse the other run is; infinite where it alone has no number, NaN where both have none.
+
+        NaN also where both are lower bounds: what lies between two numbers that nobody has seen is not known.
+        """
         if math.isfinite(self.first):
+            if self.first_bound and self.other_bound and math.isfinite(self.other):
+                return math.nan
             return self.other - self.first if math.isfinite(self.other) else math.inf
         return -math.inf if math.isfinite(self.other) else math.nan
 
+    @property
+    def sense(self) -> str:
+        """What `change` is: "exact", "at least", "at most", "not known", or "no number" in one of the two."""
+        if not (math.isfinite(self.first) and math.isfinite(self.other)):
+            return "no number"
+        return SENSES[self.first_bound, self.other_bound]
+
+    def __str__(self) -> str:
+        """The change in words, or with its mark and sign."""
+        if self.sense == "no number":
+            return "NaN in both" if math.isnan(self.change) else "NaN now" if self.change > 0 else "NaN before"
+        if self.sense == "not known":
+            return "not known"
+        mark = {"at least": "≥ ", "at most": "≤ "}.get(self.sense, "")
+        return mark + f"{self.change:+.2f}".replace("-", "−")
+
 
 def compare(runs: Sequence[Readings]) -> list[Difference]:
-    """Every place that the first run shares with another, the worst change first."""
+    """Every place that the first run shares with another, the worst change first, and those not known last."""
     first, *others = runs
     found = []
     for other in others:
         for block, site in _places(first):
-            before = first.log_kappa(first.steps[-1], block, site)
-            after = other.log_kappa(other.steps[-1], block, site)
+            here, there = (first.steps[-1], block, site), (other.steps[-1], block, site)
+            before, after = first.log_kappa(*here), other.log_kappa(*there)
             if before and after:
-                found.append(Difference(other.run, block, site, before.value, after.value))
-    return sorted(found, key=lambda d: -math.inf if math.isnan(d.change) else d.change, reverse=True)
+                bounds = first.lower_bound(*here), other.lower_bound(*there)
+                found.append(Difference(other.run, block, site, before.value, after.value, *bounds))
+    return sorted(found, key=lambda d: (not math.isnan(d.change), d.change), reverse=True)
+
+
+def largest_rise(found: Sequence[Difference]) -> tuple[Difference, bool] | None:
+    """The worst change that certainly is one, of what `compare` found, and whether no other can be worse."""
+    rise = next((d for d in found if d.change > 0 and d.sense != "at most"), None)
+    if rise is None:
+        return None
+    others = [d for d in found if d is not rise]
+    open_ended = any(d.sense in ("at least", "not known") for d in others)
+    return rise, not open_ended and all(d.change <= rise.change for d in others if d.sense == "at most")
 
 
 def _places(run: Readings) -> list[tuple[str, str]]:
@@ -68,15 +112,18 @@ def summary(runs: Sequence[Readings], models: Mapping[str, str]) -> Html:
     header = ["run", *(["model"] if with_models else []), "step", *sites, "at the ceiling"]
     start = 3 if with_models else 2
     caption = "Mean log κ over blocks, at the last step of each run. !: blocks without a number are left out."
+    if any("≥" in cell for row in rows for cell in row):
+        caption += f" {BOUND}"
     return table(header, rows, numeric=set(range(start - 1, len(header))), caption=caption)
 
 
 def _mean(run: Readings, step: int, site: str) -> str:
-    values = run.over_blocks(step, site)
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return "NaN" if values else "–"
-    return f"{'' if len(finite) == len(values) else '! '}{sum(finite) / len(finite):.2f}"
+    mean = run.mean_over_blocks(step, site)
+    if mean is None:
+        return "–"
+    if not math.isfinite(mean.value):
+        return "NaN"
+    return f"{'! ' if mean.left_out else ''}{bounded(mean.value, mean.lower_bound, digits=2)}"
 
 
 def share_at_ceiling(run: Readings, step: int) -> tuple[str, str]:
@@ -101,37 +148,29 @@ def differences(runs: Sequence[Readings]) -> list[Html]:
             paragraph(f"No block and site of {runs[0].run} was measured in another run, so nothing can be compared.")
         ]
     several = len(runs) > 2
-    rows = [
-        [*([d.run] if several else []), d.block or "–", d.site, signed(d.change), _text(d.first), _text(d.other)]
-        for d in found[:ROWS_MOST]
-    ]
+    rows = [[*([d.run] if several else []), d.block or "–", d.site, str(d), *_texts(d)] for d in found[:ROWS_MOST]]
     names = [runs[0].run, "this run" if several else runs[1].run]
     header = [*(["run"] if several else []), "block", "site", "change", *names]
     start = 3 if several else 2
     more = f" These are the first {ROWS_MOST} of {len(found)}." if len(found) > ROWS_MOST else ""
     caption = f"log κ at each run's last step, the worst change first.{more}"
+    if any(d.first_bound or d.other_bound for d in found):
+        unknown = sum(d.sense == "not known" for d in found)
+        last = f" Between two of them the change is not known: {unknown} places, which come last." if unknown else ""
+        caption += f" {BOUND}{last}"
     link = tag("p", data_link("All differences as CSV", "differences.csv", "text/csv", _csv(runs[0].run, found)))
     return [table(header, rows, numeric=set(range(start, len(header))), caption=caption), link]
 
 
-def _text(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "NaN"
-
-
-def signed(change: float) -> str:
-    """A change in words where one of the two has no number."""
-    if math.isnan(change):
-        return "NaN in both"
-    if math.isinf(change):
-        return "NaN now" if change > 0 else "NaN before"
-    return f"{change:+.2f}".replace("-", "−")
+def _texts(d: Difference) -> list[str]:
+    return [bounded(d.first, d.first_bound, digits=2), bounded(d.other, d.other_bound, digits=2)]
 
 
 def _csv(first: str, found: Sequence[Difference]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", "block", "site", f"log_kappa of {first}", "log_kappa", "change"])
+    writer.writerow(["run", "block", "site", f"log_kappa of {first}", "log_kappa", "change", "change is"])
     for d in found:
         numbers = [csv_number(value) for value in (d.first, d.other, d.change)]
-        writer.writerow([d.run, d.block, d.site, *numbers])
+        writer.writerow([d.run, d.block, d.site, *numbers, d.sense])
     return file.getvalue()

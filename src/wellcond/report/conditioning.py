@@ -17,10 +17,10 @@ from wellcond.records import own_version
 from .advice import BlockState, advise, advise_run, first_failure
 from .axes import format_number
 from .by_block import block_section
-from .comparing import compare, differences, share_at_ceiling, signed, summary
+from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
 from .markup import Html, tag
 from .page import Page, bullets, note, paragraph, section, side_by_side, table, tiles
-from .readings import SITE_WORDS, Readings
+from .readings import SITE_WORDS, Readings, bounded
 from .spectra import attention, spectra
 from .training import RUNS_MOST, Points, over_training
 
@@ -106,8 +106,7 @@ def _number(state: BlockState) -> str:
     """log κ of a block where it is worst, with the mark of a lower bound."""
     if not math.isfinite(state.worst):
         return "all zero" if state.cells[state.worst_site].status == "zero" else "NaN"
-    bound = state.capped.get(state.worst_site) or state.cells[state.worst_site].status == "ceiling"
-    return f"{'≥ ' if bound else ''}{state.worst:.1f}"
+    return bounded(state.worst, state.lower_bound(state.worst_site))
 
 
 def _tiles(runs: Sequence[Readings]) -> Html:
@@ -118,32 +117,35 @@ def _tiles(runs: Sequence[Readings]) -> Html:
         of = f", {run.run}" if len(runs) > 1 else ""
         items.append(("worst block", state.block, f"at {state.worst_site}, step {run.steps[-1]:,}{of}"))
         kappa = format_number(float(f"{math.exp(state.worst):.2g}"), 2) if 0 <= state.worst < 500 else ""
-        items.append(("its log κ", _number(state), f"κ about {kappa}" if kappa else "see below"))
+        about = "at least" if state.lower_bound(state.worst_site) else "about"
+        items.append(("its log κ", _number(state), f"κ {about} {kappa}" if kappa else "see below"))
     if len(runs) == 1:
         run = runs[0]
         share, counted = share_at_ceiling(run, last)
         items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can see"))
         items += [_site_tile(run, site) for site in run.sites]
     else:
-        changes = compare(runs)
-        if changes and changes[0].change > 0:
-            where = f"{changes[0].run}: {changes[0].block} {changes[0].site}"
-            items.append((f"largest rise from {runs[0].run}", signed(changes[0].change), where))
-    if not items:
-        items = [(f"log κ at {s}", _one_digit(runs[0].value("log_kappa", last, "", s)), "") for s in runs[0].outside]
+        if found := largest_rise(compare(runs)):
+            rise, certain = found
+            what = f"largest {'' if certain else 'known '}rise from {runs[0].run}"
+            items.append((what, str(rise), f"{rise.run}: {rise.block} {rise.site}"))
+    if not worst:  # nothing but what comes before the blocks
+        for site in runs[0].outside:
+            at = last, "", site
+            number = bounded(runs[0].value("log_kappa", *at), runs[0].lower_bound(*at))
+            items.append((f"log κ at {site}", number, SITE_WORDS[site]))
     return tiles(*items)
 
 
 def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
-    values = run.over_blocks(run.steps[-1], site)
-    finite = [value for value in values if math.isfinite(value)]
-    count = f"{len(values)}" if len(finite) == len(values) else f"{len(finite)} of {len(values)}"
-    text = f"{count} blocks, {min(finite):.1f} to {max(finite):.1f}" if len(values) > 1 and finite else SITE_WORDS[site]
-    return f"mean log κ at {site}", _one_digit(sum(finite) / len(finite) if finite else math.nan), text
-
-
-def _one_digit(value: float) -> str:
-    return f"{value:.1f}" if math.isfinite(value) else "NaN"
+    mean = run.mean_over_blocks(run.steps[-1], site)
+    if mean is None:  # not at the last step
+        return f"mean log κ at {site}", "–", SITE_WORDS[site]
+    text = SITE_WORDS[site]
+    if mean.blocks > 1 and mean.left_out < mean.blocks:
+        count = f"{mean.blocks - mean.left_out} of {mean.blocks}" if mean.left_out else f"{mean.blocks}"
+        text = f"{count} blocks, {bounded(*mean.least)} to {bounded(*mean.most)}"
+    return f"mean log κ at {site}", bounded(mean.value, mean.lower_bound), text
 
 
 def _first_section(runs: Sequence[Readings]) -> Html:

@@ -13,9 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
-__all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Readings", "SITE_WORDS"]
+__all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
 
 BLOCK_SITES = ("in", "sa", "+sa", "mlp", "+mlp")
 OUTSIDE_SITES = ("tokens", "embed")  # before the first block
@@ -58,6 +59,23 @@ class Cell(NamedTuple):
     samples: int
     dtype: str
     status: str
+
+
+class Mean(NamedTuple):
+    """Mean log κ over blocks; the mean of numbers among which are lower bounds is one, too."""
+
+    value: float
+    blocks: int
+    left_out: int
+    """Blocks without a number."""
+    least: tuple[float, bool]
+    """The smallest number, and whether it is a lower bound; an exact one stays the smallest, whatever bounds hide."""
+    most: tuple[float, bool]
+    """The largest number, which is a lower bound as soon as one of them is."""
+
+    @property
+    def lower_bound(self) -> bool:
+        return self.most[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +149,29 @@ class Readings:
         cell = self.cells.get((name, step, block, site))
         return cell.value if cell else math.nan
 
+    def lower_bound(self, step: int, block: str, site: str) -> bool:
+        """Whether some samples were at the ceiling, so that log κ is at least what it says.
+
+        A status names the worst alone: NaN in one sample hides the ceiling in another, but not from their count.
+        """
+        cell = self.log_kappa(step, block, site)
+        return cell is not None and (cell.status == "ceiling" or self.value("capped", step, block, site) > 0)
+
+    def mean_over_blocks(self, step: int, site: str) -> "Mean | None":
+        """Mean log κ of the blocks that have a number at a site; None where none was measured there."""
+        cells = {b.name: cell for b in self.blocks if (cell := self.log_kappa(step, b.name, site))}
+        finite = {name: cell.value for name, cell in cells.items() if math.isfinite(cell.value)}
+        if not cells:
+            return None
+        bounds = {name for name in finite if self.lower_bound(step, name, site)}
+        return Mean(
+            value=sum(finite.values()) / len(finite) if finite else math.nan,
+            blocks=len(cells),
+            left_out=len(cells) - len(finite),
+            least=min(((finite[name], name in bounds) for name in finite), default=(math.nan, False)),
+            most=(max(finite.values(), default=math.nan), bool(bounds)),
+        )
+
     def over_blocks(self, step: int, site: str) -> list[float]:
         """log κ at a site, of every block that was measured there."""
         cells = [self.log_kappa(step, block.name, site) for block in self.blocks]
@@ -138,8 +179,14 @@ class Readings:
 
     def mean(self, step: int, site: str) -> float:
         """Mean log κ at a site over blocks; NaN where one of them has no number, for the rest would look too good."""
-        values = self.over_blocks(step, site)
-        return sum(values) / len(values) if values and all(map(math.isfinite, values)) else math.nan
+        mean = self.mean_over_blocks(step, site)
+        return mean.value if mean and not mean.left_out else math.nan
+
+    @cached_property
+    def capped_sites(self) -> set[str]:
+        """The sites where log κ is a lower bound in some block at some step."""
+        places = [key[1:] for key in self.cells if key[0] == "log_kappa"]
+        return {place[2] for place in places if self.lower_bound(*place)}
 
     def worst(self, step: int) -> float:
         """The largest log κ of a step at any place; infinite where one is not finite. Tells which steps to draw."""
@@ -155,6 +202,11 @@ class Readings:
         """(i, σ_i/σ_0) of the singular values that were kept, i from 0."""
         found = ((i, self.get(f"sigma.{i}", step, block, site)) for i in self.singular)
         return [(i, cell.value) for i, cell in found if cell]
+
+
+def bounded(value: float, bound: bool, *, digits: int = 1) -> str:
+    """A number with the mark of a lower bound, where it is one."""
+    return f"{'≥ ' if bound else ''}{value:.{digits}f}" if math.isfinite(value) else "NaN"
 
 
 def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, Cell]:

@@ -15,7 +15,7 @@ from .figures import Axis, Chart, Series, line_chart
 from .readings import Readings
 from .steps import thin
 
-__all__ = ["RUNS_MOST", "alone", "over_training", "run_style"]
+__all__ = ["RUNS_MOST", "alone", "below_truth", "over_training", "run_style"]
 
 DRAWN_MOST, CSV_MOST = 200, 5000  # steps
 BLOCKS_MOST = 5  # lines of single blocks in one chart
@@ -32,6 +32,13 @@ def run_style(position: int) -> tuple[str, bool]:
 def alone(names: Sequence[str], runs: Sequence[Readings]) -> str:
     """Whose line it is where a chart of several runs has only one, which then bears no name."""
     return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
+
+
+def below_truth(runs: Sequence[Readings], *sites: str) -> str:
+    """What to know of lines at these sites where some of their points are lower bounds."""
+    if not any(run.capped_sites & set(sites) for run in runs):
+        return ""
+    return " Some samples were at the ceiling: near it, the truth may lie above a line."
 
 
 def over_training(runs: Sequence[Readings], *, losses: Mapping[str, Points]) -> list[Chart]:
@@ -57,7 +64,7 @@ def _of_one_run(run: Readings) -> list[Chart]:
     ]
     charts = []
     if means:
-        caption = "Natural logarithm, mean over blocks."
+        caption = "Natural logarithm, mean over blocks." + below_truth([run], *run.sites)
         charts.append(_over_steps(means, title="log κ over training, by site", y="log κ", caption=caption))
     if len(run.blocks) > 1 and run.sites:
         last = run.steps[-1]
@@ -72,6 +79,7 @@ def _of_one_run(run: Readings) -> list[Chart]:
             for block, color in zip(sorted(ranked, key=lambda block: block.place), CATEGORIES, strict=False)
         ]
         caption = f"The site that is worst at the last step, {site}, and the {len(blocks)} blocks worst there."
+        caption += below_truth([run], site)
         charts.append(_over_steps(blocks, title=f"log κ over training, {site}", y="log κ", caption=caption))
     return charts
 
@@ -86,7 +94,7 @@ def _of_runs(runs: Sequence[Readings]) -> list[Chart]:
         ]
         if lines:
             title = f"log κ over training, {site}"
-            caption = "Mean over blocks." + alone([name for name, *_ in lines], runs)
+            caption = "Mean over blocks." + alone([name for name, *_ in lines], runs) + below_truth(runs, site)
             charts.append(_over_steps(lines, title=title, y="log κ", caption=caption))
     return charts
 

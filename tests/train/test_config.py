@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch._inductor
+from timm.optim import create_optimizer_v2, list_optimizers
 
 from wellcond.train.config import COMPILE_MODES, GRAPH_MODES, Config
+from wellcond.train.recipes import recipe
 
 Make = Callable[..., Config]
 
@@ -137,11 +140,84 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"layer_scale": 1.0}, "name the skip with remove_skips"),
         ({"opt": "adamww"}, "timm knows no optimiser 'adamww'; did you mean.*adamw"),
         ({"model": "vit_tiny_patch16_225"}, "timm knows no model.*vit_tiny_patch16_224"),
+        ({"opt_betas": [0.9]}, r"opt=adamw takes 2 numbers as opt_betas, got 1 \(0.9\)"),
+        ({"opt": "adan", "opt_betas": [0.9, 0.95]}, "opt=adan takes 3 numbers"),
+        ({"opt": "lookahead_sgd", "opt_betas": [0.9, 0.95]}, "opt_betas would be ignored"),
+        ({"opt": "adahessian"}, "needs second derivatives"),
+        ({"opt": "lookahead_adahessian"}, "needs second derivatives"),
+        ({"image_size": 16}, "image_size=16, but .* images of 8 × 8; give it img_size=16 .* or set image_size=8"),
+        ({"image_size": 16, "model_kwargs": {}}, "image_size=16, but .* images of 224 × 224"),
+        ({"model_kwargs": {"img_size": [8, 16]}}, "images of 8 × 16"),
+        ({"mask_ratio": 0.5}, "mask_ratio is a setting of masked autoencoding, and the task is classify"),
+        ({"decoder_dim": 16}, "decoder_dim is a setting of masked"),
+        ({"decoder_depth": 2}, "decoder_depth is a setting of masked"),
+        ({"decoder_heads": 2}, "decoder_heads is a setting of masked"),
+        ({"normalize_pixels": True}, "normalize_pixels is a setting of masked"),
+        ({"gray": "dct", "gray_masked": "all"}, "gray_masked is a setting of masked"),
+        ({"task": "mae", "gray_masked": "all"}, "gray_masked is a setting of graying"),
+        ({"epsilon": 0.5}, "epsilon is a setting of graying.*add gray=dct"),
+        ({"cache_limit": 0}, "digits are embedded and never streamed"),
+        ({"auto_augment": "rand-m9"}, "digits are embedded: leave it empty"),
+        ({"checkpoint": "no/such.safetensors"}, "there is no checkpoint no/such.safetensors"),
+        ({"checkpoint": "/"}, "the checkpoint / is a folder; name the file"),
+        ({"checkpoint": __file__, "pretrained": True}, "two sources of weights"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused(make_config: Make, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_config(**changes).check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_size": 16, "model_kwargs": {"dynamic_img_size": True, "img_size": 8}},
+        {"image_size": 48, "model": "swin_tiny_patch4_window7_224", "model_kwargs": {"strict_img_size": False}},
+        {"image_size": 40, "model": "pvt_v2_b0", "model_kwargs": {}},
+        {"image_size": 16, "model_kwargs": {"img_size": [16, 16]}},
+        {"task": "mae", "mask_ratio": 0.5, "decoder_dim": 16, "normalize_pixels": True, "gray": "svd", "epsilon": 0.5},
+        {"task": "mae", "gray": "dct", "gray_masked": "all"},
+        {"opt": "adan", "opt_betas": [0.9, 0.95, 0.99]},
+        {"data": "photos", "cache_limit": 0, "auto_augment": "rand-m9"},
+        {"checkpoint": __file__},
+    ],
+)
+def test_what_can_be_trained_is_not_refused(make_config: Make, changes: dict[str, Any]) -> None:
+    make_config(**changes).check()
+
+
+def test_what_a_recipe_sets_may_lie_idle() -> None:
+    """Its decoder and its betas came with it; nobody who probes its features, or takes another optimiser, set them."""
+    config = recipe("mae_base", scale="smoke", task="linear_probe", checkpoint=__file__, opt="sgd")
+    assert config.decoder_dim != Config().decoder_dim
+    config.check()
+    with pytest.raises(ValueError, match="decoder_dim is a setting of masked"):
+        config.changed({"decoder_dim": 48}).check()
+    with pytest.raises(ValueError, match="opt_betas would be ignored"):
+        config.changed({"opt_betas": [0.5, 0.5]}).check()
+
+
+def test_checking_draws_no_random_numbers(make_config: Make) -> None:
+    before = torch.get_rng_state()
+    make_config().check()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+WANT_PACKAGES = ("bnb", "fused", "kron")
+
+
+@pytest.mark.parametrize("name", [name for name in list_optimizers() if not name.startswith(WANT_PACKAGES)])
+def test_an_optimiser_that_is_not_refused_can_step(make_config: Make, name: str) -> None:
+    """Those that need more than gradients of the first order say so beforehand, whichever timm adds."""
+    try:
+        make_config(opt=name).check()
+    except ValueError as error:
+        assert "second derivatives" in str(error)  # noqa: PT017
+        return
+    model = torch.nn.Linear(4, 4)
+    optimizer = create_optimizer_v2(model, opt=name, lr=1e-3, weight_decay=0.05)
+    model(torch.ones(3, 4)).square().sum().backward()
+    optimizer.step()
 
 
 def test_a_batch_is_divided_among_processes(make_config: Make) -> None:

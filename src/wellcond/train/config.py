@@ -9,9 +9,7 @@ the run.
 """
 
 import dataclasses
-import difflib
 import json
-import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -160,134 +158,7 @@ class Config:
 
     def check(self, *, world: int = 1) -> None:
         """ValueError for what cannot be trained, before anything is built."""
-        for problem in self._problems(world):
+        from wellcond.train.checks import problems
+
+        for problem in problems(self, world=world):
             raise ValueError(problem)
-
-    def _problems(self, world: int) -> Iterable[str]:
-        yield from _choices("task", self.task, TASKS)
-        yield from _choices("amp_dtype", self.amp_dtype, AMP_DTYPES)
-        yield from _choices("on_divergence", self.on_divergence, ("stop", "rollback"))
-        yield from _choices("gray", self.gray, ("", "svd", "dct"))
-        yield from _choices("gray_masked", self.gray_masked, ("visible", "all"))
-        yield from _choices("sched", self.sched, SCHEDULES)
-        if self.compile_mode in GRAPH_MODES:
-            yield (
-                f"compile_mode={self.compile_mode} makes CUDA graphs, as step_graph does already, and of a whole pass; "
-                "leave it out, or take max-autotune-no-cudagraphs"
-            )
-        yield from _choices("compile_mode", self.compile_mode, COMPILE_MODES)
-        yield from _choices("tracker", self.tracker, ("", "tensorboard", "wandb", "trackio"))
-        for skip in self.remove_skips:
-            yield from _choices("remove_skips", skip, ("sa", "mlp"))
-        for name in (
-            "epochs",
-            "batch_size",
-            "accumulate",
-            "image_size",
-            "log_every",
-            "eval_every",
-            "keep",
-            "probe_samples",
-            "decoder_dim",
-            "decoder_depth",
-            "decoder_heads",
-        ):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, got {getattr(self, name)}"
-        for name in (
-            "lr",
-            "weight_decay",
-            "warmup_epochs",
-            "min_lr",
-            "warmup_lr",
-            "probe_every",
-            "save_every",
-            "workers",
-            "cache_limit",
-            "padding",
-            "color_jitter",
-            "mixup",
-            "cutmix",
-        ):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                yield f"{name} must not be negative, got {getattr(self, name)}"
-        for name in ("flip", "erasing", "label_smoothing", "drop_path", "mask_ratio", "holdout"):
-            if not 0 <= getattr(self, name) < (1.0001 if name in ("flip", "erasing") else 1):
-                yield f"{name} is a share from 0 to 1, got {getattr(self, name)}"
-        if not 0 < self.epsilon <= 1:
-            yield f"epsilon must be in (0, 1], got {self.epsilon}; 1 changes nothing, 0.95 is usual"
-        if not 0 < self.scale_min <= 1:
-            yield f"scale_min must be in (0, 1], got {self.scale_min}"
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            yield f"ema_decay must be between 0 and 1, got {self.ema_decay}"
-        if self.warmup_epochs > self.epochs:
-            yield f"warmup_epochs={self.warmup_epochs} is longer than the training of epochs={self.epochs}"
-        if self.clip_grad is not None and not self.clip_grad > 0:
-            yield f"clip_grad must be above 0, got {self.clip_grad}; none does not clip"
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            yield f"layer_decay must be in (0, 1], got {self.layer_decay}"
-        if not all(0 <= beta < 1 for beta in self.opt_betas):
-            yield f"opt_betas are from 0 to below 1, got {self.opt_betas}"
-        yield from self._combinations(world)
-        yield from self._unknown_optimizer()
-        yield from self._unknown_model()
-
-    def _combinations(self, world: int) -> Iterable[str]:
-        """Settings that are possible alone and not together, or that would be ignored in silence."""
-        parts = world * self.accumulate
-        if self.batch_size % parts:
-            yield (
-                f"batch_size={self.batch_size} is the number of images in a step over all processes; it must be a "
-                f"multiple of {world} processes × accumulate={self.accumulate}"
-            )
-        if self.task == "mae" and (self.mixup or self.cutmix or self.label_smoothing):
-            yield "masked autoencoding has no labels: leave mixup, cutmix and label_smoothing at 0"
-        if self.task == "linear_probe" and not (self.checkpoint or self.pretrained):
-            yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
-        if self.shard and self.ema_decay is not None:
-            yield "an average of weights (ema_decay) of a sharded model is not supported; leave one of them"
-        if self.shard and self.amp_dtype == "float16":
-            yield "float16 with a scaler is not supported for a sharded model; amp_dtype=bfloat16 needs none"
-        if self.shard and world == 1:
-            yield "shard=true spreads parameters over processes, and there is one; torchrun starts more"
-        if (self.mixup or self.cutmix) and self.batch_size // parts % 2:
-            yield f"mixup and cutmix mix pairs, but a process's part of a batch is {self.batch_size // parts} images"
-        if self.compile_mode and not self.compile:
-            yield f"compile_mode={self.compile_mode} is for a compiled model; set compile=true, too"
-        if self.padding and self.scale_min < 1:
-            yield "padding and scale_min are two ways to crop; set one of them"
-        if self.task == "mae" and not self.mask_ratio > 0:
-            yield f"masked autoencoding needs masked patches: mask_ratio is {self.mask_ratio}"
-        if self.attention_kwargs and not self.attention:
-            yield "attention_kwargs are for another attention; name it with attention=…"
-        if self.layer_scale is not None and not self.remove_skips:
-            yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
-
-    def _unknown_optimizer(self) -> Iterable[str]:
-        from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage]
-
-        known = [str(name) for name in list_optimizers()]
-        name = self.opt.lower().rpartition("_")[2]  # lookahead_adamw is adamw, wrapped
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            yield f"timm knows no optimiser {self.opt!r}{'; did you mean ' + ', '.join(near) + '?' if near else ''}"
-
-    def _unknown_model(self) -> Iterable[str]:
-        if self.model.startswith(("hf-hub:", "local-dir:")):
-            return
-        import timm
-
-        name = self.model.partition(".")[0]
-        if not timm.is_model(name):
-            known = timm.list_models()
-            near = (
-                difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-                or [m for m in known if m.startswith(name[:5])][:3]
-            )
-            yield f"timm knows no model {self.model!r}{'; did you mean ' + ', '.join(near) + '?' if near else ''}"
-
-
-def _choices(name: str, value: str, allowed: Iterable[str]) -> Iterable[str]:
-    allowed = tuple(allowed)
-    if value not in allowed:
-        yield f"{name} can be {', '.join(repr(a) for a in allowed)}, not {value!r}"

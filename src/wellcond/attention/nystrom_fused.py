@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed
-from wellcond.numerics.fastpaths import fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]
 
@@ -43,7 +44,8 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and fused_kernels(query.device)
         and large_programs(query.device)
-        and max(t.shape[2] * max(num_landmarks, t.stride(2)) for t in (query, key, value)) < 2**31
+        and addressable(query, key, value)
+        and max(query.shape[2], key.shape[2]) * num_landmarks < 2**31
         and not other_derivatives(query, key, value)
     )
 
@@ -83,7 +85,7 @@ class _Nystrom(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, space, work = ctx.saved_tensors
         found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work, space)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.fastpaths import fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_skyformer", "packed"]
 
@@ -29,7 +30,7 @@ WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
     """Whether the kernels take these: on a large GPU, at most 128 landmarks of at most 64 values (32 if not bfloat16,
-    whose parts take less room), no float64, γ > 0."""
+    whose parts take less room), no float64, γ > 0, batch · heads and strides that a kernel has numbers for."""
     return (
         query.ndim == 4
         and gamma > 0
@@ -38,6 +39,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
         and max(query.shape[-1], value.shape[-1]) <= WIDEST.get(query.dtype, 0)
         and fused_kernels(query.device)
         and large_programs(query.device)
+        and addressable(query, key, value)
         and not other_derivatives(query, key, value)
     )
 
@@ -71,8 +73,8 @@ def fused_skyformer(
 
 
 def packed(t: Tensor) -> Tensor:
-    """Dense along its last dimension, as the kernels take it."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+    """Dense along its last dimension, as the kernels take it, and with rows that 32 bits can address."""
+    return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
 
 
 @functools.cache
@@ -96,7 +98,7 @@ class _Skyformer(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, space, work = ctx.saved_tensors
         found = ctx.plan.backward(packed(grads[0]), *tensors, ctx.scale, space, work, space)

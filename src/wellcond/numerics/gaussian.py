@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .fastpaths import addressable, fast_double, fused_kernels, other_derivatives
+from .first_order import first_order
 
 __all__ = ["gaussian_product", "gaussian_weights"]
 
@@ -121,7 +122,7 @@ class _Product(torch.autograd.Function):
         return product(x, y, v, keep, scale, is_causal, halves)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y, v, keep, *halves = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
@@ -213,6 +214,7 @@ def gradients(
     from .triton.gaussian import pull, stream
     from .triton.half_norms import half_norms
 
+    grad = grad if addressable(grad) else grad.contiguous()
     x_half, y_half = halves or half_norms(x, y, keep, scale=scale)
     down, up = (1, -1) if is_causal else (0, 0)
     dx = dy = dv = None

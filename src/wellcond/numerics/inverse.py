@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .fastpaths import other_derivatives
+from .first_order import first_order
 
 __all__ = ["invert_by_iteration", "normalize_spd", "solve_spd", "transposed_start"]
 
@@ -210,12 +211,12 @@ class _Solve(torch.autograd.Function):
     def forward(ctx: Any, w: Tensor, u: Tensor, method: str) -> Tensor:
         factor = _factor(w, method)
         y = _apply_factor(factor, u, method)
-        ctx.save_for_backward(factor, y)
+        ctx.save_for_backward(factor, y)  # y, the output, has the history of both inputs
         ctx.method = method
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         factor, y = ctx.saved_tensors
         du = _apply_factor(factor, grads[0], ctx.method)
@@ -227,5 +228,7 @@ def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:
     if method == "cholesky":
         return torch.cholesky_solve(u, _factor(w, method))
     factor = _factor(w.detach(), method)
-    y = _apply_factor(factor, u, method)
-    return y - _apply_factor(factor, (w - w.detach()) @ y.detach(), method)
+    y = first = _apply_factor(factor, u, method)
+    for _ in range(2):  # w⁻¹ as a series about itself, whose terms are 0: with two it has two derivatives
+        y = first - _apply_factor(factor, (w - w.detach()) @ y, method)
+    return y

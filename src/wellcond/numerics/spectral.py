@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .fastpaths import FUSED_SIDE, exporting, fused_kernels
+from .first_order import first_order
 from .power_fit import direct_fit, folded_fit
 
 __all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_power"]
@@ -144,15 +145,15 @@ class _SpectralPower(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        _, ctx.epsilon, ctx.floor, ctx.restore_scale = inputs
+        x, ctx.epsilon, ctx.floor, ctx.restore_scale = inputs
         _, u, s, vh = output
         ctx.mark_non_differentiable(u, s, vh)
-        ctx.save_for_backward(u, s, vh)
+        ctx.save_for_backward(u, s, vh, x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx, grad, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        u, s, vh = ctx.saved_tensors
+        u, s, vh, _ = ctx.saved_tensors
         top = torch.where(s[:, :1] > 0, s[:, :1], 1.0)
         r = s / top
         f, slope = _power_and_slope(r, ctx.epsilon, ctx.floor)
@@ -223,14 +224,14 @@ class _GramPower(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         _, ctx.epsilon, ctx.floor = inputs
-        _, _, values, vectors = output
+        power, _, values, vectors = output
         ctx.mark_non_differentiable(values, vectors)
-        ctx.save_for_backward(values, vectors)
+        ctx.save_for_backward(values, vectors, power)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx, grad, grad_top, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        values, vectors = ctx.saved_tensors
+        values, vectors, _ = ctx.saved_tensors
         top = torch.where(values[:, -1:] > 0, values[:, -1:], 1.0)
         g = values / top
         exponent = (ctx.epsilon - 1) / 2

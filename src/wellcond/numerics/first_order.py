@@ -1,0 +1,66 @@
+"""Backward passes written by hand, whose results have no derivative: they say so, however one is asked for.
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @first_order
+        def backward(ctx, *grads): ...
+
+torch's own `once_differentiable` speaks up only where the gradient that came in has a history, and only in
+`.backward()`: a gradient penalty by `torch.autograd.grad(…, create_graph=True)` is wrong in silence.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["first_order"]
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def first_order(backward: Backward) -> Backward:
+    """`backward` without a graph. Where one is asked for (`create_graph=True`), what it returns is tied to the tensors
+    that were saved and to the gradients that came in, by a node that raises RuntimeError.
+
+    So what is saved has to have the history of all inputs: the inputs themselves, or the output.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():  # as in all training
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if torch.compiler.is_compiling():  # a compiled backward pass refuses by itself
+            return found
+        tied = [t for t in (*grads, *ctx.saved_tensors) if t is not None and t.requires_grad]
+        there = [t for t in found if t is not None]
+        linked = iter(_Refusing.apply(len(there), *there, *tied) if tied else there)  # pyright: ignore[reportArgumentType]
+        return tuple(None if t is None else next(linked) for t in found)
+
+    return once
+
+
+class _Refusing(torch.autograd.Function):
+    """The first `count` of the tensors, as functions of all of them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(t.clone() for t in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "a second derivative was asked for of a gradient that wellcond computes by hand, and that has none. "
+            "Attention has it in torch.func (torch.func.grad of torch.func.grad, torch.func.hessian), which takes "
+            "plain operations there"
+        )

@@ -70,7 +70,7 @@ def test_a_change_from_or_to_a_lower_bound_is_one_and_between_two_nobody_knows(c
     assert "+0.84" not in table
     assert "≥ 15.00" in table
     assert "≥ 15.84" in table
-    assert "the change is not known: 1 places" in table
+    assert "the change is not known: at 1 of 4 places" in table
     text = base64.b64decode(re.search(r'base64,([^"]+)"', link)[1]).decode()
     assert [line.split(",")[-2:] for line in text.splitlines()[-2:]] == [["-6", "at most"], ["NaN", "not known"]]
 

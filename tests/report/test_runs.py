@@ -173,6 +173,7 @@ def test_the_page_of_a_measurement_is_not_overwritten_by_another(measured, make_
 def test_a_measurement_among_others_keeps_its_notes(measured, make_run, tmp_path):
     text = report_runs([make_run("other"), measured], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "measured: vit_tiny: weights of last.pth.tar." in text
+    assert "of seed 0" not in text
     assert "measured: its untrained start is not among these runs; name its untrained.jsonl" in text
     assert "largest rise from other" in text
 

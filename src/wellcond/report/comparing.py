@@ -156,7 +156,8 @@ def differences(runs: Sequence[Readings]) -> list[Html]:
     caption = f"log κ at each run's last step, the worst change first.{more}"
     if any(d.first_bound or d.other_bound for d in found):
         unknown = sum(d.sense == "not known" for d in found)
-        last = f" Between two of them the change is not known: {unknown} places, which come last." if unknown else ""
+        at = f"at {unknown} of {len(found)} places, which come last"
+        last = f" Between two of them the change is not known: {at}." if unknown else ""
         caption += f" {BOUND}{last}"
     link = tag("p", data_link("All differences as CSV", "differences.csv", "text/csv", _csv(runs[0].run, found)))
     return [table(header, rows, numeric=set(range(start, len(header))), caption=caption), link]

@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 from wellcond.records import read_json, read_rows
 
 from .conditioning import conditioning_page
-from .measured import PAGE, ROWS, UNTRAINED_ROWS, Measured, measured_config
+from .measured import PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
 from .writable import check_writable
 
@@ -78,7 +78,7 @@ def _measured_notes(name: str, file: Path) -> list[str]:
     config = measured_config(file.parent) if file.name == ROWS else None
     if config is None:
         return []
-    notes = [f"{name}: {text}" for text in config.get("notes") or ()]
+    notes = [f"{name}: {text}" for text in config.get("notes") or () if not str(text).startswith(f"{UNTRAINED}:")]
     if file.with_name(UNTRAINED_ROWS).exists():
         notes.append(f"{name}: its untrained start is not among these runs; name its {UNTRAINED_ROWS} to have it.")
     return notes

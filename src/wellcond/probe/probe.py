@@ -16,7 +16,6 @@ number, and takes its hooks away again, whatever happens.
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,10 +26,11 @@ from torch import distributed as dist
 from wellcond import records
 from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
-from wellcond.probe.attention import AttentionListener, Heard
+from wellcond.probe.attention import AttentionListener
 from wellcond.probe.batch import argument, batch_size
 from wellcond.probe.capture import Capture
 from wellcond.probe.findings import Findings
+from wellcond.probe.one_pass import Pass
 from wellcond.probe.padding import Padding
 from wellcond.probe.places import Place, choose, form_of
 from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
@@ -100,7 +100,7 @@ class Probe:
         self._measured_step: int | None = None
         self._passes = self._passes_before = 0
         self._during = contextlib.ExitStack()  # what is open while the model's own pass runs
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
 
     def _choose(self) -> None:
         """Find the places that were asked for in the model as it is now."""
@@ -215,13 +215,13 @@ class Probe:
         if batch == 0:
             return
         exact = not self._in_training if self.exact is None else self.exact
-        self._pass = _Pass(exact=exact, samples=min(batch, self.max_samples))
+        self._pass = Pass(exact=exact, samples=min(batch, self.max_samples))
         try:
             self._begin(self._pass, batch, args, kwargs)
         except Exception as error:
             self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
 
-    def _begin(self, into: "_Pass", batch: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, into: Pass, batch: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Listen to the pass that is about to happen, or measure one of our own before it."""
         if form_of(self._wanted) != self._form:  # skips or attention were changed since
             self._choose()
@@ -249,7 +249,7 @@ class Probe:
             self._finish(done, step)
 
     @contextlib.contextmanager
-    def _listening(self, into: "_Pass", share: float) -> Iterator[None]:
+    def _listening(self, into: Pass, share: float) -> Iterator[None]:
         heard = min(into.samples, self.rank_samples)
         listener = AttentionListener(
             self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=into.padding.of
@@ -265,7 +265,7 @@ class Probe:
         into.errors, into.low_precision = self._capture.errors, self._capture.low_precision
         into.unheard = listener.failed
 
-    def _finish(self, done: "_Pass", step: int) -> None:
+    def _finish(self, done: Pass, step: int) -> None:
         sums, error = None, done.error
         if done.errors and (not self._in_training or not done.tensors):  # else some places are better than none
             error = error or next(iter(done.errors.values()))
@@ -291,7 +291,7 @@ class Probe:
                 raise
             warnings.warn(f"the probe's rows could not be written, training goes on: {problem}", stacklevel=2)
 
-    def _tell(self, done: "_Pass", sums: Sums, *, failed: bool) -> None:
+    def _tell(self, done: Pass, sums: Sums, *, failed: bool) -> None:
         """What the reader has to know about this pass; RuntimeError where a probe sees nothing at all."""
         missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
         if len(missed) == len(self._wanted) and not failed and not done.errors and not self._findings:
@@ -300,21 +300,10 @@ class Probe:
                 f"{type(self.model).__name__}, e.g. {missed[0].site} of {missed[0].block}: the blocks were not called "
                 "as modules, or they belong to another model than the one that runs"
             )
-        if done.errors and not failed:
-            why = next(iter(done.errors.values()))
-            self._note(f"{len(done.errors)} places could not be measured: {_some(done.errors)}: {why!r}", warn=True)
-        missed = [place for place in missed if place not in done.errors]
-        if missed and not failed:
-            self._note(f"{len(missed)} places were not reached: {_some(missed)}", warn=True)
-        for block, shape in list(done.padding.unread.items())[:1]:
-            self._note(f"a mask {shape} of {block} does not tell padding apart: every token was measured", warn=True)
-        for block, error in done.unheard.items():
-            self._note(f"the attention of {block} could not be overheard: {error!r}", warn=True)
-        low = sorted({str(tensor.dtype) for tensor in done.tensors.values() if tensor.dtype.itemsize < 4})
-        if done.exact and low:
-            self._note(f"the model computes in {', '.join(low)} by itself, in the exact pass too", warn=True)
+        for remark in done.remarks(missed, failed=failed):
+            self._note(remark, warn=True)
 
-    def _measure(self, done: "_Pass") -> Sums:
+    def _measure(self, done: Pass) -> Sums:
         if any(tensor.is_meta for tensor in done.tensors.values()):
             raise ValueError("the model is on the meta device, where tensors hold no numbers; load its weights first")
         return Sums.measure(
@@ -353,25 +342,3 @@ class Probe:
             self.notes.append(text)
             if warn:
                 warnings.warn(f"probe: {text}", stacklevel=2)
-
-
-def _some(places: Iterable[Place]) -> str:
-    names = [f"{place.site} of {place.block}" for place in places]
-    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-
-
-@dataclass
-class _Pass:
-    """What one measured pass has given so far."""
-
-    exact: bool
-    samples: int
-    padding: Padding = field(default_factory=Padding)
-    tensors: dict[Place, Tensor] = field(default_factory=dict)
-    heard: dict[str, Heard] = field(default_factory=dict)
-    unheard: dict[str, Exception] = field(default_factory=dict)
-    error: Exception | None = None
-    """What kept the pass from being measured at all."""
-    errors: dict[Place, Exception] = field(default_factory=dict)
-    """What kept single places from it."""
-    low_precision: bool = False

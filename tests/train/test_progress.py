@@ -35,10 +35,26 @@ def test_lines_without_a_terminal(make_config: Callable[..., Config], capsys: py
     assert "worst: blocks.0 +sa, log κ 3.0" in told
     assert "validation: top1 0.5" in told
     assert progress.rate > 0
+    assert "step 1 of 10  loss" in told
     quiet = Progress(make_config(), 10, show=False)
     quiet.logged(1.0)
     quiet.evaluated({"top1": 0.5})
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("step", "left"), [(1000, "2:30:00"), (9999, "0:00:01"), (10000, "0:00:00")])
+def test_a_line_says_how_far_it_is_and_how_long_it_takes(
+    make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str], step: int, left: str
+) -> None:
+    """A log of SLURM's has nothing else to tell it from."""
+    progress = Progress(make_config(batch_size=512), 10_000, show=True)
+    with progress.running(step - 1):
+        progress.step(step, images=512)
+        progress.rate = 512.0  # a step a second
+        progress._tell(now=1e9)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "loss" in line]
+    assert line.startswith(f"step {step:,} of 10,000  loss")
+    assert line.endswith(f"{left} left")
 
 
 def test_a_run_that_goes_on_says_so(make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,21 +8,9 @@ import os
 
 import torch
 
+from wellcond.train.processes import check_device
+
 __all__ = ["check_device", "deal"]
-
-
-def check_device(device: str | None) -> None:
-    """ValueError for a device that torch does not know, or that is not there."""
-    if device is None:
-        return
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"--device {device!r} is none that torch knows; write cpu, cuda or cuda:1") from None
-    count = torch.cuda.device_count() if wanted.type == "cuda" else 1
-    if (wanted.index or 0) >= count and wanted.type == "cuda":
-        there = f"there are {count}, from cuda:0 on" if count else "there is no GPU that torch can use"
-        raise ValueError(f"--device {device}: {there}; leave --device out, or write cpu")
 
 
 def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:

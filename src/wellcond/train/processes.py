@@ -3,6 +3,7 @@
 here = join()                   # rank 0 of 1 without them
 here.is_main, here.device       # True, device(type='cuda', index=0)
 here.any(flag)                  # whether it is true in any process; all of them ask at the same step
+check_device("cuda:1")          # ValueError where there is no such device
 """
 
 import os
@@ -15,7 +16,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-__all__ = ["Processes", "join"]
+__all__ = ["Processes", "check_device", "join"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +59,32 @@ class Processes:
             dist.destroy_process_group()
 
 
+def check_device(device: str | None) -> None:
+    """ValueError for a device that torch does not know, or that is not there."""
+    if device is None:
+        return
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"--device {device!r} is none that torch knows; write cpu, cuda or cuda:1") from None
+    count = torch.cuda.device_count() if wanted.type == "cuda" else 1
+    if wanted.type == "cuda" and (wanted.index or 0) >= count:
+        there = f"there are {count}, from cuda:0 on" if count else "there is no GPU that torch can use"
+        raise ValueError(f"--device {device}: {there}; leave --device out, or write cpu")
+
+
 def join(device: str | None = None) -> Processes:
     """Meet the other processes, if the environment names any, and choose this one's device."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        where = torch.device("cuda", torch.cuda.current_device())
-    else:
-        where = torch.device(kind)
+    check_device(device)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda":
+        of_this_machine = int(os.environ.get("LOCAL_RANK", "0"))
+        mine = of_this_machine % torch.cuda.device_count() if where.index is None else where.index
+        torch.cuda.set_device(mine)
+        where = torch.device("cuda", mine)
     if world > 1 and not dist.is_initialized():
-        backend, patience = "nccl" if kind == "cuda" else "gloo", timedelta(minutes=10)
+        backend, patience = "nccl" if where.type == "cuda" else "gloo", timedelta(minutes=10)
         store, rank, world = next(rendezvous("env://", rank, world, timeout=patience))
         # torchrun's store outlives a restart, with the addresses of the processes that died: each attempt has its own.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

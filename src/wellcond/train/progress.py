@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,7 @@ NAMED = 5  # files that cannot be read, of many
 class Progress:
     def __init__(self, config: Config, total: int, *, show: bool):
         self.total, self.show = total, show
+        self._batch, self._step = config.batch_size, 0
         self.rate = 0.0
         """Images per second over the last steps."""
         self.worst = ""
@@ -40,6 +42,7 @@ class Progress:
 
     @contextlib.contextmanager
     def running(self, step: int) -> Iterator[None]:
+        self._step = step
         if step and self.show:
             self._console.print(f"going on from step {step} of {self.total}", highlight=False)
         self._since = time.perf_counter()
@@ -54,6 +57,7 @@ class Progress:
 
     def step(self, step: int, *, images: int) -> None:
         self._images += images
+        self._step = step
         if self._bar is None:
             return
         now = time.perf_counter()
@@ -98,7 +102,13 @@ class Progress:
             self._bar.update(self._task, description=words)
         elif self.show and now - self._line > PLAIN_EVERY:
             self._line = now
-            self._console.print(words, highlight=False)
+            left = f"  {self._left()} left" if self.rate > 0 else ""
+            where = f"step {self._step:,} of {self.total:,}  "
+            self._console.print(where + words + left, highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        """The time that the steps to come take at this rate: 1:02:03."""
+        return str(timedelta(seconds=round((self.total - self._step) * self._batch / self.rate)))
 
 
 class Decoding:

@@ -199,6 +199,19 @@ def test_only_where_the_kernels_can(monkeypatch):
         fused_nystrom(q, q, q, num_landmarks=4, num_iterations=-1, scale=1.0)
 
 
+def test_only_what_the_kernels_can_address(monkeypatch):
+    """Rows 2³⁰ numbers apart, and more heads than a grid has programs, are left to plain operations."""
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+    for name in ("fused_kernels", "large_programs"):
+        monkeypatch.setattr(nystrom_fused, name, lambda _: True)
+    q = torch.empty(1, device="meta").as_strided((2, 2, 10, 8), (320, 160, 8, 1))
+    far, many = q.as_strided(q.shape, (1, 1, 2**30, 1)), q[:1].expand(40_000, 2, 10, 8)
+    assert nystrom_fused.can_fuse(q, q, q, num_landmarks=4)
+    assert not nystrom_fused.can_fuse(far, q, q, num_landmarks=4)
+    assert not nystrom_fused.can_fuse(q, q, far, num_landmarks=4)
+    assert not nystrom_fused.can_fuse(many, many, many, num_landmarks=4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(

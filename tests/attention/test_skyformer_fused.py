@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from wellcond.attention import skyformer_attention
+from wellcond.attention import skyformer_attention, skyformer_fused
 from wellcond.attention.landmarks import landmark_positions
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
 from wellcond.numerics.gaussian import gaussian_weights
@@ -102,6 +102,18 @@ def test_any_strides_and_no_batch_mates(device):
 def test_only_where_the_kernels_can():
     q = torch.randn(1, 2, 10, 8)
     assert not can_fuse(q, q, q, landmarks=4, gamma=0.1)  # on a CPU
+
+
+def test_only_what_the_kernels_can_address(monkeypatch):
+    """Rows 2³⁰ numbers apart, and more heads than a grid has programs, are left to plain operations."""
+    for name in ("fused_kernels", "large_programs"):
+        monkeypatch.setattr(skyformer_fused, name, lambda _: True)
+    q = torch.empty(1, device="meta").as_strided((2, 2, 10, 8), (320, 160, 8, 1))
+    far, many = q.as_strided(q.shape, (1, 1, 2**30, 1)), q[:1].expand(40_000, 2, 10, 8)
+    assert skyformer_fused.can_fuse(q, q, q, landmarks=4, gamma=0.1)
+    assert not skyformer_fused.can_fuse(far, q, q, landmarks=4, gamma=0.1)
+    assert not skyformer_fused.can_fuse(q, q, far, landmarks=4, gamma=0.1)
+    assert not skyformer_fused.can_fuse(many, many, many, landmarks=4, gamma=0.1)
 
 
 @pytest.mark.gpu

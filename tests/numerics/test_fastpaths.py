@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellcond.numerics import fastpaths
-from wellcond.numerics.fastpaths import FastPath, fast_paths, fused_kernels, large_programs, plain_twins
+from wellcond.numerics.fastpaths import FastPath, addressable, fast_paths, fused_kernels, large_programs, plain_twins
 
 CUDA = torch.device("cuda")
 
@@ -66,13 +66,14 @@ def test_every_path_has_its_reason_without_a_gpu(monkeypatch):
     paths = fast_paths()
     check(paths)
     fused = [path for path in paths if "Triton" in path.name]
-    assert len(fused) == 5
+    assert len(fused) == 6
     assert not any(path.available or path.taken for path in fused)
     assert all("NVIDIA GPU" in path.why for path in fused)
     assert [path for path in paths if path.taken], "something is taken on a CPU"
 
 
 def test_a_path_that_was_switched_off_says_by_what(with_kernels, monkeypatch):
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
     check(fast_paths())
     assert all(path.taken for path in fast_paths() if "Triton" in path.name)
     with plain_twins():
@@ -91,10 +92,32 @@ def test_slow_float64_is_mentioned(with_kernels, monkeypatch):
 def test_a_gpu_with_little_shared_memory_does_without_large_programs(with_kernels, monkeypatch):
     monkeypatch.setattr(fastpaths, "_shared_memory", lambda index: 100 * 2**10)
     assert not large_programs(CUDA)
-    skyformer = next(path for path in fast_paths() if "Skyformer" in path.name)
-    assert not skyformer.available
-    assert "shared memory of an H100" in skyformer.why
-    assert all(path.taken for path in fast_paths() if "Triton" in path.name and "Skyformer" not in path.name)
+    landmarks = [path for path in fast_paths() if "Skyformer" in path.name or "Nyström" in path.name]
+    assert len(landmarks) == 2
+    assert not any(path.available for path in landmarks)
+    assert all("shared memory of an H100" in path.why for path in landmarks)
+    assert all(path.taken for path in fast_paths() if "Triton" in path.name and path not in landmarks)
+
+
+@pytest.mark.parametrize(("value", "taken"), [("1", True), ("0", False), ("", False)])
+def test_fused_nystrom_is_taken_only_where_it_is_asked_for(with_kernels, monkeypatch, value, taken):
+    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", value)
+    path = next(path for path in fast_paths() if "Nyström" in path.name)
+    assert path.available
+    assert path.taken is taken
+    assert "no GPU has passed its tests yet" in path.why
+    assert "WELLCOND_FUSED_NYSTROM=1" in path.why
+
+
+def test_what_kernels_can_address():
+    tokens = torch.empty(1).as_strided((2, 3, 1000, 64), (0, 0, 0, 0))  # of any strides, and next to no memory
+    assert addressable(tokens, tokens)
+    far = torch.empty(1, device="meta").as_strided((1, 1, 3, 64), (1, 1, 2**30, 1))
+    assert not addressable(tokens, far)
+    assert addressable(far[:, :, :1])
+    assert not addressable(tokens[:, :, :1].expand(2, 3, 2**26, 64))  # once it is packed
+    assert addressable(tokens[:1, :1].expand(65_535, 1, 1000, 64))
+    assert not addressable(tokens[:1, :1].expand(32_768, 2, 1000, 64))  # more matrices than a grid has programs
 
 
 @pytest.mark.gpu

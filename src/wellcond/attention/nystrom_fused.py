@@ -14,19 +14,23 @@ then back through the steps of the iteration, and everything else is a derivativ
 Tested in Triton's interpreter; until a GPU has run it, it is taken only where WELLCOND_FUSED_NYSTROM=1 asks for it.
 """
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed
-from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.fastpaths import (
+    addressable,
+    fused_kernels,
+    fused_nystrom_wanted,
+    large_programs,
+    other_derivatives,
+)
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]
 
-UNPROVEN = True  # no GPU has run these kernels yet
 MOST_LANDMARKS = 128
 
 
@@ -35,7 +39,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -
     values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), no float64."""
     return (
         query.ndim == 4
-        and _wanted()
+        and fused_nystrom_wanted()
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
         and query.dtype == key.dtype == value.dtype
         and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
@@ -48,11 +52,6 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -
         and max(query.shape[2], key.shape[2]) * num_landmarks < 2**31
         and not other_derivatives(query, key, value)
     )
-
-
-@torch.compiler.assume_constant_result
-def _wanted() -> bool:
-    return not UNPROVEN or os.environ.get("WELLCOND_FUSED_NYSTROM") == "1"
 
 
 def fused_nystrom(

@@ -27,6 +27,7 @@ __all__ = [
     "fast_double",
     "fast_paths",
     "fused_kernels",
+    "fused_nystrom_wanted",
     "large_programs",
     "other_derivatives",
     "plain_twins",
@@ -80,11 +81,19 @@ def large_programs(device: torch.device) -> bool:
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
 
 
+@torch.compiler.assume_constant_result
+def fused_nystrom_wanted() -> bool:
+    """Whether Nyström attention may take its kernels, which no GPU has run yet: only where it is asked for."""
+    return os.environ.get("WELLCOND_FUSED_NYSTROM") == "1"
+
+
 def addressable(*tokens: Tensor) -> bool:
     """Whether kernels that take (…, n, p) can go over these: rows are numbered and their addresses computed in 32 bits,
     and a grid has room for so many matrices."""
     for t in tokens:
-        if t.shape[-2] * max(t.stride(-2), t.shape[-1]) >= 2**31:
+        shape, stride = t.shape, t.stride(-2)  # each asked for once: this is every call's
+        width = shape[-1]
+        if shape[-2] * (stride if stride > width else width) >= 2**31:
             return False
     return tokens[0].shape[:-2].numel() <= MOST_PROGRAMS
 
@@ -133,12 +142,17 @@ def _slow_double(index: int) -> bool:
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
 
 
-def _landmark_path(available: bool, taken: bool, why: str) -> FastPath:
+def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     large = available and large_programs(torch.device("cuda", 0))
-    limits = "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
-    if available and not large:
-        limits = "; but its programs need the shared memory of an H100 or more"
-    return FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits)
+    little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
+    limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
+    wanted = fused_nystrom_wanted()
+    asked = "asked for by WELLCOND_FUSED_NYSTROM=1" if wanted else "off unless WELLCOND_FUSED_NYSTROM=1 asks for it"
+    unproven = little or f"; no GPU has passed its tests yet, so it is {asked}"
+    return [
+        FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),
+        FastPath(name="fused Nyström (Triton)", available=large, taken=taken and large and wanted, why=why + unproven),
+    ]
 
 
 def fast_paths() -> list[FastPath]:
@@ -160,7 +174,7 @@ def fast_paths() -> list[FastPath]:
         FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="streaming Gaussian product (Triton)", available=available, taken=taken, why=why),
-        _landmark_path(available, taken, why),
+        *_landmark_paths(available, taken, why),
     ]
     on_cpu = kind == "cpu"
     paths.append(

@@ -137,3 +137,13 @@ def test_the_function_as_a_whole(masked, is_causal, device, monkeypatch):
     want = (weights.tril() if is_causal else weights) @ wide[2]
     for one, other in zip((out, *found), (want, *torch.autograd.grad(want, wide, g.double())), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_only_what_the_kernels_can_address(monkeypatch):
+    monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
+    x = torch.empty(1, device="meta").as_strided((2, 2, 10, 8), (320, 160, 8, 1))
+    far, many = x.as_strided(x.shape, (1, 1, 2**30, 1)), x[:1].expand(40_000, 2, 10, 8)
+    assert whole._fused(x, x, x)
+    assert not whole._fused(far, x, x)
+    assert not whole._fused(x, x, far)
+    assert not whole._fused(many, many, many)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellcond.attention import ATTENTIONS, SkyformerAttention, find_attention
+from wellcond.models.attending import Replaced
 from wellcond.models.replace import AttentionSettings, attention_of, replace_attention, restore_attention
 from wellcond.models.skips import remove_skip
 
@@ -370,3 +371,45 @@ def test_hugging_face_weights_cannot_be_had(bert: nn.Module) -> None:
     replace_attention(bert, "linear")
     with pytest.raises(ValueError, match="output_attentions"):
         bert(IDS, KEEP, output_attentions=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*goes without dropout")
+def test_hugging_face_can_switch_ours_off_and_we_say_so(bert: nn.Module) -> None:
+    own = states(bert)
+    replace(bert, "skyformer")
+    bert.set_attn_implementation("sdpa")
+    assert torch.equal(states(bert), own)
+    assert attention_of(bert) == {}
+    replace_attention(bert, "linear", blocks=[0])  # which does not bring the other block's back
+    assert [how.name for how in attention_of(bert).values()] == ["linear"]
+    some = states(bert)
+    restore_attention(bert)
+    assert torch.equal(states(bert), own)
+    with replace_attention(bert, "linear", blocks=[0]):
+        assert torch.equal(states(bert), some)
+    replace(bert, "skyformer")
+    bert.set_attn_implementation("eager")
+    restore_attention(bert)
+    assert bert.config._attn_implementation == "eager"
+    assert not any(isinstance(module, Replaced) for module in bert.modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*goes without dropout")
+@pytest.mark.parametrize("kind", ["Bert", "CLIPText"])
+def test_hugging_face_causal_models_refuse_landmarks_before_anything_is_changed(kind: str) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    size = {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+    size |= {"intermediate_size": 64} | ({"is_decoder": True} if kind == "Bert" else {"eos_token_id": 1})
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**size)).eval()
+    own = states(model, keep=None)
+    for name in ("skyformer", "nystrom"):
+        with pytest.raises(ValueError, match="the model is causal"):
+            replace(model, name)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(isinstance(module, Replaced) for module in model.modules())
+    for name in ("softmax", "linear", "kernelized"):
+        with replace(model, name):
+            out = states(model, keep=None)
+            torch.testing.assert_close(out[:, :5], states(model, IDS[:, :5], None), rtol=1e-4, atol=1e-5)
+            if name == "softmax":
+                torch.testing.assert_close(out, own, rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from wellcond.attention import AttentionCore
 from wellcond.models.attending import Replaced, plain_attention_class, register_forward
 
-__all__ = ["HuggingFaceReplaced", "choose_implementation", "register_with_transformers"]
+__all__ = ["HuggingFaceReplaced", "choose_implementation", "is_asked", "register_with_transformers"]
 
 OURS = {name: f"wellcond_{name}" for name in ("eager", "sdpa")}  # a config so remembers what it had before
 HF = "transformers.models."
@@ -48,6 +48,8 @@ class HuggingFaceReplaced(Replaced):
         chosen = module.config._attn_implementation
         if chosen not in {*OURS, *OURS.values(), None}:
             return f'its attention implementation is {chosen}; model.set_attn_implementation("sdpa") first'
+        if _is_causal(module) and not core.takes_bias:  # what knows no pairs of tokens knows no earlier and later
+            return "the model is causal, and landmarks see every token; choose other blocks, or linear or kernelized"
         return ""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,6 +76,16 @@ def choose_implementation(config: Any, *, ours: bool) -> None:
         config._attn_implementation = OURS[chosen]
     elif not ours and chosen in OURS.values():
         config._attn_implementation = chosen.removeprefix("wellcond_")
+
+
+def is_asked(module: Any) -> bool:
+    """Whether this module's core is what attends: `model.set_attn_implementation` may have chosen another since."""
+    return not isinstance(module, HuggingFaceReplaced) or module.config._attn_implementation in OURS.values()
+
+
+def _is_causal(module: Any) -> bool:
+    """CLIP's text model says so at each call alone; the others' attentions know."""
+    return bool(getattr(module, "is_causal", False)) or module.config.model_type == "clip_text_model"
 
 
 def _attend(

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_attention
 from wellcond.models.attending import Replaced, plain_attention_class, replaced_class
-from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation
+from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation, is_asked
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.skips import SHARDED
 from wellcond.models.surgery import _forget_compiled_code
@@ -80,8 +80,8 @@ def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **se
     `settings` are those of the attention, e.g. `num_landmarks=64`. `blocks` is a name ("blocks.3"), an fnmatch pattern,
     an index, several of these, or None for all. Projections, their weights, norms and rotary positions stay; what a
     block has that the new attention has no place for is named in a warning (CaiT's talking heads, dropout of attention
-    weights), or refused (the relative position bias of Swin and BEiT, by methods with landmarks). A model replaced
-    already gets the new attention. Wrapped models are changed inside; a compiled one compiles anew.
+    weights), or refused (the relative position bias of Swin and BEiT, and causal models, by methods with landmarks). A
+    model replaced already gets the new attention. Wrapped models are changed inside; a compiled one compiles anew.
 
     Returns what was changed, for use in `with replace_attention(…):`, which puts it back at the end.
 
@@ -108,11 +108,15 @@ def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionCha
 
 
 def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
-    """How the blocks attend whose attention was replaced: {"blocks.3": AttentionSettings(name="skyformer", …)}."""
+    """How the blocks attend whose attention was replaced: {"blocks.3": AttentionSettings(name="skyformer", …)}.
+
+    Those of a Hugging Face model are not among them once its `set_attn_implementation` has chosen another attention:
+    then they attend like that. `replace_attention` again puts ours back.
+    """
     if not _any_replaced(model):
         return {}
-    cores = {block.name: _core_of(block) for block in find_blocks(model)}
-    return {name: _settings_of(core) for name, core in cores.items() if core is not None}
+    cores = {b.name: core for b in find_blocks(model) if (core := _core_of(b)) is not None and is_asked(_attention(b))}
+    return {name: _settings_of(core) for name, core in cores.items()}
 
 
 def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) -> Plan:
@@ -124,7 +128,7 @@ def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) ->
         raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
     present = attention_of(model)
     plan = _plan((blocks[name], how) for name, how in wanted.items() if present.get(name) != how)
-    back: Plan = {_attention(blocks[name]): None for name in present.keys() - wanted.keys()}
+    back: Plan = {_attention(b): None for name, b in blocks.items() if name not in wanted and _core_of(b) is not None}
     _check_classes(back)
     return plan | back
 
@@ -132,6 +136,8 @@ def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) ->
 def put_attention(model: nn.Module, plan: Plan) -> None:
     """Swap the classes as planned."""
     configs = {}
+    left = [module for module in model.modules() if isinstance(module, Replaced) and not is_asked(module)]
+    plan = dict.fromkeys(left) | plan  # those switched off stay so when the config is ours again
     for module, core in plan.items():
         made: Any = replaced_class(plain_attention_class(module))
         if issubclass(made, HuggingFaceReplaced):

@@ -1,13 +1,18 @@
 """`wellcond train`: a recipe with its changes, an exit code, a message, and a page whatever way it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from wellcond import cli
+from wellcond.experiments import training
 from wellcond.experiments.training import configure, run
 from wellcond.train.config import Config
 
@@ -52,6 +57,67 @@ def test_a_lost_training_ends_with_3_a_message_and_a_page(tmp_path: Path, capsys
     assert "log κ" in told
     assert "report.html" in told
     assert (tmp_path / "report.html").exists()
+
+
+def test_without_a_probe_there_is_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(small(), tmp_path / "good", device="cpu") == 0
+    assert run(small(lr=1e6, epochs=4), tmp_path / "lost", device="cpu") == 3
+    assert capsys.readouterr().err.count("report.html") == 2
+    for name in ("good", "lost"):
+        page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        assert "<h3>Loss</h3>" in page
+        assert "--set probe_every=100" in page
+        assert ("diverged: " in page) is (name == "lost")
+
+
+def test_a_warning_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as outside of tests
+        assert run(small(), tmp_path / "run", device="cpu") == 0
+        shutil.rmtree(tmp_path / "run/checkpoints")
+        capsys.readouterr()
+        assert run(small(), tmp_path / "run", device="cpu") == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("warning: ")
+    assert first.endswith("starts again from step 0. What it had written is kept in metrics.before-1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (["--on-divergence=rollback"], "on_divergence", "rollback"),
+        (["--tracker", "tensorboard"], "tracker", "tensorboard"),
+        (["--model-kwargs", "img_size=8,depth=2"], "model_kwargs", {"img_size": 8, "depth": 2}),
+        (["--model-kwargs", "img_size=8", "--model-kwargs", "depth=2"], "model_kwargs", {"img_size": 8, "depth": 2}),
+        (["--pretrained"], "pretrained", True),
+        ([], "pretrained", False),
+        (["--tracker=wandb", "--set", "tracker="], "tracker", ""),
+    ],
+)
+def test_options_are_spellings_of_settings(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], field: str, value: object
+) -> None:
+    given: list[Config] = []
+    monkeypatch.setattr(training, "run", lambda config, output, *, device: given.append(config) or 0)
+    done = CliRunner().invoke(cli.app, ["train", "digits", *options])
+    assert done.exit_code == 0, done.output
+    assert getattr(given[0], field) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--on-divergence", "hope"], "on_divergence can be"),
+        (["--checkpoint", "nowhere.pt"], "there is no checkpoint nowhere.pt; name the file of weights to start from"),
+        (["--device", "gpu"], "none that torch knows"),
+        (["--model-kwargs", "depth"], "model_kwargs must be key=value pairs"),
+    ],
+)
+def test_wrong_usage_is_a_plain_sentence(tmp_path: Path, options: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli.app, ["train", "digits", "--output", str(tmp_path / "run"), *options])
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stopped_training_ends_with_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

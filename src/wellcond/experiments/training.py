@@ -1,6 +1,9 @@
 """`wellcond train`: a recipe, its changes, the run, and the page about it, whatever way it ends."""
 
+import contextlib
 import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from wellcond.report import report_runs
+from wellcond.report.curves import report_curves
 from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
@@ -27,7 +31,8 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
     console = Console(stderr=True)
     main = os.environ.get("RANK", "0") == "0"
     try:
-        outcome = train(config, output, device=device, quiet=not main)
+        with _plain_warnings(console):
+            outcome = train(config, output, device=device, quiet=not main)
     except Interrupted as stopped:
         if main:
             console.print(str(stopped), highlight=False, soft_wrap=True)
@@ -45,5 +50,23 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
 
 
 def _page(output: Path, console: Console) -> None:
-    if (output / "probe.jsonl").exists():
-        console.print(f"wrote {report_runs([output])}", highlight=False, markup=False, soft_wrap=True)
+    probe = output / "probe.jsonl"
+    measured = probe.exists() and probe.stat().st_size > 0
+    page = report_runs([output]) if measured else report_curves(output)
+    console.print(f"wrote {page}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _plain_warnings(console: Console) -> Iterator[None]:
+    """Our own warnings as one line each, for people who read a log and not our code; others' as ever."""
+    ours, others = Path(__file__).parents[1], warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
+        if Path(filename).is_relative_to(ours):
+            console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+        else:
+            others(message, category, filename, *args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

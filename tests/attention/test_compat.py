@@ -35,6 +35,16 @@ def test_padding_behind_the_tokens_changes_nothing() -> None:
     torch.testing.assert_close(out[:, :, :9], skyformer_compat(*[x[:, :, :9]] * 3, draws=draws))
 
 
+def test_one_entry_for_all_keys_is_as_many_entries() -> None:
+    x, draws = torch.randn(2, 2, 12, 4, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
+    mask = torch.ones(2, 1, 1, 1, dtype=torch.bool)
+    torch.testing.assert_close(skyformer_compat(x, x, x, mask, draws=draws), skyformer_compat(x, x, x, draws=draws))
+
+
+def test_no_tokens() -> None:
+    assert skyformer_compat(*[torch.randn(2, 3, 0, 4)] * 3).shape == (2, 3, 0, 4)
+
+
 def test_it_is_what_compat_gives() -> None:
     x = torch.randn(2, 2, 12, 4)
     out = skyformer_attention(x, x, x, compat=True, num_landmarks=6, generator=torch.Generator().manual_seed(3))
@@ -51,3 +61,11 @@ def test_gradients() -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="as many queries as keys"):
         skyformer_compat(torch.randn(4, 2), torch.randn(5, 2), torch.randn(5, 2))
+
+
+def test_masks_of_numbers_and_no_landmarks_raise() -> None:
+    x = torch.randn(2, 3, 6, 4)
+    with pytest.raises(ValueError, match="mask > -1"):
+        skyformer_attention(x, x, x, torch.tensor([0, -2.0, 0, 1, 0, 3]), compat=True)
+    with pytest.raises(ValueError, match="at least one"):
+        skyformer_compat(x, x, x, num_landmarks=0)

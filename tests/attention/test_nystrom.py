@@ -67,10 +67,22 @@ def test_gradients_through_masks_and_pseudo_inverse() -> None:
         assert torch.autograd.gradcheck(out, (q, k, v))
 
 
+def test_queries_that_are_padding_need_a_mask_of_their_own_across_lengths() -> None:
+    q, k = torch.randn(1, 2, 7, 4, dtype=torch.float64), torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    keep = torch.tensor([1, 1, 1, 0, 1, 0, 1], dtype=torch.bool)
+    alone = nystrom_attention(q[:, :, keep], k, k, num_landmarks=3)
+    q[:, :, ~keep] = 3.0
+    for mask in (keep, keep[None, None], keep[None, None, None]):
+        out = nystrom_attention(q, k, k, num_landmarks=3, query_mask=mask)
+        torch.testing.assert_close(out[:, :, keep], alone)
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
         ({"dropout_p": 0.1}, "dropout_p"), ({"is_causal": True}, "causal"), ({"num_landmarks": 0}, "at least one"),
+        ({"num_landmarks": "64"}, "num_landmarks='64'"), ({"num_iterations": -1}, "num_iterations=-1"),
+        ({"query_mask": torch.ones(2, 1, 5) > 0}, "query_mask"), ({"query_mask": torch.ones(6)}, "boolean"),
         ({"conv_kernel": torch.ones(2, 5)}, "conv_kernel"), ({"conv_kernel": torch.ones(3, 4)}, "odd"),
     ],
 )  # fmt: skip

@@ -70,6 +70,30 @@ def test_numbers_in_a_mask_are_factors_of_keys(kernel) -> None:
     torch.testing.assert_close(out, kernelized_attention(q, k, v, bias), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("gamma", [0.0, 1e-12, 2e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-3])
+@pytest.mark.parametrize("settings", [{}, {"solver": "iteration", "num_iterations": 60}], ids=str)
+@pytest.mark.parametrize("width", [1, 4])
+def test_any_gamma_in_float32(gamma: float, settings: dict, width: int) -> None:
+    q, k = (0.3 * torch.randn(2, 2, 60, width) for _ in range(2))  # so near that κ(L, L) is singular to float64, too
+    v = torch.randn(2, 2, 60, 3)
+    parts = [t.requires_grad_() for t in (q, k, v)]
+    out = skyformer_attention(*parts, gamma=gamma, num_landmarks=40, **settings)
+    assert all(t.isfinite().all() for t in torch.autograd.grad(out.square().sum(), parts))
+    exact = skyformer_attention(*(t.detach().double() for t in parts), gamma=gamma, num_landmarks=40)
+    assert (out.double() - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_steps_without_gamma(dtype: torch.dtype) -> None:
+    x = torch.randn(1, 1, 64, 2, dtype=dtype)
+    for count in (128, 20):
+        out = skyformer_attention(x, x, x, gamma=0.0, num_landmarks=count, solver="iteration", num_iterations=60)
+        exact = skyformer_attention(x.double(), x.double(), x.double(), gamma=0.0, num_landmarks=count)
+        assert (out.double() - exact).norm() < 0.02 * exact.norm()
+
+
 def test_loewner_order(kernel) -> None:  # 0 ⪯ C̃ ⪯ C on the completion, also with γ, and closer with more landmarks
     x = torch.randn(20, 3, dtype=torch.float64)
     full, eye = kernel(x, x), torch.eye(20, dtype=torch.float64)
@@ -149,8 +173,9 @@ def test_queries_that_are_padding_need_a_mask_of_their_own_across_lengths() -> N
     v, keep = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.tensor([1, 1, 1, 0, 1, 0, 1], dtype=torch.bool)
     alone = skyformer_attention(q[:, :, keep], k, v, num_landmarks=4)
     q[:, :, ~keep] = 3.0
-    out = skyformer_attention(q, k, v, num_landmarks=4, query_mask=keep[None, None])
-    torch.testing.assert_close(out[:, :, keep], alone)
+    for mask in (keep[None, None], keep[None, None, None]):
+        out = skyformer_attention(q, k, v, num_landmarks=4, query_mask=mask)
+        torch.testing.assert_close(out[:, :, keep], alone)
 
 
 # ---- the module's core
@@ -180,6 +205,9 @@ def test_settings_build_it_again() -> None:
         ({"solver": "lu"}, "cholesky"), ({"kernel": "cosine"}, "gaussian"), ({"gamma": -1.0}, "gamma"),
         ({"num_landmarks": 0}, "at least one"), ({"landmarks": "kmeans"}, "spread"), ({"dropout_p": 0.1}, "dropout_p"),
         ({"is_causal": True}, "causal"), ({"compat": True, "kernel": "softmax"}, "compat"),
+        ({"num_landmarks": "64"}, "num_landmarks='64'"), ({"num_landmarks": 4.5}, "whole number"),
+        ({"num_iterations": -3}, "num_iterations=-3"), ({"compat": True, "solver": "iteration"}, "solver="),
+        ({"compat": True, "landmarks": "segment"}, "landmarks="), ({"compat": True, "num_landmarks": 0}, "one"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(settings: dict, word: str) -> None:
@@ -189,6 +217,13 @@ def test_mistakes_are_named(settings: dict, word: str) -> None:
     if not settings.keys() & {"dropout_p", "is_causal"}:
         with pytest.raises(ValueError, match=word):
             SkyformerCore(**settings)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4,), (5, 3, 2, 4), (0, 4), (1, 2, 3, 2, 4)])
+def test_landmarks_that_do_not_fit(shape: tuple[int, ...]) -> None:
+    x = torch.randn(2, 3, 6, 4)
+    with pytest.raises(ValueError, match="do not fit queries"):
+        skyformer_attention(x, x, x, landmarks=torch.randn(shape))
 
 
 def test_a_mask_by_query_raises() -> None:

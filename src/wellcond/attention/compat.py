@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from wellcond.attention.landmarks import prefix_positions
-from wellcond.attention.masks import key_mask
+from wellcond.attention.landmarks import check_counts, prefix_positions
+from wellcond.attention.masks import check_inputs, key_mask
 from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, transposed_start
 
 __all__ = ["skyformer_compat"]
@@ -36,9 +36,12 @@ def skyformer_compat(
     """κ(Q, L) · (N-iteration of κ(L, L) + γI) · κ(L, K) V, in float32 at least; in value's dtype.
 
     Args:
-        attn_mask: a boolean mask of keys, (b, 1, 1, m); tokens that count should come first, as the code assumes.
+        attn_mask: a boolean mask of keys, (b, 1, 1, m); tokens that count should come first, as the code assumes. Its
+            masks say 1 or 0: one of numbers to be added to logits raises.
         draws: (d,) numbers in [0, 1) that choose the landmarks, the first half among the queries; drawn if not given.
     """
+    check_inputs(query, key, value)
+    check_counts(num_landmarks, num_iterations)
     n, p = query.shape[-2:]
     if key.shape[-2] != n:
         raise ValueError(
@@ -46,7 +49,14 @@ def skyformer_compat(
         )
     scale = 1 / math.sqrt(p) if scale is None else scale
     wide = torch.promote_types(value.dtype, torch.float32)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        raise ValueError(
+            f"compat=True is the authors' code: its masks are boolean, True = keep; this one is {attn_mask.dtype}. "
+            "If it is 0 where keys count and very negative elsewhere, pass mask > -1"
+        )
     mask = key_mask(attn_mask, query, key, method="Skyformer")
+    if min(query.numel(), value.numel()) == 0:
+        return value.new_zeros(*query.shape[:-1], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
         q, k, v = query.to(wide) * math.sqrt(scale), key.to(wide) * math.sqrt(scale), value.to(wide)
         lengths = torch.full((1,) * (query.ndim - 2), n, device=query.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import check_inputs, key_mask, one_row
+from wellcond.attention.masks import check_inputs, check_mask, key_mask, one_row
 from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
 
 __all__ = ["KernelizedAttention", "KernelizedCore", "kernelized_attention", "weighted"]
@@ -33,7 +33,8 @@ def kernelized_attention(
     """Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, in value's dtype, float32 at least inside.
 
     Args:
-        attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask).
+        attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask),
+            which overflows float32 from 89 on.
         dropout_p: drops weights.
         is_causal: key j counts for query i only if j ≤ i.
         scale: 1/√p unless given, as in softmax attention.
@@ -67,6 +68,8 @@ def _with_weights(
     is_causal: bool,
     scale: float,
 ) -> Tensor:
+    if attn_mask is not None:
+        check_mask(attn_mask, query, key)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     with torch.autocast(query.device.type, enabled=False):

@@ -15,11 +15,20 @@ places left over are not valid. A side with too few tokens leaves its places to 
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-__all__ = ["LANDMARKS", "Landmarks", "choose_landmarks", "landmark_positions", "prefix_positions", "segment_means"]
+__all__ = [
+    "LANDMARKS",
+    "Landmarks",
+    "check_counts",
+    "choose_landmarks",
+    "landmark_positions",
+    "prefix_positions",
+    "segment_means",
+]
 
 LANDMARKS = ("spread", "random", "segment")
 MOST_KEPT = 256
@@ -35,6 +44,14 @@ class Landmarks:
     """(…, d, p): queries first, then keys."""
     valid: Tensor | None = None
     """bool, broadcastable to (…, d); None where all are. Rows that are not valid are zero."""
+
+
+def check_counts(num_landmarks: int, num_iterations: int) -> None:
+    """ValueError for numbers of landmarks and of steps that cannot be."""
+    if not (isinstance(num_landmarks, (int, Integral)) and num_landmarks > 0):
+        raise ValueError(f"num_landmarks={num_landmarks!r} cannot be: a whole number is needed, and at least one")
+    if not (isinstance(num_iterations, (int, Integral)) and num_iterations >= 0):
+        raise ValueError(f"num_iterations={num_iterations!r} cannot be: give 0 or more, 6 is usual")
 
 
 def choose_landmarks(

@@ -3,6 +3,7 @@
     mask = key_mask(attn_mask, query, key)           # None, or KeyMask; ValueError for a mask that differs by query
     mask.keep                                        # bool, broadcastable to (…, m): the keys that count
     mask.weights                                     # exp(bias) of a floating-point mask, or None
+    keep = query_keep(query_mask, query)             # the same of queries, from a mask of our own
 
 Shapes and meaning are SDPA's: broadcastable to (…, heads, n, m), True = keep, or numbers added to the logits. A mask
 that hides padding has one row for all queries, `(b, 1, 1, m)`; it may also be such a row, expanded.
@@ -13,18 +14,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["KeyMask", "check_inputs", "key_mask", "one_row"]
+__all__ = ["KeyMask", "broadcasts", "check_inputs", "check_mask", "key_mask", "one_row", "query_keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyMask:
-    """Which keys count, and how much; both have as many dimensions as (…, m), and are broadcastable to it."""
+    """Which keys count, and how much: as many dimensions as (…, m), the last of them m, broadcastable to it."""
 
     keep: Tensor
+    """Dense along its last dimension, as kernels take it."""
     weights: Tensor | None = None
-    """What a key's share is multiplied by: exp of a floating-point mask, float32 at least."""
+    """What a key's share is multiplied by: exp(bias). A key whose weight is 0 does not count."""
     bias: Tensor | None = None
-    """That mask itself."""
+    """A floating-point mask, float32 at least."""
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -48,39 +50,80 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+def broadcasts(t: Tensor, wanted: tuple[int, ...]) -> bool:
+    """Whether a tensor may be expanded to a shape, as it is: no dimension of the shape grows."""
+    return t.ndim <= len(wanted) and all(
+        have in (1, want) for have, want in zip(reversed(t.shape), reversed(wanted), strict=False)
+    )
+
+
 def one_row(attn_mask: Tensor) -> bool:
     """Whether a mask says the same for every query, as far as its shape and strides tell."""
-    return attn_mask.ndim == 1 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
+    return attn_mask.ndim < 2 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
 
 
-def key_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor, *, method: str = "this attention") -> KeyMask | None:
-    """The mask as one of keys. Raises ValueError for a mask that differs by query, and for one that does not fit."""
-    if attn_mask is None:
-        return None
+def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
+    """ValueError for a mask that is neither boolean nor floating point, or does not broadcast to (…, heads, n, m)."""
     wanted = (*query.shape[:-1], key.shape[-2])
-    if not _fits(attn_mask, wanted):
+    if not broadcasts(attn_mask, wanted):
         hint = ""
         if query.ndim == 4 and tuple(attn_mask.shape) == (query.shape[0], key.shape[-2]):
             hint = "; write a padding mask (b, m) as mask[:, None, None, :]"
         raise ValueError(f"a mask {tuple(attn_mask.shape)} does not broadcast to {wanted}, (…, heads, n, m){hint}")
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise ValueError(
+            f"a mask is boolean (True = keep) or floating point (added to the logits), not {attn_mask.dtype}; if it is "
+            "1 for what to keep and 0 else, pass mask.bool()"
+        )
+
+
+def key_mask(
+    attn_mask: Tensor | None, query: Tensor, key: Tensor, *, method: str = "this attention", relative: bool = False
+) -> KeyMask | None:
+    """The mask as one of keys. Raises ValueError for a mask that differs by query, and for one that does not fit.
+
+    Args:
+        relative: numbers count by their differences alone, as in softmax; their largest is subtracted, of each row.
+    """
+    if attn_mask is None:
+        return None
+    check_mask(attn_mask, query, key)
     if not one_row(attn_mask):
         raise ValueError(
             f"{method} takes masks of keys only, (b, 1, 1, m), since landmarks mix the queries; this one is "
             f"{tuple(attn_mask.shape)}. If it hides padding and nothing else, pass mask[..., :1, :]; for any other "
             "mask use softmax or kernelized attention"
         )
-    row = attn_mask if attn_mask.ndim == 1 else attn_mask[..., 0, :]
-    row = row.reshape((1,) * (query.ndim - 1 - row.ndim) + tuple(row.shape))
+    row = _full_row(attn_mask if attn_mask.ndim < 2 else attn_mask[..., 0, :], query.ndim - 1, key.shape[-2])
     if row.dtype == torch.bool:
-        return KeyMask(keep=row)
-    if not row.is_floating_point():
-        raise ValueError(f"a mask is boolean (True = keep) or floating point (added to the logits), not {row.dtype}")
-    wide = torch.promote_types(torch.promote_types(row.dtype, query.dtype), torch.float32)
-    weights = row.to(wide).exp()
-    return KeyMask(keep=weights > 0, weights=weights, bias=row)
+        return KeyMask(keep=_dense(row))
+    bias = row.to(torch.promote_types(torch.promote_types(row.dtype, query.dtype), torch.float32))
+    if relative and bias.shape[-1] > 0:
+        bias = bias - bias.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(bias.dtype).min)
+    weights = bias.exp()
+    return KeyMask(keep=_dense(weights != 0), weights=weights, bias=bias)  # a NaN counts, and is seen in the result
 
 
-def _fits(mask: Tensor, wanted: tuple[int, ...]) -> bool:
-    return mask.ndim <= len(wanted) and all(
-        have in (1, want) for have, want in zip(reversed(mask.shape), reversed(wanted), strict=False)
-    )
+def query_keep(query_mask: Tensor, query: Tensor) -> Tensor:
+    """The queries that count, as `KeyMask.keep` has the keys; from a mask that broadcasts to (…, heads, n).
+
+    One in the form of an attn_mask, (b, 1, 1, n), is taken too.
+    """
+    n, wanted = query.shape[-2], tuple(query.shape[:-1])
+    if query_mask.dtype != torch.bool:
+        raise ValueError(f"query_mask is boolean, True for queries that are no padding; this one is {query_mask.dtype}")
+    row = query_mask.squeeze(-2) if query_mask.ndim == query.ndim and query_mask.shape[-2] == 1 else query_mask
+    if not broadcasts(row, wanted):
+        hint = "; write (b, n) as mask[:, None, :]" if query_mask.shape == (query.shape[0], n) else ""
+        raise ValueError(f"query_mask {tuple(query_mask.shape)} does not broadcast to {wanted}, (…, heads, n){hint}")
+    return _dense(_full_row(row, len(wanted), n))
+
+
+def _full_row(row: Tensor, ndim: int, length: int) -> Tensor:
+    """With `ndim` dimensions, the last of them `length`: tokens that share one entry have one each to be counted."""
+    row = row.reshape((1,) * (ndim - row.ndim) + tuple(row.shape))
+    return row if row.shape[-1] == length else row.expand(*row.shape[:-1], length)
+
+
+def _dense(row: Tensor) -> Tensor:
+    return row if row.stride(-1) == 1 else row.contiguous()

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wellcond.attention.landmarks import segment_means
+from wellcond.attention.landmarks import check_counts, segment_means
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import KeyMask, check_inputs, key_mask
+from wellcond.attention.masks import KeyMask, check_inputs, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.attention.softmax import softmax_attention
 from wellcond.numerics.inverse import invert_by_iteration
@@ -42,8 +42,9 @@ def nystrom_attention(
     """Softmax attention by segment means, in value's dtype; softmax and pseudo-inverse are float32 at least.
 
     Args:
-        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits. Segments are of tokens
-            that count only. A mask that differs by query raises, and so does `is_causal`: segments mix tokens.
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits, of which only differences
+            count. Segments are of tokens that count only. A mask that differs by query raises, and so does `is_causal`:
+            segments mix tokens.
         dropout_p: must be 0.
         scale: 1/√p unless given.
         num_landmarks: segments of the queries, and of the keys; their lengths differ by one at most. As many as keys,
@@ -51,21 +52,24 @@ def nystrom_attention(
         num_iterations: steps towards the pseudo-inverse, for each matrix from a start of its own.
         conv_kernel: (heads, k), k odd: a depthwise convolution of the values along the tokens that is added to the
             output, where there are as many queries as keys.
-        query_mask: bool, broadcastable to (…, heads, n): queries that are padding, and in no segment. Where it is not
-            given and there are as many queries as keys, it is the mask of the keys.
+        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, and in no
+            segment. Where it is not given and there are as many queries as keys, it is the mask of the keys.
 
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
-    if num_landmarks < 1:
-        raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
+    check_counts(num_landmarks, num_iterations)
     if dropout_p > 0:
         raise ValueError(f"Nyström attention has no weights that dropout_p={dropout_p} could drop; set it to 0")
     if is_causal:
         raise ValueError("Nyström attention cannot be causal, its segments mix tokens; use softmax_attention")
-    mask = key_mask(attn_mask, query, key, method="Nyström attention")
+    mask = key_mask(attn_mask, query, key, method="Nyström attention", relative=True)
+    query_mask = None if query_mask is None else query_keep(query_mask, query)
     if key.shape[-2] <= num_landmarks:
-        out = softmax_attention(query, key, value, attn_mask, scale=scale)
+        row = None
+        if mask is not None:
+            row = (mask.keep if mask.bias is None else mask.bias.to(query.dtype))[..., None, :]
+        out = softmax_attention(query, key, value, row, scale=scale)
     else:
         keep = None if mask is None else mask.keep
         if query_mask is None and query.shape[-2] == key.shape[-2]:
@@ -174,10 +178,7 @@ class NystromCore(AttentionCore):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_landmarks < 1:
-            raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
-        if num_iterations < 0:
-            raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
+        check_counts(num_landmarks, num_iterations)
         self.num_landmarks, self.num_iterations, self.conv_kernel = num_landmarks, num_iterations, conv_kernel
         self.conv = None
         if conv_kernel is not None:

@@ -17,12 +17,18 @@ from torch import Tensor
 
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
-from wellcond.attention.landmarks import LANDMARKS, Landmarks, choose_landmarks, landmark_positions
+from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import KeyMask, check_inputs, key_mask
-from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
+from wellcond.attention.masks import KeyMask, broadcasts, check_inputs, key_mask, query_keep
+from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
 from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
-from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, solve_spd
+from wellcond.numerics.inverse import (
+    FLOAT32_CONDITION,
+    FLOAT64_CONDITION,
+    invert_by_iteration,
+    normalize_spd,
+    solve_spd,
+)
 
 __all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
 
@@ -52,7 +58,8 @@ def skyformer_attention(
     """Kernelized attention through landmarks, in value's dtype; float32 at least wherever small differences count.
 
     Args:
-        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers that would be added to softmax's logits.
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers that would be added to softmax's logits, here
+            factors exp(mask), which overflow float32 from 89 on. With the softmax kernel only their differences count.
             Padding never changes the row of a token that counts. A mask that differs by query raises, and so does
             `is_causal`: landmarks mix all tokens.
         dropout_p: must be 0; the weights it would drop are never made.
@@ -67,14 +74,15 @@ def skyformer_attention(
             diagonal.
         generator: for `random`.
         compat: what the authors' code computes, `skyformer_compat`: one draw of prefix positions for the whole batch at
-            every call, and an iteration that starts from a number shared by the batch. Other settings must be defaults.
-        query_mask: bool, broadcastable to (…, heads, n): queries that are padding, and no landmarks. Where it is not
-            given and there are as many queries as keys, it is the mask of the keys.
+            every call, and an iteration that starts from a number shared by the batch. It has numbers of landmarks and
+            steps, gamma, scale, a generator and boolean masks of keys; other settings must be defaults.
+        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, and no
+            landmarks. Where it is not given and there are as many queries as keys, it is the mask of the keys.
 
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
-    _check_settings(gamma, solver, kernel)
+    _check_settings(gamma, solver, kernel, num_landmarks, num_iterations)
     if dropout_p > 0:
         raise ValueError(
             f"Skyformer never has the attention weights that dropout_p={dropout_p} would drop; set it to 0"
@@ -83,32 +91,37 @@ def skyformer_attention(
         raise ValueError("Skyformer cannot be causal, its landmarks see every token; use kernelized_attention")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if compat:
-        if landmarks not in ("spread", "random") or kernel != "gaussian" or query_mask is not None:
-            raise ValueError("compat=True is the authors' code: it has its own landmarks, one kernel and no query_mask")
+        _check_compat(landmarks in ("spread", "random"), solver, kernel)
+        if query_mask is not None:
+            raise ValueError(
+                "compat=True is the authors' code: it has no query_mask, the mask of keys is one of queries"
+            )
         return skyformer_compat(
             query, key, value, attn_mask, scale=scale,
             num_landmarks=num_landmarks, gamma=gamma, num_iterations=num_iterations, generator=generator,
         )  # fmt: skip
-    mask = key_mask(attn_mask, query, key, method="Skyformer")
+    mask = key_mask(attn_mask, query, key, method="Skyformer", relative=kernel == "softmax")
+    query_mask = None if query_mask is None else query_keep(query_mask, query)
     if min(query.numel(), key.numel(), value.numel()) == 0:
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
     keep = None if mask is None else mask.keep
     fused = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
-    count = landmarks.shape[-2] if isinstance(landmarks, Tensor) else num_landmarks
+    count = _count_rows(landmarks, query) if isinstance(landmarks, Tensor) else num_landmarks
     fused = fused and can_fuse(query, key, value, landmarks=count, gamma=gamma)
     if fused and keep is None and query_mask is None and isinstance(landmarks, str) and landmarks != "segment":
         at, of_queries = landmark_positions(query, key, num_landmarks, landmarks, generator=generator)
         return fused_skyformer(query, key, value, positions=at, of_queries=of_queries, scale=scale, gamma=gamma)
     chosen = _landmarks(query, key, mask, query_mask, num_landmarks, landmarks, generator)
     if fused and chosen.rows.dtype == query.dtype:
-        keep, valid = (None if t is None else t.expand(*query.shape[:2], t.shape[-1]) for t in (keep, chosen.valid))
+        lead = query.shape[:2]
+        keep, valid = (None if t is None else packed(t).expand(*lead, t.shape[-1]) for t in (keep, chosen.valid))
         return fused_skyformer(query, key, value, keep, rows=chosen.rows, valid=valid, scale=scale, gamma=gamma)
     with torch.autocast(query.device.type, enabled=False):
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
-        if mask is not None and mask.weights is not None:
-            values = weighted(values, mask.weights)
         if kernel == "softmax":
             values = _as_softmax(values, key, mask, scale)
+        elif mask is not None and mask.weights is not None:
+            values = weighted(values, mask.weights)
         sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
         solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
         out = gaussian_product(query, chosen.rows, solved, scale=scale)
@@ -134,36 +147,54 @@ def _landmarks(
     return choose_landmarks(query, key, count, landmarks, query_keep=query_mask, key_keep=keep, generator=generator)
 
 
+def _count_rows(landmarks: Tensor, query: Tensor) -> int:
+    """How many landmarks a tensor of them holds; ValueError where it does not fit the queries."""
+    d, p = landmarks.shape[-2] if landmarks.ndim > 1 else 0, query.shape[-1]
+    if d == 0 or landmarks.shape[-1] != p or not broadcasts(landmarks, (*query.shape[:-2], d, p)):
+        raise ValueError(
+            f"landmarks {tuple(landmarks.shape)} do not fit queries {tuple(query.shape)}: give (…, d, {p}) with d at "
+            "least one, broadcastable to their batch and heads"
+        )
+    return d
+
+
 def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int) -> Tensor:
     """(κ(L, L) + γI)⁻¹ · sums, zero for landmarks that are not valid."""
-    rows = chosen.rows
+    rows, d = chosen.rows, chosen.rows.shape[-2]
     # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
     exact = torch.float64 if rows.device.type in ("cpu", "cuda") else torch.float32
-    gram = gaussian_weights(rows.to(exact), rows.to(exact), scale=scale).to(sums.dtype)
+    gram = gaussian_weights(rows.to(exact), rows.to(exact), scale=scale)
+    singular = d > FLOAT64_CONDITION * gamma
+    if singular and solver == "iteration":  # below this γ it would invert rounding errors, some of them negative
+        gamma = d * max(1 / FLOAT64_CONDITION, torch.finfo(sums.dtype).eps)
+    # In float32 1 + γ may be 1, so a float64 solve gets float64. Not so a pseudo-inverse: it would magnify directions
+    # that float32 sums know nothing of.
+    if d <= FLOAT32_CONDITION * gamma or (singular and solver == "cholesky"):
+        gram = gram.to(sums.dtype)
     eye = torch.eye(rows.shape[-2], dtype=torch.bool, device=rows.device)
     if chosen.valid is not None:
         gram = gram.masked_fill(~(chosen.valid[..., :, None] & chosen.valid[..., None, :]), 0)
         sums = sums.masked_fill(~chosen.valid[..., None], 0)
     matrix = gram.masked_fill(eye, 1 + gamma)
     if solver == "cholesky":
-        return solve_spd(matrix, sums, smallest=gamma)
+        return solve_spd(matrix, sums, smallest=gamma).to(sums.dtype)
     normal, r = normalize_spd(matrix)
     inverse = invert_by_iteration(normal, num_iterations=num_iterations)
-    return r[..., None] * (inverse @ (r[..., None] * sums))
+    return (r[..., None] * (inverse @ (r[..., None] * sums.to(inverse.dtype)))).to(sums.dtype)
 
 
 def _as_softmax(values: Tensor, key: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
-    """(w v, w) for each key, w = exp(scale · ‖k‖²/2) up to a factor: what turns Gaussian weights into softmax's.
+    """(w v, w) for each key, w = exp(scale · ‖k‖²/2 + mask) up to a factor: what turns Gaussian weights into softmax's.
 
     exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2), and the first factor goes with the row sums.
     """
     logs = 0.5 * scale * key.to(values.dtype).square().sum(-1)
     if mask is not None:
+        logs = logs if mask.bias is None else logs + mask.bias.to(logs.dtype)
         logs = logs.masked_fill(~mask.keep, -math.inf)
     largest = logs.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
     w = (logs - largest).exp()[..., None]
-    ones = w if mask is None or mask.weights is None else w * mask.weights[..., None]
-    return torch.cat([w * values, ones.expand(*values.shape[:-1], 1)], -1)
+    return torch.cat([w * values, w], -1)
 
 
 def _normalized(out: Tensor) -> Tensor:
@@ -174,13 +205,22 @@ def _normalized(out: Tensor) -> Tensor:
     return (values / sums.masked_fill(gone, 1)).masked_fill(gone, 0)
 
 
-def _check_settings(gamma: float, solver: str, kernel: str) -> None:
+def _check_settings(gamma: float, solver: str, kernel: str, num_landmarks: int, num_iterations: int) -> None:
+    check_counts(num_landmarks, num_iterations)
     if solver not in SOLVERS:
         raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (matrix products alone)")
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is unknown; use 'gaussian' or 'softmax'")
     if not 0 <= gamma < math.inf:
         raise ValueError(f"gamma={gamma} must be 0 or more; 0.1 is usual")
+
+
+def _check_compat(default_landmarks: bool, solver: str, kernel: str) -> None:
+    if not default_landmarks or solver != "cholesky" or kernel != "gaussian":
+        raise ValueError(
+            "compat=True is the authors' code: it has its own landmarks, its own solver and one kernel; leave out "
+            "landmarks=, solver= and kernel="
+        )
 
 
 class SkyformerCore(AttentionCore):
@@ -205,13 +245,11 @@ class SkyformerCore(AttentionCore):
         compat: bool = False,
     ) -> None:
         super().__init__()
-        _check_settings(gamma, solver, kernel)
+        _check_settings(gamma, solver, kernel, num_landmarks, num_iterations)
         if landmarks not in LANDMARKS:
             raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
-        if num_landmarks < 1:
-            raise ValueError(f"num_landmarks={num_landmarks} cannot be: at least one is needed")
-        if compat and (landmarks != "random" or kernel != "gaussian"):
-            raise ValueError("compat=True is the authors' code: it has its own landmarks and one kernel")
+        if compat:
+            _check_compat(landmarks == "random", solver, kernel)
         self.num_landmarks, self.landmarks = num_landmarks, landmarks
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._gamma = float(gamma).as_integer_ratio()

@@ -35,8 +35,9 @@ def test_every_rollback_halves_the_rate_again(make_config: Make, tmp_path: Path)
         assert f"with lr × {factor}, rollback {number} of 3" in said[number - 1]
     rows = records.read_rows(tmp_path / "metrics.jsonl")
     events = [row["event"] for row in rows if row["split"] == "event"]
-    assert len(events) == 4  # three to come back from, and the last
-    assert all(event.startswith("diverged: ") for event in events)
+    assert sum(event.startswith("diverged: ") for event in events) == 4  # three to come back from, and the last
+    back = [event.partition(" with ")[2] for event in events if event.startswith("back to step")]
+    assert back == [f"lr × {factor}, rollback {n} of 3" for n, factor in ((1, "0.5"), (2, "0.25"), (3, "0.125"))]
     last = [row for row in rows if row["split"] == "train"][-1]
     rate = config.lr * 0.5 * (1 + math.cos(math.pi * (last["step"] - 1) / 10))
     assert last["lr"] == pytest.approx(0.125 * rate)

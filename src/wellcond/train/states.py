@@ -102,12 +102,10 @@ class States:
         except OSError as error:
             warnings.warn(f"rollback {rolls} could not be noted, and would not survive a kill: {error}", stacklevel=2)
         self.folder.forget_after(good.step)
+        what = f"back to step {good.step} with lr × {factor:g}, rollback {rolls} of {ROLLBACKS}"
+        self.folder.log({"step": problem.step, "split": "event", "event": what})
         if self.here.is_main:
-            warnings.warn(
-                f"diverged at step {problem.step} ({problem.why}); back to step {good.step} with lr × {factor:g}, "
-                f"rollback {rolls} of {ROLLBACKS}",
-                stacklevel=2,
-            )
+            warnings.warn(f"diverged at step {problem.step} ({problem.why}); {what}", stacklevel=2)
         return good.step
 
     def keep_lost(self, step: int) -> None:

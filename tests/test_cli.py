@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from wellcond import cli
 
@@ -113,8 +114,10 @@ def test_demo_passes_its_folder_on(wellcond, stand_in):
 
 
 @pytest.mark.parametrize("name", ["graying", "kappa"])
-def test_bench_passes_its_options_on(wellcond, stand_in, name):
+def test_bench_passes_its_options_on(wellcond, stand_in, name, monkeypatch):
     calls = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     stand_in(f"wellcond.bench.{name}", run=lambda **options: calls.append(options))
     assert wellcond("bench", name)[0] == 0
     options = ["--output", "a.json", "--device", "cuda:1", "--batch-size", "8", "--quick"]
@@ -123,6 +126,18 @@ def test_bench_passes_its_options_on(wellcond, stand_in, name):
         {"output": None, "device": None, "batch_size": None, "quick": False},
         {"output": Path("a.json"), "device": "cuda:1", "batch_size": 8, "quick": True},
     ]
+
+
+@pytest.mark.parametrize("name", ["graying", "kappa", "probe", "attention", "train"])
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cuda:1", 1), ("gpu", 1)])
+def test_bench_on_a_device_that_is_not_there_is_wrong_usage(wellcond, stand_in, monkeypatch, name, device, gpus):
+    module = "training" if name == "train" else name
+    stand_in(f"wellcond.bench.{module}", run=fail(AssertionError("something was measured")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    code, _, err = wellcond("bench", name, "--device", device)
+    assert code == 2
+    assert "use cpu, cuda or cuda:1" in err if device == "gpu" else "torch sees" in err
 
 
 def test_a_value_error_is_one_line(wellcond, stand_in):

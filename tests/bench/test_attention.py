@@ -70,3 +70,27 @@ def test_the_record_holds_the_landmarks_that_were_used(tmp_path):
     record = read_json(attention.run(output=tmp_path / "attention.json", device="cpu", quick=True))
     assert record["landmarks"] == 32
     assert record["on"] == "cpu"
+    assert record["sizes"] == "quick"
+    assert record["quick"] is True
+
+
+def test_a_cpu_has_sizes_of_its_own_and_says_so(tmp_path, monkeypatch, capsys):
+    """They are not those of --quick; here with fewer tokens, so that it takes no minute."""
+    assert set(attention.ON_CPU.lengths) > {256, 512, 4096}
+    assert attention.ON_CPU.landmarks == attention.ON_GPU.landmarks == 128
+    monkeypatch.setattr(attention, "ON_CPU", attention.ON_CPU._replace(tokens=512, lengths=(128, 256), repeats=1))
+    record = read_json(attention.run(output=tmp_path / "attention.json", device="cpu"))
+    assert record["sizes"] == "cpu"
+    assert record["quick"] is False
+    assert {row["n"] for row in record["rows"]} == {128, 256, 197}
+    assert "on a CPU: 512 tokens in all, sequences of 128 to 256" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_whole_names_and_shapes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(attention, "QUICK", attention.QUICK._replace(tokens=128, lengths=(64,), landmarks=8))
+    attention.run(output=tmp_path / "attention.json", device="cpu", quick=True)
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("softmax (SDPA)", "skyformer", "skyformer, as published", "nystromformer", "kernelized", "linear"):
+        assert sum(line.strip().startswith(f"{name}  ") and "2×2×64×32" in line for line in lines) == 1, name
+    assert not any("…" in line for line in lines)

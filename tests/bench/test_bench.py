@@ -60,7 +60,7 @@ def test_the_exponent_of_a_power_law_is_found(exponent):
             "tokens": max(n, 65536),
             "both ms": max(n, 65536) * n ** (exponent - 1),
         }
-        for n in attention.LENGTHS
+        for n in attention.ON_GPU.lengths
     ]
     assert attention.cost_exponent(rows, "m") == pytest.approx(exponent)
 

@@ -1,10 +1,12 @@
 """`wellcond bench attention`: time and peak memory of every attention over the length, forward and with its gradient.
 
-65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of the Long
-Range Arena and of vision transformers. The peers: torch's own attention (flash), the order of operations that Skyformer
-was published with, a Nyströmformer in plain torch, and FlexAttention for the exact Gaussian kernel. A method that
-would need more memory than there is, or much more time than the others, is left out from there on, and the row says so;
-one that fails marks its own row. The JSON is drawn beside it (attention_plot.py).
+On a GPU 65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of
+the Long Range Arena and of vision transformers. A CPU is given 4,096 tokens, up to 8,192 in a sequence, and a small
+ViT's shape; `sizes` in the JSON, and the output's first line, say which of these it was. The peers: torch's own
+attention (flash), the order of operations that Skyformer was published with, a Nyströmformer in plain torch, and
+FlexAttention for the exact Gaussian kernel. A method that would need more memory than there is, or much more time than
+the others, is left out from there on, and the row says so; one that fails marks its own row. The JSON is drawn beside
+it (attention_plot.py).
 
 `both ms` is forward and backward as called, one call of many; `gpu ms` the same without the host, as a CUDA graph: what
 counts where a model keeps its GPU busy, and where it is captured as a whole.
@@ -35,15 +37,36 @@ from wellcond.bench.timing import graphed_ms, sustained_ms
 __all__ = ["run"]
 
 SEED = 0
-TOKENS = 65_536
-LANDMARKS = 128
 TOO_SLOW_MS = 1500.0
 AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 COMPILED_AT = (1024, 4096, 16_384, 65_536)  # what is compiled anew for each shape takes longer to compile than to run
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Sizes(NamedTuple):
+    """What is measured."""
+
+    name: str
+    tokens: int
+    lengths: tuple[int, ...]
+    landmarks: int
+    repeats: int
+    others: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = ()
+
+    def shapes(self) -> list[tuple[str, tuple[int, int, int, int]]]:
+        """(kind, (batch, heads, tokens, width))."""
+        found = [("length", (max(1, self.tokens // n), 2, n, 32)) for n in self.lengths]
+        return found + [(kind, shape) for kind, shapes in self.others for shape in shapes]
+
+
+ON_GPU = Sizes(
+    "gpu", 65_536, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072), 128, 10,
+    (("LRA", LRA), ("other", OTHERS)),
+)  # fmt: skip
+ON_CPU = Sizes("cpu", 4096, (256, 512, 1024, 2048, 4096, 8192), 128, 5, (("other", ((4, 3, 197, 64),)),))
+QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 
 
 class Peer(NamedTuple):
@@ -66,32 +89,49 @@ def run(
     del batch_size  # the shapes are the benchmark's
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = destination(output, f"attention-{where.type}.json")
-    on_gpu = where.type == "cuda"
-    tokens = TOKENS if on_gpu and not quick else 1024
-    lengths = [n for n in LENGTHS if n <= 2 * tokens] if on_gpu and not quick else [256, 512]
-    shapes = [("length", (max(1, tokens // n), 2, n, 32)) for n in lengths]
-    if on_gpu and not quick:
-        shapes += [("LRA", shape) for shape in LRA] + [("other", shape) for shape in OTHERS]
-    landmarks = LANDMARKS if on_gpu and not quick else 32
-    peers = _peers(where, landmarks=landmarks)
+    sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
+    Console().print(_in_words(sizes), soft_wrap=True)
+    peers = _peers(where, landmarks=sizes.landmarks)
     rows: list[dict[str, Any]] = []
     slow: set[tuple[str, str]] = set()
-    for kind, shape in shapes:
+    for kind, shape in sizes.shapes():
         torch.compiler.reset()  # beyond a few shapes compiled functions would silently run uncompiled
         here = [peer for peer in peers if peer.at(kind, shape[2])]
-        found = [_measured(peer, kind, shape, where, slow, quick) for peer in here]
+        found = [_measured(peer, kind, shape, where, slow, sizes.repeats) for peer in here]
         for row in found:  # as the first of them, torch's own
             if row["both ms"] and found[0]["both ms"]:
                 row["times faster"] = found[0]["both ms"] / row["both ms"]
         rows += found
         exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
-        payload = {"benchmark": "attention", "on": where.type, "tokens": tokens, "landmarks": landmarks, "quick": quick}
+        payload = {"benchmark": "attention", "on": where.type, "sizes": sizes.name, "quick": quick}
+        payload |= {"tokens": sizes.tokens, "landmarks": sizes.landmarks}
         write(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
-    columns = ("method", "shape", "dtype", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster", "note")
-    show("attention, forward and with its gradient", rows, columns)
+    columns = ("method", "shape", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster")
+    show("attention, forward and with its gradient", rows, columns, whole=2)
+    for note in _notes(rows):
+        Console().print(note, soft_wrap=True, highlight=False)
     if any(row["both ms"] for row in rows):
         Console().print(f"wrote {plot(path)}")
     return path
+
+
+def _in_words(sizes: Sizes) -> str:
+    said = f"{sizes.tokens:,} tokens in all, sequences of {sizes.lengths[0]:,} to {sizes.lengths[-1]:,}, "
+    said += f"{sizes.landmarks} landmarks"
+    if sizes is QUICK:
+        return f"quick: {said}; such times say that it runs, and nothing else"
+    if sizes is ON_CPU:
+        return f"on a CPU: {said}; a GPU is given {ON_GPU.tokens:,} tokens, and sequences up to {ON_GPU.lengths[-1]:,}"
+    return said
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """What would need a wide column for a few rows: dtypes, and what was left out or failed."""
+    dtypes = {row["method"]: row["dtype"] for row in rows}
+    said = [
+        f"{dtype}: {', '.join(m for m in dtypes if dtypes[m] == dtype)}" for dtype in dict.fromkeys(dtypes.values())
+    ]
+    return said + [f"{row['method']}, {row['shape']}: {row['note']}" for row in rows if row["note"]]
 
 
 def _peers(device: torch.device, *, landmarks: int) -> list[Peer]:
@@ -141,7 +181,7 @@ def _measured(
     shape: tuple[int, int, int, int],
     device: torch.device,
     slow: set[tuple[str, str]],
-    quick: bool,
+    repeats: int,
 ) -> dict[str, Any]:
     batch, heads, n, width = shape
     row: dict[str, Any] = {
@@ -162,7 +202,6 @@ def _measured(
         with torch.no_grad():
             peer.function(q, k, v)
 
-    repeats = 2 if quick else 10
     try:
         row["memory MiB"] = _peak_mib(both, device)
         row["both ms"] = sustained_ms(both, device, repeats=repeats, warmup=2)

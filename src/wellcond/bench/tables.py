@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,10 +20,14 @@ def destination(output: Path | None, default: str) -> Path:
     return path
 
 
-def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
+def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: int = 1) -> None:
+    """Prints the columns that hold anything. The first `whole` of them are never cut; others break where there is no
+    room."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
+    for place, column in enumerate(columns):
+        justify = "left" if place == 0 else "right"
+        table.add_column(column, justify=justify, no_wrap=place < whole, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)

@@ -5,12 +5,32 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device
-
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True)
 
+
+def _device_that_is_there(name: str | None) -> str | None:
+    """Said before anything is measured, and not in a driver's words."""
+    if name is None:
+        return None
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise typer.BadParameter(f"{name!r} is no device; use cpu, cuda or cuda:1") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        seen = f"{gpus} of them" if gpus else "none"
+        raise typer.BadParameter(f"{name} is a GPU, and torch sees {seen} here; use --device cpu, or leave it out")
+    return name
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:1; by default the GPU where there is one.", callback=_device_that_is_there),
+]
 BenchOutput = Annotated[
     Path | None, typer.Option("--output", help="JSON file to write; by default one under benchmarks/.", dir_okay=False)
 ]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellcond.attention import kernelized_attention, skyformer_attention, softmax_attention
+from wellcond.attention import kernelized_attention, skyformer, skyformer_attention, softmax_attention
 from wellcond.attention.landmarks import choose_landmarks
 from wellcond.attention.skyformer import SkyformerCore
 
@@ -82,6 +82,20 @@ def test_any_gamma_in_float32(gamma: float, settings: dict, width: int) -> None:
     assert all(t.isfinite().all() for t in torch.autograd.grad(out.square().sum(), parts))
     exact = skyformer_attention(*(t.detach().double() for t in parts), gamma=gamma, num_landmarks=40)
     assert (out.double() - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize(("gamma", "taken"), [(0.1, True), (1e-5, True), (1e-7, False), (1e-9, False)])
+def test_float32_kernels_get_no_gamma_that_float32_cannot_see(gamma: float, taken: bool, device, monkeypatch) -> None:
+    q, k, v = (torch.randn(1, 1, 60, 2, device=device) for _ in range(3))
+    calls = []
+    fused = skyformer.fused_skyformer
+    monkeypatch.setattr(skyformer, "can_fuse", lambda *_, **__: True)
+    monkeypatch.setattr(skyformer, "fused_skyformer", lambda *a, **s: calls.append(1) or fused(*a, **s))
+    out = skyformer_attention(q, k, v, gamma=gamma, num_landmarks=40)
+    assert bool(calls) == taken
+    monkeypatch.undo()
+    exact = skyformer_attention(q.double(), k.double(), v.double(), gamma=gamma, num_landmarks=40)
+    assert (out.double() - exact).norm() < 1e-3 * exact.norm()
 
 
 @pytest.mark.usefixtures("one_thread")

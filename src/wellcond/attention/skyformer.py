@@ -34,6 +34,7 @@ __all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
 
 SOLVERS = ("cholesky", "iteration")
 KERNELS = ("gaussian", "softmax")
+FLOAT32_EPS = 2.0**-23  # times d, what rounding may do to eigenvalues of κ(L, L): the fused kernels have it in float32
 
 
 def skyformer_attention(
@@ -107,7 +108,7 @@ def skyformer_attention(
     keep = None if mask is None else mask.keep
     fused = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
     count = _count_rows(landmarks, query) if isinstance(landmarks, Tensor) else num_landmarks
-    fused = fused and can_fuse(query, key, value, landmarks=count, gamma=gamma)
+    fused = fused and gamma >= count * FLOAT32_EPS and can_fuse(query, key, value, landmarks=count, gamma=gamma)
     if fused and keep is None and query_mask is None and isinstance(landmarks, str) and landmarks != "segment":
         at, of_queries = landmark_positions(query, key, num_landmarks, landmarks, generator=generator)
         return fused_skyformer(query, key, value, positions=at, of_queries=of_queries, scale=scale, gamma=gamma)

@@ -182,9 +182,9 @@ def product(
 ) -> Tensor:
     """The product itself, (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); no derivative is recorded.
 
-    `halves` are the kernels' half norms of x and y, where they are known.
+    `halves` are the kernels' half norms of x and y, where they are known; then the kernels are taken.
     """
-    if _fused(x, y, v):
+    if halves is not None or _fused(x, y, v):
         from .triton.gaussian import stream
 
         y_half = None if halves is None else halves[1]
@@ -209,7 +209,7 @@ def gradients(
     halves: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dy, dv), None where not needed."""
-    if not _fused(x, y, v):
+    if halves is None and not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
     from .triton.gaussian import pull, stream
     from .triton.half_norms import half_norms

@@ -99,6 +99,17 @@ def test_any_strides_and_no_batch_mates(device):
     assert torch.equal(whole[1:2], fused_skyformer(q[1:2], k[1:2], v[1:2], **settings))
 
 
+def test_masks_of_any_strides(device):
+    q, k, v = (torch.randn(2, 2, 40, 16, device=device) for _ in range(3))
+    keep, valid = (torch.rand(n, 2, device=device) > 0.5 for n in (40, 20))  # as those have them who put tokens first
+    settings = {"rows": q[:, :, :20].contiguous(), "scale": 0.25, "gamma": 0.1}
+    sideways = [mask.T[:, None, :].expand(2, 2, -1) for mask in (keep, valid)]
+    found, want = (
+        fused_skyformer(q, k, v, a, valid=b, **settings) for a, b in (sideways, [m.contiguous() for m in sideways])
+    )
+    assert torch.equal(found, want)
+
+
 def test_only_where_the_kernels_can():
     q = torch.randn(1, 2, 10, 8)
     assert not can_fuse(q, q, q, landmarks=4, gamma=0.1)  # on a CPU

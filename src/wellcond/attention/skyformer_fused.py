@@ -64,6 +64,7 @@ def fused_skyformer(
     """
     query, key, value = packed(query), packed(key), packed(value)
     rows = None if rows is None else packed(rows)
+    keep, valid = None if keep is None else packed(keep), None if valid is None else packed(valid)
     arguments = (query, key, value, rows, positions, of_queries, valid, keep, scale, gamma)
     if torch.compiler.is_compiling():
         return _forward_op(*arguments)[0]

@@ -168,3 +168,18 @@ def test_it_repeats_to_the_bit():
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("where", ["query", "key", "landmark"])
+def test_nan_is_not_hidden(where, device):
+    """A weight that is no number must not become a one: the sample that holds it shows it, and no other."""
+    tensors = [torch.randn(2, 1, 40, 8, device=device) for _ in range(3)]
+    at, of_queries = landmark_positions(tensors[0], tensors[1], 8, "spread")
+    token = int(at[0]) if where == "landmark" else int(at[0]) + 1
+    settings = {"positions": at, "of_queries": of_queries, "scale": 0.3, "gamma": 0.1}
+    clean = fused_skyformer(*tensors, **settings)
+    tensors[1 if where == "key" else 0][0, 0, token, 3] = torch.nan
+    out = fused_skyformer(*tensors, **settings)
+    assert out[0, 0, token].isnan().all()
+    assert out[0].isnan().all() == (where != "query")
+    assert torch.equal(out[1], clean[1])

@@ -61,7 +61,7 @@ def _dot_wide(a, b, PARTS: tl.constexpr):
 def _weights(xt, x_half, lt, halves, factor, PRECISION: tl.constexpr):
     """κ(x_i, l_j), (tokens, landmarks); products of tokens in half precision are exact."""
     exponent = tl.dot(xt, lt, input_precision=PRECISION) * factor - x_half[:, None] - halves[None, :]
-    return tl.exp2(tl.minimum(exponent, 0.0))
+    return tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

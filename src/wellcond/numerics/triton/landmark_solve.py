@@ -77,7 +77,8 @@ def _weights(space, to_halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.const
     landmarks = tl.load(space + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
     half = tl.load(space + to_halves + which * SIDE + i)
     product = tl.dot(landmarks, tl.trans(landmarks), input_precision="tf32x3") * (scale * LOG2E)
-    kernel = tl.exp2(tl.minimum(product - half[:, None] - half[None, :], 0.0))
+    exponent = product - half[:, None] - half[None, :]
+    kernel = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
     kernel = 0.5 * (kernel + tl.trans(kernel))  # symmetric to the bit, as sweeping takes it to be
     return landmarks, tl.where(i[:, None] == i[None, :], 0.0, kernel), half < float("inf")
 

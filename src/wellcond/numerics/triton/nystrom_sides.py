@@ -159,7 +159,9 @@ def keys_kernel(
         yt = rows_of(y, r, r < last, yn, width, WIDTH)
         vt = rows_of(v, r, r < last, vn, values, VALUES)
         exponent = _against(yt, means, PARTS) * (scale * LOG2E) - log[None, :]
-        weights = tl.where((r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0)), 0.0)
+        weights = tl.where(
+            (r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)), 0.0
+        )
         found = _dot_wide(weights, sums, PARTS)
         mask = (r < last)[:, None] & (o < values)[None, :]
         tl.store(dv + (which * m + r[:, None]) * values + o[None, :], found.to(dv.dtype.element_ty), mask=mask)

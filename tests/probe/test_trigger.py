@@ -315,7 +315,8 @@ def test_compiled_and_interrupted(vit: Any, images: Tensor, state: Any, kind: ty
     vit.blocks[1].attn.proj_drop = Interrupted(kind("now"))
     for model in (vit, in_place(vit)):
         before = state(model)
-        with pytest.raises(BaseException, match="now"), Probe(model):
+        # torch 2.11's compiler tells where an error was raised, but not what it said
+        with pytest.raises(BaseException, match=r"now|from user code"), Probe(model):
             model(images)
         assert state(model) == before
 

@@ -4,6 +4,7 @@ import re
 import pytest
 
 from wellcond.records import append_rows, write_json
+from wellcond.report import report_runs
 from wellcond.report.curves import curves_page, report_curves
 
 
@@ -65,3 +66,15 @@ def test_of_many_points_the_highest_is_drawn_and_all_are_in_the_csv():
 def test_without_rows_there_is_nothing_to_draw(tmp_path):
     with pytest.raises(ValueError, match="has no rows yet"):
         report_curves(tmp_path)
+
+
+def test_report_takes_a_run_without_a_probe(tmp_path):
+    """Alone it has a page; beside others there is nothing to compare, and that is said."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    append_rows(folder / "metrics.jsonl", [{"step": 1, "split": "train", "loss": 2.5, "lr": 0.1}])
+    assert report_runs([folder]) == folder / "report.html"
+    assert "Over training" in (folder / "report.html").read_text(encoding="utf-8")
+    assert report_runs([folder], tmp_path / "other.html") == tmp_path / "other.html"
+    with pytest.raises(ValueError, match=r"has no probe.jsonl.*alone it has a page of its losses"):
+        report_runs([folder, folder])

@@ -17,7 +17,7 @@ def report(
         Path | None, typer.Option(help="The page, or a folder for it; by default beside a single run's rows.")
     ] = None,
 ) -> None:
-    """Write a page on what the probes of runs measured; several runs are compared."""
+    """Write a page on what the probes of runs measured; several are compared. A run without a probe has its losses."""
     from wellcond.report import report_runs
 
     typer.echo(f"wrote {report_runs(runs, output)}")

@@ -34,8 +34,8 @@ Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[int, float]]
 
 
-def report_curves(folder: str | Path) -> Path:
-    """Write the page of a run's folder, and return its path. ValueError where there are no rows yet."""
+def report_curves(folder: str | Path, output: Path | None = None) -> Path:
+    """Write the page of a run's folder, there or to `output`; its path. ValueError where there are no rows yet."""
     folder = Path(folder)
     file = folder / "metrics.jsonl"
     rows = read_rows(file) if file.exists() else []
@@ -43,7 +43,7 @@ def report_curves(folder: str | Path) -> Path:
         raise ValueError(f"{file} has no rows yet; there is nothing to draw")
     known = folder / "config.json"
     config = read_json(known).get("config", {}) if known.exists() else {}
-    return curves_page(rows, config, name=folder.resolve().name).write(folder / "report.html")
+    return curves_page(rows, config, name=folder.resolve().name).write(output or folder / "report.html")
 
 
 def curves_page(rows: Rows, config: Mapping[str, Any], *, name: str) -> Page:

@@ -17,6 +17,7 @@ from warnings import catch_warnings, simplefilter
 from wellcond.records import read_json, read_rows
 
 from .conditioning import conditioning_page
+from .curves import report_curves
 from .measured import PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
 from .writable import check_writable
@@ -40,6 +41,10 @@ def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) ->
     """
     if not runs:
         raise ValueError("no runs were given; name run folders, or .jsonl files of a probe")
+    if len(runs) == 1 and _without_probe(Path(runs[0])):
+        target = _target([Path(runs[0]) / PROBE], output)
+        check_writable(target)
+        return report_curves(runs[0], target)
     files = [_probe_file(Path(run)) for run in runs]
     target = _target(files, output)
     check_writable(target)
@@ -84,10 +89,15 @@ def _measured_notes(name: str, file: Path) -> list[str]:
     return notes
 
 
+def _without_probe(run: Path) -> bool:
+    return run.is_dir() and not (run / PROBE).is_file() and (run / METRICS).is_file()
+
+
 def _probe_file(run: Path) -> Path:
     if run.is_dir():
         if not (run / PROBE).is_file():
-            raise ValueError(f"the folder {run} has no {PROBE}; was this run trained with a probe?")
+            more = "; alone it has a page of its losses" if _without_probe(run) else ""
+            raise ValueError(f"the folder {run} has no {PROBE}; was this run trained with a probe?{more}")
         return run / PROBE
     if not run.exists():
         raise ValueError(f"there is no {run}; give a run folder with a {PROBE}, or a .jsonl file")

@@ -226,8 +226,8 @@ class _Run:
 
     def _lost(self, problem: Divergence) -> int:
         """Back to the last good state with half the step, or the end."""
-        step = self.states.go_back(problem)
         self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        step = self.states.go_back(problem)
         if step is None:
             self.states.keep_lost(problem.step)
             raise Diverged(self._what_was_lost(problem))

@@ -226,3 +226,16 @@ def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):
     code, _, err = wellcond("ledger", "--check", *places)
     assert code == 1
     assert "'holds'" in err or "holds |" in err
+
+
+@pytest.mark.parametrize("command", [["train", "digits"], ["reproduce", "asa-fig1c", "--scale", "smoke"]])
+def test_one_set_takes_several_settings(wellcond, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for settings, wrong in ((["lr=0.1", "nonsense=1"], "nonsense"), (["nonsense=1", "lr=0.1"], "nonsense")):
+        code, _, error = wellcond(*command, "--set", *settings)
+        assert code in (1, 2)
+        assert f"there is no setting '{wrong}'" in error
+    code, _, error = wellcond(*command, "--set", "lr=0.1", "epochs")
+    assert code in (1, 2)
+    assert "a setting is written name=value, got 'epochs'" in error
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wellcond.cli.options import Device
+from wellcond.cli.options import Device, More
 
 __all__ = ["measure", "report"]
 
@@ -25,7 +25,7 @@ def report(
 
 def measure(
     model: Annotated[str, typer.Argument(help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL")],
-    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")] = None,
+    more: More = None,
     model_kwargs: Annotated[
         list[str] | None,
         typer.Option(help="Settings of the model, as timm has them: img_size=64 depth=6.", metavar="KEY=VALUE …"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device
+from wellcond.cli.options import Device, More
 
 __all__ = ["demo", "ledger", "reproduce", "theory", "train"]
 
@@ -56,12 +56,13 @@ def theory(
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe: digits, vit_tiny, swin_small, mae_base, …")],
+    more: More = None,
     output: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/RECIPE.", file_okay=False)
     ] = None,
     scale: Annotated[str, typer.Option(help="smoke (a CPU, seconds), lab (a GPU, minutes) or paper.")] = "lab",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any field of the recipe, as key=value; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Any fields of the recipe: key=value …", metavar="KEY=VALUE …")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
@@ -94,7 +95,7 @@ def train(
     options |= {"pretrained": pretrained, "model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
     try:
         check_device(device)
-        config = training.configure(recipe, scale=scale, options=options, settings=settings or [])
+        config = training.configure(recipe, scale=scale, options=options, settings=[*(settings or []), *(more or [])])
         config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -105,6 +106,7 @@ def reproduce(
     claim: Annotated[
         str, typer.Argument(help="The id of a claim: asa-fig1c; docs/claims.md lists them.", metavar="ID")
     ],
+    more: More = None,
     scale: Annotated[str, typer.Option(help="smoke (a CPU, seconds), lab (a GPU, real data) or paper.")] = "lab",
     seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds.  [default: 3; 2 at smoke scale]")] = None,
     data_dir: Annotated[
@@ -112,7 +114,7 @@ def reproduce(
         typer.Option(help="Where an image set lies: cifar10=FOLDER; once for each set.", metavar="NAME=PATH"),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of every training, as key=value; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Fields of every training: key=value …", metavar="KEY=VALUE …")
     ] = None,
     grid_epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of the trainings that choose each arm's learning rate.")
@@ -141,7 +143,7 @@ def reproduce(
         data_dirs=data_dir or [],
         output=output,
         evidence=evidence,
-        settings=settings or [],
+        settings=[*(settings or []), *(more or [])],
         grid_epochs=grid_epochs,
         jobs=jobs,
         device=device,

@@ -23,17 +23,17 @@ GPU = torch.device("cuda", 0)
 
 @pytest.mark.parametrize("settings", [{}, {"amp_dtype": "float16"}, {"compile": True, "probe_every": 5}])
 def test_one_gpu_replays(make_config: Make, settings: dict[str, Any]) -> None:
-    assert can_replay(make_config(**settings), GPU, world=1)
+    assert can_replay(make_config(step_graph=True, **settings), GPU, world=1)
 
 
 @pytest.mark.parametrize("settings", [{"step_graph": False}, {"accumulate": 2}, {"deterministic": True}])
 def test_others_do_not(make_config: Make, settings: dict[str, Any]) -> None:
-    assert not can_replay(make_config(**settings), GPU, world=1)
+    assert not can_replay(make_config(**{"step_graph": True, **settings}), GPU, world=1)
 
 
 def test_neither_several_processes_nor_a_cpu(make_config: Make) -> None:
-    assert not can_replay(make_config(), GPU, world=2)
-    assert not can_replay(make_config(), torch.device("cpu"), world=1)
+    assert not can_replay(make_config(step_graph=True), GPU, world=2)
+    assert not can_replay(make_config(step_graph=True), torch.device("cpu"), world=1)
 
 
 def test_a_training_that_is_over_is_freed(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,7 @@ class _Bench:
             lr=1e-4,
             amp_dtype="bfloat16",
             compile=self.compiled,
+            step_graph=True,
             log_every=1 if self.quick else self.warm,
             eval_every=10**6,
             save_every=10**9,

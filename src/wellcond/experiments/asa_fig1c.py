@@ -159,7 +159,18 @@ def _reproduce_on(options: Options, data: GivenData, runs: Runs) -> list[str]:
 def _settings(config: Config) -> dict[str, Any]:
     """What differs from the defaults, but for what differs from arm to arm or is of this machine."""
     differ = config.differences(Config())
-    hidden = {"lr", "seed", "data", "cache_dir", "remove_skips", "keep", "log_every", "save_every", "epochs"}
+    hidden = {
+        "lr",
+        "seed",
+        "data",
+        "cache_dir",
+        "remove_skips",
+        "keep",
+        "log_every",
+        "save_every",
+        "epochs",
+        "step_graph",
+    }
     return {name: mine for name, (mine, _) in differ.items() if name not in hidden}
 
 

@@ -27,8 +27,8 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
     yield from _choices("sched", config.sched, SCHEDULES)
     if config.compile_mode in GRAPH_MODES:
         yield (
-            f"compile_mode={config.compile_mode} makes CUDA graphs, as step_graph does already, and of a whole pass; "
-            "leave it out, or take max-autotune-no-cudagraphs"
+            f"compile_mode={config.compile_mode} makes CUDA graphs, as step_graph does of a whole pass; "
+            "set that, or take max-autotune-no-cudagraphs"
         )
     yield from _choices("compile_mode", config.compile_mode, COMPILE_MODES)
     yield from _choices("tracker", config.tracker, ("", "tensorboard", "wandb", "trackio"))

@@ -140,7 +140,7 @@ class Replayed:
         self.refused = why
         warnings.warn(
             f"a step of this training cannot be replayed as a CUDA graph ({why}); its steps run one by one, which is "
-            "right and slower. step_graph=false does not try",
+            "right and slower",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -124,7 +124,7 @@ def test_what_bfloat16_parts_lose(smooth, monkeypatch):
     monkeypatch.setattr(nystrom_plan.Plan, "_make_launches", make_in_parts)
     monkeypatch.setattr(nystrom_plan, "_plans", {})
     for module in (landmark_sides, nystrom_sides):
-        monkeypatch.setattr(module, "_two_parts", bfloat16_parts)
+        monkeypatch.setattr(module, "two_parts", bfloat16_parts)
     tensors = [t.detach() for t in tokens((1, 1, 210, 180, 32, 32, 50), "cpu")]
     if smooth:  # neighbours alike, as segments hope
         tensors = [t.cumsum(2) / 8 for t in tensors]

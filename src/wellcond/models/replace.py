@@ -25,7 +25,7 @@ from wellcond.models.attending import Replaced, plain_attention_class, replaced_
 from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation, is_asked
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.skips import SHARDED
-from wellcond.models.surgery import _forget_compiled_code
+from wellcond.models.surgery import forget_compiled_code
 
 __all__ = [
     "AttentionChange",
@@ -152,7 +152,7 @@ def put_attention(model: nn.Module, plan: Plan) -> None:
     for key, config in configs.items():  # one for all blocks
         choose_implementation(config, ours=key in used)
     if plan:
-        _forget_compiled_code()
+        forget_compiled_code()
 
 
 def _plan(wanted: Iterable[tuple[Block, AttentionSettings]]) -> Plan:

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from wellcond.models.block_table import SKIPS
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.skipless import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
-from wellcond.models.surgery import _forget_compiled_code
+from wellcond.models.surgery import forget_compiled_code
 
 __all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
 
@@ -134,7 +134,7 @@ def put_skips(plan: Plan) -> None:
     for adder, removed in plan.items():
         adder.__class__ = skipless_class(plain_class(adder), removed)
     if plan:
-        _forget_compiled_code()
+        forget_compiled_code()
 
 
 def _plan(

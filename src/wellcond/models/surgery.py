@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wellcond.graying import TokenGraying
 from wellcond.models.families import by_hand, find_projection
 
-__all__ = ["GrayedConv2d", "GrayingSettings", "gray", "graying_of", "is_grayed", "ungray"]
+__all__ = ["GrayedConv2d", "GrayingSettings", "forget_compiled_code", "gray", "graying_of", "is_grayed", "ungray"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -61,7 +61,7 @@ def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: boo
     _put(projection, settings)
     if hasattr(holder, "set_input_size") and not isinstance(holder, _KeepsGraying):
         holder.__class__ = _keeper_class(type(holder))
-    _forget_compiled_code()
+    forget_compiled_code()
     return model
 
 
@@ -79,11 +79,11 @@ def ungray(model: Model) -> Model:
         if isinstance(module, GrayedConv2d):
             del module.graying
         module.__class__ = plain_class
-    _forget_compiled_code()
+    forget_compiled_code()
     return model
 
 
-def _forget_compiled_code() -> None:
+def forget_compiled_code() -> None:
     """Make every compiled model compile anew: torch 2.11 does not notice a changed class and runs the old code."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -25,10 +25,8 @@ from wellcond.train.config import Config
 
 __all__ = ["Replayed", "can_replay"]
 
-WAITED, PROTOTYPE = (
-    "called a synchronizing CUDA operation",
-    "Synchronization debug mode is a prototype",
-)  # torch's words
+WAITED = "called a synchronizing CUDA operation"  # torch's words, and the next
+PROTOTYPE = "Synchronization debug mode is a prototype"
 WARM = 3  # plain passes before the capture: whatever is compiled, tuned or made on first use is there then
 
 

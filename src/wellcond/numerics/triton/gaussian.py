@@ -178,7 +178,7 @@ def stream(
         EVEN=_even(y, v, keep, tiles), PRECISION=_precision(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
-    return _added(out, shares, v.dtype)
+    return added_shares(out, shares, v.dtype)
 
 
 def pull(
@@ -216,7 +216,7 @@ def pull(
         EVEN=_even(y, v, keep, tiles), PRODUCT=product, PRECISION=_precision(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
-    return _added(dx, shares, x.dtype), _added(out, shares, v.dtype) if product else None
+    return added_shares(dx, shares, x.dtype), added_shares(out, shares, v.dtype) if product else None
 
 
 def _even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
@@ -250,7 +250,7 @@ def _buffer(shares: int, shape: tuple[int, ...], dtype: torch.dtype, device: tor
     return torch.empty(shares, *shape, dtype=torch.float32, device=device)
 
 
-def _added(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
+def added_shares(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
     return buffer if shares == 1 else buffer.sum(0).to(dtype)
 
 

@@ -21,7 +21,7 @@ from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, layout
 from .tiles import padded
 
-__all__ = ["Plan", "plan_for", "space_size"]
+__all__ = ["Plan", "on_device", "padded_sizes", "plan_for", "shares_of", "space_size"]
 
 SHARE = 512  # tokens that one program has, at least
 MOST_SHARES = 64  # whose sums one program adds up
@@ -73,9 +73,9 @@ class Plan:
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         matrices = b * h
         d = _landmarks(rows, positions)
-        self.side, self.width, self.values = sizes = _sizes(d, p, c)
-        self.query_shares, query_each = _shares(n)
-        self.key_shares, key_each = _shares(m)
+        self.side, self.width, self.values = sizes = padded_sizes(d, p, c)
+        self.query_shares, query_each = shares_of(n)
+        self.key_shares, key_each = shares_of(m)
         self.matrices, self.device = matrices, query.device
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
@@ -149,7 +149,7 @@ class Plan:
         work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
         at = self.offsets
-        with _current(self.device):
+        with on_device(self.device):
             *tokens, to_space, to_work, counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
                 key if valid is None else valid, key if keep is None else keep, space, work, self._zeros(),
@@ -184,7 +184,7 @@ class Plan:
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
         where = key if positions is None else positions
-        with _current(self.device):
+        with on_device(self.device):
             shared = (where, space, work, self._zeros(), scratch)
             x, g, d_x, *given = pull.addresses(query, grad, dq, *shared)
             pull(
@@ -212,8 +212,8 @@ class Plan:
 def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Tensor | None) -> tuple[int, int]:
     """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
-    sizes = _sizes(_landmarks(rows, positions), p, c)
-    shares = max(_shares(tokens)[0] for tokens in (n, m))
+    sizes = padded_sizes(_landmarks(rows, positions), p, c)
+    shares = max(shares_of(tokens)[0] for tokens in (n, m))
     return _offsets(b * h, sizes, shares)["end"], sizes[0]
 
 
@@ -224,7 +224,7 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
     return positions.shape[-1]
 
 
-def _sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
+def padded_sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
     """Powers of two. Tokens and values are padded alike, and to 32: else Triton 3.6 made kernels that went astray."""
     wider = max(32, padded(max(width, values)))
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
@@ -244,7 +244,7 @@ def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[st
     return found
 
 
-def _shares(n: int) -> tuple[int, int]:
+def shares_of(n: int) -> tuple[int, int]:
     """Into how many shares the tokens go, and how many are in each: a multiple of a large block.
 
     It follows from the length alone: with the batch's size the order of sums would change, and their last bits.
@@ -262,7 +262,7 @@ def _strides(mask: Tensor | None) -> tuple[int, int]:
 _HERE = contextlib.nullcontext()
 
 
-def _current(device: torch.device) -> Any:
+def on_device(device: torch.device) -> Any:
     """Triton launches on the current device: a context in which that is `device`."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return _HERE

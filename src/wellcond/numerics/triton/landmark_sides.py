@@ -22,20 +22,20 @@ import triton.language as tl
 from .landmark_solve import back_head, finish_head, is_last, solve_head
 from .tiles import LOG2E, counting, rows_of
 
-__all__ = ["output_kernel", "pull_kernel", "sums_kernel"]
+__all__ = ["dot_tokens", "dot_wide", "output_kernel", "pull_kernel", "sums_kernel", "two_parts"]
 
 
 @triton.jit
-def _two_parts(a):
+def two_parts(a):
     high = a.to(tl.bfloat16)
     return high, (a - high.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
-def _dot_tokens(a, b, acc, PARTS: tl.constexpr):
+def dot_tokens(a, b, acc, PARTS: tl.constexpr):
     """acc + a b, with b tokens and a float32."""
     if PARTS:
-        high, low = _two_parts(a)
+        high, low = two_parts(a)
         acc = tl.dot(low, b, acc)
         acc = tl.dot(high, b, acc)
     else:
@@ -44,11 +44,11 @@ def _dot_tokens(a, b, acc, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _dot_wide(a, b, PARTS: tl.constexpr):
+def dot_wide(a, b, PARTS: tl.constexpr):
     """a b, both float32."""
     if PARTS:
-        a_high, a_low = _two_parts(a)
-        b_high, b_low = _two_parts(b)
+        a_high, a_low = two_parts(a)
+        b_high, b_low = two_parts(b)
         found = tl.dot(a_low, b_high)
         found = tl.dot(a_high, b_low, found)
         found = tl.dot(a_high, b_high, found)
@@ -108,7 +108,7 @@ def sums_kernel(
         yt = rows_of(y, r, counts, yn, width, WIDTH)
         vt = rows_of(v, r, counts, vn, values, VALUES)
         weights = _weights(rows, halves, tl.trans(yt), _half_norms(yt, counts, factor), factor, PRECISION)
-        acc = _dot_tokens(weights, vt, acc, PARTS)
+        acc = dot_tokens(weights, vt, acc, PARTS)
     shares, matrices = tl.num_programs(0), tl.num_programs(1)
     tl.store(space + to_parts + ((share * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :], acc)
     if is_last(counters + which, shares):
@@ -135,7 +135,7 @@ def output_kernel(
     halves = tl.load(space + to_halves + which * SIDE + i)
     solved = tl.load(space + to_solved + (which * SIDE + i[:, None]) * VALUES + o[None, :])
     weights = _weights(xt, _half_norms(xt, r < n, factor), tl.trans(landmarks), halves, factor, PRECISION)
-    found = _dot_wide(weights, solved, PARTS)
+    found = dot_wide(weights, solved, PARTS)
     at = out + (which * n + r[:, None]) * values + o[None, :]
     tl.store(at, found.to(out.dtype.element_ty), mask=(r < n)[:, None] & (o < values)[None, :])
 
@@ -174,23 +174,23 @@ def pull_kernel(
         zt = rows_of(z, r, counts, zn, values, VALUES)
         weights = _weights(xt, _half_norms(xt, counts, factor), tl.trans(landmarks), halves, factor, PRECISION)
         if PARTS:
-            high, low = _two_parts(sides)
+            high, low = two_parts(sides)
             along = tl.dot(zt, tl.trans(low))
             along = tl.dot(zt, tl.trans(high), along)
         else:
             along = tl.dot(zt.to(tl.float32), tl.trans(sides), input_precision="tf32x3")
         pulls = weights * along
-        found = _dot_tokens(pulls, landmarks, tl.zeros((BLOCK, WIDTH), dtype=tl.float32), PARTS)
+        found = dot_tokens(pulls, landmarks, tl.zeros((BLOCK, WIDTH), dtype=tl.float32), PARTS)
         found = scale * (found - tl.sum(pulls, axis=1)[:, None] * xt.to(tl.float32))
         mask = (r < last)[:, None] & (c < width)[None, :]
         tl.store(dx + (which * n + r[:, None]) * width + c[None, :], found.to(dx.dtype.element_ty), mask=mask)
         if KEYS:
-            found = _dot_wide(weights, sides, PARTS)
+            found = dot_wide(weights, sides, PARTS)
             mask = (r < last)[:, None] & (o < values)[None, :]
             tl.store(out + (which * n + r[:, None]) * values + o[None, :], found.to(out.dtype.element_ty), mask=mask)
         else:
-            acc_s = _dot_tokens(tl.trans(weights), zt, acc_s, PARTS)
-        acc_l = _dot_tokens(tl.trans(pulls), xt, acc_l, PARTS)
+            acc_s = dot_tokens(tl.trans(weights), zt, acc_s, PARTS)
+        acc_l = dot_tokens(tl.trans(pulls), xt, acc_l, PARTS)
         total += tl.sum(pulls, axis=0)
     shares, matrices = tl.num_programs(0), tl.num_programs(1)
     line = (share * matrices + which) * SIDE + i[:, None]

@@ -20,7 +20,7 @@ import triton.language as tl
 from .spd_inverse import BLOCK
 from .tiles import LOG2E
 
-__all__ = ["back_head", "finish_head", "is_last", "solve_head"]
+__all__ = ["added_shares", "back_head", "finish_head", "is_last", "solve_head"]
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _swept_block(block):
 
 
 @triton.jit
-def _added(parts, which, matrices, i, shares, SIDE: tl.constexpr, WIDTH: tl.constexpr):
+def added_shares(parts, which, matrices, i, shares, SIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows i of the sum over shares of (shares, matrices, SIDE, WIDTH), always in the same order."""
     at = parts + which * SIDE * WIDTH + i[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     stride = (which * 0 + matrices) * SIDE * WIDTH
@@ -129,7 +129,7 @@ def _solved(work, parts, which, matrices, shares, SIDE: tl.constexpr, VALUES: tl
     found = tl.zeros((SIDE, VALUES), dtype=tl.float64)
     for start in range(0, SIDE, BLOCK):
         columns = tl.load(work + i[:, None] * SIDE + (start + b)[None, :])
-        sums = _added(parts, which, matrices, start + b, shares, SIDE, VALUES).to(tl.float64)
+        sums = added_shares(parts, which, matrices, start + b, shares, SIDE, VALUES).to(tl.float64)
         found -= tl.dot(columns, sums, input_precision="ieee", out_dtype=tl.float64)
     return found.to(tl.float32)
 
@@ -148,7 +148,7 @@ def back_head(
     # ∂κ_ij/∂l_i = scale · κ_ij (l_j − l_i), for both places of l_i; dκ = −dU Yᵀ.
     pulls = -(product + tl.trans(product)) * kernel
     due = tl.dot(pulls, landmarks, input_precision="tf32x3") - tl.sum(pulls, axis=1)[:, None] * landmarks
-    due = scale * due + _added(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
+    due = scale * due + added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :], due)
 
 
@@ -160,7 +160,7 @@ def finish_head(
     """dx and dy are dense; where landmarks are no tokens, dx is their own gradient, to be written."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     due = tl.load(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
-    due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)
+    due += added_shares(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)
     inside = (i < d)[:, None] & (c < width)[None, :]
     if GATHER:
         token = tl.load(positions + (which // heads) * pb + i, mask=i < d, other=0)

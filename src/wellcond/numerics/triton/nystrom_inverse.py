@@ -19,8 +19,8 @@ Plain twin: `numerics.inverse.invert_by_iteration`.
 import triton
 import triton.language as tl
 
-from .landmark_solve import _added
-from .nystrom_sides import _small, row_softmax
+from .landmark_solve import added_shares
+from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
 __all__ = ["BACK_MATRICES", "head_back_kernel", "head_kernel"]
@@ -104,7 +104,7 @@ def head_kernel(
 
     size = SIDE * SIDE
     a = work + which * ((2 + z_places + s_places) * size)
-    of_queries, of_keys = _small(space, which, SIDE, WIDTH), _small(space + to_keys, which, SIDE, WIDTH)
+    of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
     middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
@@ -141,7 +141,7 @@ def head_back_kernel(
     places = i[:, None] * SIDE + i[None, :]
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
 
-    d_solved = _added(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
+    d_solved = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
     tl.store(scratch + to_d_solved + at, d_solved)
     right = tl.load(space + to_right + at)
     tl.store(g + (iterations % 2) * size + places, tl.dot(d_solved, tl.trans(right), input_precision="tf32x3"))
@@ -189,5 +189,5 @@ def head_back_kernel(
     due = _narrow_product(one, space + to_keys + which * SIDE * WIDTH, SIDE, WIDTH, False)
     tl.store(scratch + to_due_queries + at, due)
     due = _narrow_product(one, space + which * SIDE * WIDTH, SIDE, WIDTH, True)
-    due += _added(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
+    due += added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_due_keys + at, due)

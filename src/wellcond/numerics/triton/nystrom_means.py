@@ -12,7 +12,7 @@ Plain twin: `attention.landmarks.segment_means`.
 import triton
 import triton.language as tl
 
-from .landmark_solve import _added
+from .landmark_solve import added_shares
 
 __all__ = ["finish_kernel", "means_kernel", "segment_of"]
 
@@ -70,7 +70,7 @@ def finish_kernel(
     i, c = tl.program_id(0) * GROUP + tl.arange(0, GROUP), tl.arange(0, WIDTH)
     begin, length = _bounds(i, n, d)
     due = tl.load(scratch + to_due + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
-    due += _added(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)
+    due += added_shares(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)
     due = due / tl.maximum(length, 1).to(tl.float32)[:, None]
     for start in range(0, (n + d - 1) // d, TOGETHER):
         t = start + tl.arange(0, TOGETHER)

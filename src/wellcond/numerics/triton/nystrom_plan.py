@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .landmark_plan import _current, _shares, _sizes
+from .landmark_plan import on_device, padded_sizes, shares_of
 from .launch import Launch, layout
 from .nystrom_inverse import BACK_MATRICES, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
@@ -49,9 +49,9 @@ class Plan:
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         d, matrices = num_landmarks, b * h
         assert d <= min(n, m)
-        self.side, self.width, values = sizes = _sizes(d, p, c)
-        self.query_shares, query_each = _shares(n)
-        self.key_shares, key_each = _shares(m)
+        self.side, self.width, values = sizes = padded_sizes(d, p, c)
+        self.query_shares, query_each = shares_of(n)
+        self.key_shares, key_each = shares_of(m)
         self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
@@ -110,7 +110,7 @@ class Plan:
             head = self.heads[differentiable] = Launch(
                 head_kernel, (self.matrices,), num_warps=8, **self.shape, BLOCK=self.tiles
             )
-        with _current(self.device):
+        with on_device(self.device):
             self.means(query, key, space, at["k_means"], *self.means_numbers)
             self.right(
                 key, value, space, at["parts_s"], at["parts_top"], at["parts_total"], *self.right_numbers, scale,
@@ -137,9 +137,7 @@ class Plan:
         scratch: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
-        dq = torch.empty(query.shape, dtype=query.dtype, device=self.device)
-        dk = torch.empty(key.shape, dtype=key.dtype, device=self.device)
-        dv = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+        dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         room = torch.empty(
             self.matrices, BACK_MATRICES.value, self.side, self.side, dtype=torch.float32, device=self.device
         )
@@ -148,7 +146,7 @@ class Plan:
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._long(queries_kernel, self.query_shares)
-        with _current(self.device):
+        with on_device(self.device):
             pull(
                 query, grad, space, at["k_means"], at["solved"], scratch, at["parts_s"], at["parts_l"], dq,
                 *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3],
@@ -171,8 +169,8 @@ def space_sizes(
 ) -> tuple[int, tuple[int, int, int, int]]:
     """(the size of `space`, the shape of `work` for a gradient), for tensors that hold nothing yet."""
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
-    sizes = _sizes(num_landmarks, p, c)
-    shares = max(_shares(tokens)[0] for tokens in (n, m))
+    sizes = padded_sizes(num_landmarks, p, c)
+    shares = max(shares_of(tokens)[0] for tokens in (n, m))
     of_work = (b * h, 2 + sum(_places(num_iterations, True)), sizes[0], sizes[0])
     return _offsets(b * h, sizes, shares)["end"], of_work
 

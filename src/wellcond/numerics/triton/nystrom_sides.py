@@ -17,11 +17,11 @@ bfloat16, three TF32 products else.
 import triton
 import triton.language as tl
 
-from .landmark_sides import _dot_tokens, _dot_wide, _two_parts
+from .landmark_sides import dot_tokens, dot_wide, two_parts
 from .nystrom_means import segment_of
 from .tiles import LOG2E, rows_of
 
-__all__ = ["keys_kernel", "output_kernel", "queries_kernel", "right_kernel", "row_softmax"]
+__all__ = ["head_matrix", "keys_kernel", "output_kernel", "queries_kernel", "right_kernel", "row_softmax"]
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def row_softmax(logits, d, SIDE: tl.constexpr):
 def _against(tokens, rows, PARTS: tl.constexpr):
     """tokens · rowsᵀ, rows in float32."""
     if PARTS:
-        high, low = _two_parts(rows)
+        high, low = two_parts(rows)
         found = tl.dot(tokens, tl.trans(low))
         found = tl.dot(tokens, tl.trans(high), found)
     else:
@@ -45,7 +45,7 @@ def _against(tokens, rows, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _small(base, which, SIDE: tl.constexpr, WIDTH: tl.constexpr):
+def head_matrix(base, which, SIDE: tl.constexpr, WIDTH: tl.constexpr):
     """(SIDE, WIDTH) of a dense, padded buffer."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     return tl.load(base + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
@@ -62,7 +62,7 @@ def right_kernel(
     y += b * yb + h * yh
     v += b * vb + h * vh
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
-    means = _small(space, which, SIDE, WIDTH)
+    means = head_matrix(space, which, SIDE, WIDTH)
     acc = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     top = tl.full((SIDE,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((SIDE,), dtype=tl.float32)
@@ -72,13 +72,13 @@ def right_kernel(
         r = start + tl.arange(0, BLOCK)
         yt = rows_of(y, r, r < last, yn, width, WIDTH)
         vt = rows_of(v, r, r < last, vn, values, VALUES)
-        logits = _dot_tokens(means, tl.trans(yt), tl.zeros((SIDE, BLOCK), dtype=tl.float32), PARTS) * (scale * LOG2E)
+        logits = dot_tokens(means, tl.trans(yt), tl.zeros((SIDE, BLOCK), dtype=tl.float32), PARTS) * (scale * LOG2E)
         logits = tl.where((r < last)[None, :], logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, axis=1))
         shrink = tl.exp2(top - higher)
         weights = tl.exp2(logits - higher[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
-        acc = _dot_tokens(weights, vt, acc * shrink[:, None], PARTS)
+        acc = dot_tokens(weights, vt, acc * shrink[:, None], PARTS)
         top = higher
     line = (share * tl.num_programs(1) + which) * SIDE + i
     tl.store(space + to_acc + line[:, None] * VALUES + o[None, :], acc)
@@ -96,8 +96,8 @@ def output_kernel(
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     o = tl.arange(0, VALUES)
     xt = rows_of(x, r, r < n, xn, width, WIDTH)
-    logits = _against(xt, _small(space + to_keys, which, SIDE, WIDTH), PARTS) * (scale * LOG2E)
-    found = _dot_wide(row_softmax(logits, d, SIDE), _small(space + to_solved, which, SIDE, VALUES), PARTS)
+    logits = _against(xt, head_matrix(space + to_keys, which, SIDE, WIDTH), PARTS) * (scale * LOG2E)
+    found = dot_wide(row_softmax(logits, d, SIDE), head_matrix(space + to_solved, which, SIDE, VALUES), PARTS)
     at = out + (which * n + r[:, None]) * values + o[None, :]
     tl.store(at, found.to(out.dtype.element_ty), mask=(r < n)[:, None] & (o < values)[None, :])
 
@@ -113,8 +113,8 @@ def queries_kernel(
     x += b * xb + h * xh
     g += b * gb + h * gh
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    means = _small(space + to_keys, which, SIDE, WIDTH)
-    solved = _small(space + to_solved, which, SIDE, VALUES)
+    means = head_matrix(space + to_keys, which, SIDE, WIDTH)
+    solved = head_matrix(space + to_solved, which, SIDE, VALUES)
     acc_s = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     acc_l = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
     first = share * each
@@ -124,11 +124,11 @@ def queries_kernel(
         xt = rows_of(x, r, r < last, xn, width, WIDTH)
         gt = rows_of(g, r, r < last, gn, values, VALUES)
         weights = row_softmax(_against(xt, means, PARTS) * (scale * LOG2E), d, SIDE)
-        acc_s = _dot_tokens(tl.trans(weights), gt, acc_s, PARTS)
+        acc_s = dot_tokens(tl.trans(weights), gt, acc_s, PARTS)
         along = _against(gt, solved, PARTS)
         pulls = weights * (along - tl.sum(weights * along, axis=1)[:, None])
-        acc_l = _dot_tokens(tl.trans(pulls), xt, acc_l, PARTS)
-        found = scale * _dot_wide(pulls, means, PARTS)
+        acc_l = dot_tokens(tl.trans(pulls), xt, acc_l, PARTS)
+        found = scale * dot_wide(pulls, means, PARTS)
         mask = (r < last)[:, None] & (c < width)[None, :]
         tl.store(dx + (which * n + r[:, None]) * width + c[None, :], found.to(dx.dtype.element_ty), mask=mask)
     line = (share * tl.num_programs(1) + which) * SIDE + i[:, None]
@@ -147,8 +147,8 @@ def keys_kernel(
     y += b * yb + h * yh
     v += b * vb + h * vh
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    means = _small(space, which, SIDE, WIDTH)
-    sums = _small(scratch + to_sums, which, SIDE, VALUES)
+    means = head_matrix(space, which, SIDE, WIDTH)
+    sums = head_matrix(scratch + to_sums, which, SIDE, VALUES)
     log = tl.load(space + to_log + which * SIDE + i)
     inner = tl.load(scratch + to_inner + which * SIDE + i)
     acc = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
@@ -162,17 +162,17 @@ def keys_kernel(
         weights = tl.where(
             (r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)), 0.0
         )
-        found = _dot_wide(weights, sums, PARTS)
+        found = dot_wide(weights, sums, PARTS)
         mask = (r < last)[:, None] & (o < values)[None, :]
         tl.store(dv + (which * m + r[:, None]) * values + o[None, :], found.to(dv.dtype.element_ty), mask=mask)
         pulls = weights * (_against(vt, sums, PARTS) - inner[None, :])
-        acc = _dot_tokens(tl.trans(pulls), yt, acc, PARTS)
+        acc = dot_tokens(tl.trans(pulls), yt, acc, PARTS)
         segment = segment_of(r, m, d)
         length = (segment + 1) * m // d - segment * m // d
         mask = (r < last)[:, None] & (c < width)[None, :]
         at = scratch + to_due + (which * SIDE + segment[:, None]) * WIDTH + c[None, :]
         due = tl.load(at, mask=mask, other=0.0) / tl.maximum(length, 1).to(tl.float32)[:, None]
-        found = scale * _dot_wide(pulls, means, PARTS) + due
+        found = scale * dot_wide(pulls, means, PARTS) + due
         tl.store(dy + (which * m + r[:, None]) * width + c[None, :], found.to(dy.dtype.element_ty), mask=mask)
     line = (share * tl.num_programs(1) + which) * SIDE + i[:, None]
     tl.store(scratch + to_parts + line * WIDTH + c[None, :], scale * acc)

@@ -191,9 +191,8 @@ def test_the_operators_of_compiled_code(device):
     )  # fmt: skip
 
 
-def test_only_where_the_kernels_can(monkeypatch):
+def test_only_where_the_kernels_can():
     q = torch.randn(1, 2, 10, 8)
-    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
     assert not can_fuse(q, q, q, num_landmarks=4)  # on a CPU
     with pytest.raises(ValueError, match="num_iterations"):
         fused_nystrom(q, q, q, num_landmarks=4, num_iterations=-1, scale=1.0)
@@ -201,7 +200,6 @@ def test_only_where_the_kernels_can(monkeypatch):
 
 def test_only_what_the_kernels_can_address(monkeypatch):
     """Rows 2³⁰ numbers apart, and more heads than a grid has programs, are left to plain operations."""
-    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
     for name in ("fused_kernels", "large_programs"):
         monkeypatch.setattr(nystrom_fused, name, lambda _: True)
     q = torch.empty(1, device="meta").as_strided((2, 2, 10, 8), (320, 160, 8, 1))
@@ -217,8 +215,7 @@ def test_only_what_the_kernels_can_address(monkeypatch):
 @pytest.mark.parametrize(
     ("n", "width", "landmarks"), [(1000, 32, 128), (1000, 64, 64), (1000, 20, 70), (4096, 64, 128)]
 )
-def test_on_a_gpu(dtype, n, width, landmarks, monkeypatch):
-    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+def test_on_a_gpu(dtype, n, width, landmarks):
     tensors = [torch.randn(4, 2, n, width, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
     fits = width <= 32 or landmarks <= 64 or dtype == torch.bfloat16
     assert can_fuse(*tensors, num_landmarks=landmarks) == fits
@@ -231,8 +228,7 @@ def test_on_a_gpu(dtype, n, width, landmarks, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("conv", [False, True])
-def test_compiled_is_the_same(conv, monkeypatch):
-    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+def test_compiled_is_the_same(conv):
     tensors = [torch.randn(4, 2, 600, 32, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
     kernel = torch.randn(2, 5, device="cuda", dtype=torch.bfloat16) if conv else None
 
@@ -245,8 +241,7 @@ def test_compiled_is_the_same(conv, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_it_repeats_to_the_bit(monkeypatch):
-    monkeypatch.setenv("WELLCOND_FUSED_NYSTROM", "1")
+def test_it_repeats_to_the_bit():
     tensors = [torch.randn(1, 2, 40000, 32, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
     weight, once = with_gradients(lambda *t: nystrom_attention(*t, num_landmarks=128), tensors)
     _, again = with_gradients(lambda *t: nystrom_attention(*t, num_landmarks=128), tensors, weight)

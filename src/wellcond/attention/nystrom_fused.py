@@ -10,8 +10,6 @@ Y = ZB and g the gradient of the result, the short side is
 
 then back through the steps of the iteration, and everything else is a derivative of a softmax
 (numerics/triton/nystrom_plan.py and those it names). Plain twin: the rest of nystrom.py.
-
-Tested in Triton's interpreter; until a GPU has run it, it is taken only where WELLCOND_FUSED_NYSTROM=1 asks for it.
 """
 
 from typing import Any
@@ -23,7 +21,6 @@ from wellcond.attention.skyformer_fused import packed
 from wellcond.numerics.fastpaths import (
     addressable,
     fused_kernels,
-    fused_nystrom_wanted,
     large_programs,
     other_derivatives,
 )
@@ -39,7 +36,6 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int) -
     values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), no float64."""
     return (
         query.ndim == 4
-        and fused_nystrom_wanted()
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
         and query.dtype == key.dtype == value.dtype
         and query.dtype in (torch.bfloat16, torch.float16, torch.float32)

@@ -105,7 +105,7 @@ class Config:
     compile: bool = False
     compile_mode: str = ""
     """torch.compile's `mode`; empty for its default."""
-    step_graph: bool = False  # until a GPU has passed tests/train/test_replay_gpu.py
+    step_graph: bool = True
     """On one GPU, capture a step's forward and backward pass as a CUDA graph and replay it, which spares the CPU.
 
     Not with several processes, accumulated parts, or `deterministic`."""

@@ -13,6 +13,7 @@ The graph keeps the memory of a pass to itself: a plain pass beside it, as one t
 """
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,8 +84,6 @@ class Replayed:
     def plain(self, images: Tensor, labels: Tensor) -> Tensor:
         """The pass as it is."""
         self._forget()
-        if self.refused:
-            return self.one_pass(images, labels)
         outside = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -128,6 +127,8 @@ class Replayed:
             _end(pool, generator)
             generator.manual_seed(seed)
             cause = error.__context__ or error  # the first is what happened in the pass
+            for one in (error, cause):
+                traceback.clear_frames(one.__traceback__)  # they hold the pass, whose gradients belong to our stream
             self._refuse(str(cause).strip().partition("\n")[0] or type(cause).__name__)
             return False
         self._gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]

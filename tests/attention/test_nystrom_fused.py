@@ -17,8 +17,8 @@ SHAPES = [
     (1, 2, 70, 70, 16, 16, 20), (2, 1, 33, 90, 8, 12, 32), (1, 1, 40, 37, 4, 4, 3), (1, 1, 9, 140, 20, 8, 1),
     (1, 1, 36, 36, 8, 8, 36), (1, 1, 300, 150, 4, 4, 8),
 ]  # fmt: skip
-# The interpreter multiplies in float32, a GPU in three TF32 products.
-TOLERANCE = {torch.float32: 1e-4 if torch.cuda.is_available() else 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# Errors beside a small eigenvalue grow as it does, by 3.25 in each of six steps: 1e-7 becomes 1e-4.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 def tokens(shape, device, dtype=torch.float32):

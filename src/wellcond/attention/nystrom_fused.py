@@ -109,7 +109,7 @@ def _(
     return (
         query.new_empty(*query.shape[:3], value.shape[3]),
         query.new_empty(size, dtype=torch.float32),
-        query.new_empty(of_work, dtype=torch.float32),
+        query.new_empty(of_work, dtype=torch.float16),
     )
 
 

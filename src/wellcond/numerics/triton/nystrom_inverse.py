@@ -1,27 +1,17 @@
 """The short side of Nyström attention: what happens between the means of segments, each head by one program.
 
-    head_kernel       B from its parts, A = softmax(s Q̃K̃ᵀ), Y = ZB with Z ≈ A⁺ by iteration
+    head_kernel       B from its parts, A = softmax(s Q̃K̃ᵀ), Z ≈ A⁺ by iteration, Y = ZB
     head_back_kernel  from the parts of dY: dB = ZᵀdY, the rowsums of dB∘B, and through the iteration, its start and the
                       softmax what Q̃ and K̃ are due
 
-The iteration is that of numerics/inverse.py, Z ← ¼ Z(13I − AZ(15I − AZ(7I − AZ))) from Aᵀ/c, with c the largest column
-sum of A. Everything in it is Aᵀ/c times a polynomial of AAᵀ, or a polynomial p of W = ZA times it, and Z itself is not
-wanted, only Y. So a head needs W, which begins as AᵀA/c and is symmetric, and y, which begins as AᵀB/c and is narrow:
+The iteration is that of numerics/inverse.py in terms of R = I − AZ: a step is Z + ZS with S = R + R² + R³/4. It starts
+from Aᵀ/c, with c the largest column sum of A, so that Z is Aᵀ times a polynomial of AAᵀ, and R and S are symmetric. The
+matrices lie in memory that their own program alone reads and writes, a block at a time. Beyond the first d rows and
+columns A and Z are zero, and R is the identity.
 
-    y ← ¼(13y − W(15y − W(7y − Wy))),    W ← ¼(13W − 15W² + W²(7W − W²))
-
-with two products of large matrices in a step where the iteration as it is written has four. Back through a step, with G
-and g the gradients of the new W and y, symmetric parts are all that count:
-
-    t = 7y − Wy,  u = 15y − Wt,  h = −¼Wg,  k = −Wh
-    of y:   ¼·13g + 15h + 7k − Wk
-    of W:   the symmetric part of −¼guᵀ − htᵀ − kyᵀ + ¼·13G + ¼·7N + 2DW, where P = GW, N = WWG and D is the symmetric
-            part of ¼(7P − 15G) − ½N
-
-Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16, 22
-bits in all of what was first divided by the largest entry, which is as good as float32 and several times as fast as
-three TF32 products. In `work` each head has the pairs of A, then of W of each step; `space` has y of each step, and
-what A and each W were divided by. Where no gradient is wanted, two places for W are used again and again.
+In `work` each head has A, R, then Z of each step and of the end, then S of each step. A, Z and S the gradient needs; R
+is found again with one product, where S would take two. Where no gradient is wanted, two places for Z and one for S are
+used again and again.
 
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """
@@ -33,81 +23,67 @@ from .landmark_solve import added_shares
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
-__all__ = ["head_back_kernel", "head_kernel"]
+__all__ = ["BACK_MATRICES", "head_back_kernel", "head_kernel"]
 
-SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
-
-
-@triton.jit
-def _unit(x):
-    """x divided by a power of two, so that no entry is beyond ±1; and that power."""
-    largest = tl.maximum(tl.max(tl.max(tl.abs(x), axis=1), axis=0), SMALLEST)
-    power = tl.exp2(tl.ceil(tl.log2(largest)))
-    return x / power, power
+STEP = tl.constexpr(32)  # of the sum in a product
+BACK_MATRICES = tl.constexpr(6)  # that a head needs in the backward pass
 
 
 @triton.jit
-def _pair(x):
-    high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16)
+def _tile(a, rows, columns, SIDE: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """A block of a matrix, or of its transpose."""
+    if TRANSPOSED:
+        found = tl.trans(tl.load(a + columns[:, None] * SIDE + rows[None, :]))
+    else:
+        found = tl.load(a + rows[:, None] * SIDE + columns[None, :])
+    return found
 
 
 @triton.jit
-def _dot(a_high, a_low, b_high, b_low):
-    """a · b of pairs, but for the product of what is low in both."""
-    found = tl.dot(a_low, b_high)
-    found = tl.dot(a_high, b_low, found)
-    return tl.dot(a_high, b_high, found)
+def _product(
+    out, a, b, factor, add, more,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    TERMS: tl.constexpr,
+):  # fmt: skip
+    """out = factor · a b, and with TERMS 1 + add, with 2 + add + more, with −1 + I; `out` may be one of those added."""
+    tl.debug_barrier()  # all threads have written what is read here, and have read what is written
+    i, k = tl.arange(0, BLOCK), tl.arange(0, STEP)
+    for top in range(0, SIDE, BLOCK):
+        for left in range(0, SIDE, BLOCK):
+            acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+            for start in range(0, SIDE, STEP):
+                one = _tile(a, top + i, start + k, SIDE, A_TRANSPOSED)
+                other = _tile(b, start + k, left + i, SIDE, B_TRANSPOSED)
+                acc = tl.dot(one, other, acc, input_precision="tf32x3")
+            acc = acc * factor
+            at = (top + i)[:, None] * SIDE + (left + i)[None, :]
+            if TERMS == -1:
+                acc += tl.where((top + i)[:, None] == (left + i)[None, :], 1.0, 0.0)
+            if TERMS >= 1:
+                acc += tl.load(add + at)
+            if TERMS == 2:
+                acc += tl.load(more + at)
+            tl.store(out + at, acc)
 
 
 @triton.jit
-def _times(a_high, a_low, b):
-    """a · b for a pair a, and b in float32 within float16's range."""
-    b_high, b_low = _pair(b)
-    return _dot(a_high, a_low, b_high, b_low)
-
-
-@triton.jit
-def _outer(a, b):
-    """a · bᵀ in float32, both within float16's range."""
-    a_high, a_low = _pair(a)
-    b_high, b_low = _pair(b)
-    return _dot(a_high, a_low, tl.trans(b_high), tl.trans(b_low))
-
-
-@triton.jit
-def _symmetric(x):
-    return 0.5 * (x + tl.trans(x))
-
-
-@triton.jit
-def _load_pair(at, SIDE: tl.constexpr):
-    i = tl.arange(0, SIDE)
-    places = i[:, None] * SIDE + i[None, :]
-    return tl.load(at + places), tl.load(at + SIDE * SIDE + places)
-
-
-@triton.jit
-def _store_pair(at, x, SIDE: tl.constexpr):
-    i = tl.arange(0, SIDE)
-    places = i[:, None] * SIDE + i[None, :]
-    high, low = _pair(x)
-    tl.store(at + places, high)
-    tl.store(at + SIDE * SIDE + places, low)
-
-
-@triton.jit
-def _of_step(step, which, matrices, SIDE: tl.constexpr, VALUES: tl.constexpr):
-    """Where the narrow matrix of a step stands, beside those of the other heads."""
-    i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
-    return ((step * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :]
+def _narrow_product(a, rows, SIDE: tl.constexpr, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """a · rows, or aᵀ · rows, for rows (SIDE, WIDTH) in memory."""
+    tl.debug_barrier()
+    i, k, c = tl.arange(0, SIDE), tl.arange(0, STEP), tl.arange(0, WIDTH)
+    acc = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
+    for start in range(0, SIDE, STEP):
+        one = _tile(a, i, start + k, SIDE, TRANSPOSED)
+        other = tl.load(rows + (start + k)[:, None] * WIDTH + c[None, :])
+        acc = tl.dot(one, other, acc, input_precision="tf32x3")
+    return acc
 
 
 @triton.jit
 def head_kernel(
-    space, to_keys, to_right, to_log, to_solved, to_steps, to_powers, to_acc, to_top, to_total, work,
-    shares, d, iterations, w_places, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEEP: tl.constexpr,
+    space, to_keys, to_right, to_log, to_solved, to_acc, to_top, to_total, work,
+    shares, d, iterations, z_places, s_places, scale,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
@@ -126,123 +102,92 @@ def head_kernel(
     tl.store(space + to_right + at, right)
     tl.store(space + to_log + which * SIDE + i, top + tl.log2(total))
 
-    size = 2 * SIDE * SIDE
-    a = work + which * ((1 + w_places) * size)
-    powers = space + to_powers + which * (1 + w_places)
+    size = SIDE * SIDE
+    a = work + which * ((2 + z_places + s_places) * size)
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
     middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
-    middle, of_a = _unit(middle)
-    _store_pair(a, middle, SIDE)
-    tl.store(powers, of_a)
-    tl.debug_barrier()  # what other threads have written is read from here on
-    a_high, a_low = _load_pair(a, SIDE)
-    y, of_y = _unit(right)
-    y = _times(tl.trans(a_high), tl.trans(a_low), y) * (of_y * of_a / bound)
-    if iterations > 0:
-        w = _dot(tl.trans(a_high), tl.trans(a_low), a_high, a_low) * (of_a * of_a / bound)
-        w, of_w = _unit(w)
-        _store_pair(a + size, w, SIDE)
-        tl.store(powers + 1, of_w)
-    if KEEP:
-        tl.store(space + to_steps + at, y)
+    places = i[:, None] * SIDE + i[None, :]
+    tl.store(a + places, middle)
+    rest, z, s = a + size, a + 2 * size, a + (2 + z_places) * size
+    tl.store(z + places, tl.trans(middle) / bound)
     for step in range(iterations):
-        tl.debug_barrier()
-        of_w = tl.load(powers + 1 + step % w_places)
-        w_high, w_low = _load_pair(a + (1 + step % w_places) * size, SIDE)
-        y, of_y = _unit(y)
-        t = 7.0 * y - of_w * _times(w_high, w_low, y)
-        u = 15.0 * y - of_w * _times(w_high, w_low, t)
-        y = (0.25 * of_y) * (13.0 * y - of_w * _times(w_high, w_low, u))
-        if step + 1 < iterations:
-            # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
-            square = of_w * _dot(w_high, w_low, w_high, w_low)
-            w = w_high.to(tl.float32) + w_low.to(tl.float32)
-            square_high, square_low = _pair(square)
-            last = of_w * _times(square_high, square_low, 7.0 * w - square)
-            w, grown = _unit(0.25 * (13.0 * w - 15.0 * square + last))
-            after = 1 + (step + 1) % w_places
-            _store_pair(a + after * size, w, SIDE)
-            tl.store(powers + after, of_w * grown)
-            if KEEP:
-                tl.store(space + to_steps + _of_step(step + 1, which, matrices, SIDE, VALUES), y)
-    tl.store(space + to_solved + at, y)
+        now, then = z + (step % z_places) * size, z + ((step + 1) % z_places) * size
+        of_step = s + (step % s_places) * size
+        _product(rest, a, now, -1.0, a, a, SIDE, BLOCK, False, False, -1)
+        _product(then, rest, rest, 0.25, rest, a, SIDE, BLOCK, False, False, 1)
+        _product(of_step, rest, then, 1.0, rest, a, SIDE, BLOCK, False, False, 1)
+        _product(then, now, of_step, 1.0, now, a, SIDE, BLOCK, False, False, 1)
+    found = _narrow_product(
+        z + (iterations % z_places) * size, space + to_right + which * SIDE * VALUES, SIDE, VALUES, False
+    )
+    tl.store(space + to_solved + at, found)
 
 
 @triton.jit
 def head_back_kernel(
-    space, to_keys, to_right, to_steps, to_powers, work,
-    scratch, to_parts_s, to_parts_l, to_sums, to_inner, to_due_queries, to_due_keys, room,
-    shares, d, iterations, w_places, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
+    space, to_keys, to_right, work, scratch, to_parts_s, to_parts_l, to_d_solved, to_sums, to_inner, to_due_queries,
+    to_due_keys, room, shares, d, iterations, scale,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    size = 2 * SIDE * SIDE
+    size = SIDE * SIDE
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    a = work + which * ((1 + w_places) * size)
-    powers = space + to_powers + which * (1 + w_places)
-    room += which * size
+    a = work + which * ((3 + 2 * iterations) * size)
+    z, s = a + 2 * size, a + (3 + iterations) * size
+    room += which * BACK_MATRICES * size
+    one, two, rest, da, g = room, room + size, room + 2 * size, room + 3 * size, room + 4 * size
+    places = i[:, None] * SIDE + i[None, :]
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
-    g = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
-    of_all = 1.0  # what the gradient of W was divided by
-    for back in range(iterations):
-        step = iterations - 1 - back
-        of_w = tl.load(powers + 1 + step)
-        w_high, w_low = _load_pair(a + (1 + step) * size, SIDE)
-        pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
-        if back > 0:
-            tl.debug_barrier()
-            all_high, all_low = _load_pair(room, SIDE)
-            p = of_w * _dot(all_high, all_low, w_high, w_low)
-            p_high, p_low = _pair(p)
-            n = of_w * _dot(w_high, w_low, tl.trans(p_high), tl.trans(p_low))
-            everything = all_high.to(tl.float32) + all_low.to(tl.float32)
-            due_high, due_low = _pair(_symmetric(1.75 * p - 3.75 * everything - 0.5 * n))
-            due = (2.0 * of_w) * _dot(due_high, due_low, w_high, w_low)
-            pulls = of_all * (3.25 * everything + 1.75 * n + due)
-            tl.debug_barrier()  # all threads have read what is written below
-        y, of_y = _unit(tl.load(space + to_steps + _of_step(step, which, matrices, SIDE, VALUES)))
-        g, of_g = _unit(g)
-        t = 7.0 * y - of_w * _times(w_high, w_low, y)
-        u = 15.0 * y - of_w * _times(w_high, w_low, t)
-        h = (-0.25 * of_w) * _times(w_high, w_low, g)
-        k = -of_w * _times(w_high, w_low, h)
-        pulls -= (of_y * of_g) * (_outer(0.25 * g, u) + _outer(h, t) + _outer(k, y))
-        g = of_g * (3.25 * g + 15.0 * h + 7.0 * k - of_w * _times(w_high, w_low, k))
-        pulls, of_all = _unit(_symmetric(pulls))
-        _store_pair(room, pulls, SIDE)
 
-    # From here g is the gradient of y at the start, AᵀB/c, and what `room` holds that of W there, AᵀA/c.
-    tl.debug_barrier()
-    of_a = tl.load(powers)
-    a_high, a_low = _load_pair(a, SIDE)
-    middle = of_a * (a_high.to(tl.float32) + a_low.to(tl.float32))
-    columns = tl.sum(middle, axis=0)
-    bound = tl.max(columns, axis=0)
+    d_solved = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
+    tl.store(scratch + to_d_solved + at, d_solved)
     right = tl.load(space + to_right + at)
-    along = tl.sum(tl.sum(g * tl.load(space + to_steps + at), axis=1), axis=0)
-    g, of_g = _unit(g)
-    unit_right, of_right = _unit(right)
-    sums = (of_a * of_g / bound) * _times(a_high, a_low, g)
+    tl.store(g + (iterations % 2) * size + places, tl.dot(d_solved, tl.trans(right), input_precision="tf32x3"))
+    tl.store(da + places, tl.zeros((SIDE, SIDE), dtype=tl.float32))
+    sums = _narrow_product(
+        z + iterations * size, scratch + to_d_solved + which * SIDE * VALUES, SIDE, VALUES, True
+    )  # fmt: skip
     tl.store(scratch + to_sums + at, sums)
     tl.store(scratch + to_inner + which * SIDE + i, tl.sum(sums * right, axis=1))
-    pulls = (of_right * of_g / bound) * _outer(unit_right, g)
-    if iterations > 0:
-        all_high, all_low = _load_pair(room, SIDE)
-        pulls += (2.0 * of_a * of_all / bound) * _dot(a_high, a_low, all_high, all_low)
-        w_high, w_low = _load_pair(a + size, SIDE)
-        shared = (all_high.to(tl.float32) + all_low.to(tl.float32)) * (w_high.to(tl.float32) + w_low.to(tl.float32))
-        along += of_all * tl.load(powers + 1) * tl.sum(tl.sum(shared, axis=1), axis=0)
-    # Columns that share the largest sum share its gradient.
+
+    for back in range(iterations):
+        step = iterations - 1 - back
+        now = z + step * size
+        old, new = g + ((step + 1) % 2) * size, g + (step % 2) * size
+        _product(rest, a, now, -1.0, a, a, SIDE, BLOCK, False, False, -1)  # R
+        _product(new, old, s + step * size, 1.0, old, a, SIDE, BLOCK, False, False, 1)
+        # With H = dS = Zᵀ dZ, E = RH and F = E + HR: dR = H + F + (FR + RE)/4
+        _product(one, now, old, 1.0, a, a, SIDE, BLOCK, True, False, 0)  # H
+        _product(two, rest, one, 1.0, a, a, SIDE, BLOCK, False, False, 0)  # E
+        _product(old, one, rest, 1.0, two, a, SIDE, BLOCK, False, False, 1)  # F
+        _product(one, rest, two, 0.25, one, a, SIDE, BLOCK, False, False, 1)
+        _product(two, old, rest, 0.25, one, old, SIDE, BLOCK, False, False, 2)  # dR
+        _product(da, two, now, -1.0, da, a, SIDE, BLOCK, False, True, 1)
+        _product(new, a, two, -1.0, new, a, SIDE, BLOCK, True, False, 1)
+
+    # The start is Aᵀ/c; columns that share the largest sum share its gradient.
+    tl.debug_barrier()
+    line = tl.arange(0, BLOCK)
+    columns = tl.zeros((SIDE,), dtype=tl.float32)
+    along = tl.zeros((SIDE,), dtype=tl.float32)
+    for start in range(0, SIDE, BLOCK):
+        middle = _tile(a, start + line, i, SIDE, False)
+        columns += tl.sum(middle, axis=0)
+        along += tl.sum(middle * _tile(g, start + line, i, SIDE, True), axis=0)
+    bound = tl.max(columns, axis=0)
     largest = tl.where(columns == bound, 1.0, 0.0)
-    pulls -= (largest * (along / (bound * tl.sum(largest, axis=0))))[None, :]
-    pulls, of_pulls = _unit(middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None]))
-    high, low = _pair(pulls)
+    d_bound = -tl.sum(along, axis=0) / (bound * bound * tl.sum(largest, axis=0))
+    for start in range(0, SIDE, BLOCK):
+        middle = _tile(a, start + line, i, SIDE, False)
+        pulls = _tile(da, start + line, i, SIDE, False) + _tile(g, start + line, i, SIDE, True) / bound
+        pulls = pulls + (largest * d_bound)[None, :]
+        pulls = middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None])
+        tl.store(one + (start + line)[:, None] * SIDE + i[None, :], scale * pulls)
     at = (which * SIDE + i[:, None]) * WIDTH + c[None, :]
-    of_keys, of_k = _unit(head_matrix(space + to_keys, which, SIDE, WIDTH))
-    tl.store(scratch + to_due_queries + at, (scale * of_pulls * of_k) * _times(high, low, of_keys))
-    of_queries, of_q = _unit(head_matrix(space, which, SIDE, WIDTH))
-    due = (scale * of_pulls * of_q) * _times(tl.trans(high), tl.trans(low), of_queries)
+    due = _narrow_product(one, space + to_keys + which * SIDE * WIDTH, SIDE, WIDTH, False)
+    tl.store(scratch + to_due_queries + at, due)
+    due = _narrow_product(one, space + which * SIDE * WIDTH, SIDE, WIDTH, True)
     due += added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_due_keys + at, due)

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from wellcond import replace_attention
 from wellcond.attention.registry import ATTENTIONS
+from wellcond.train.compiler import mend_read_back
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -90,6 +91,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize(("place", "dtype"), PLACES)
 def test_trains_compiled_in_half_precision(name: str, place: Place, dtype: torch.dtype, photographs: Tensor) -> None:
+    mend_read_back()  # or torch 2.11's kernels race
     torch.compiler.reset()
     model = make(place, name)
     images = interpolate(photographs, size=place.img_size, mode="area").to(place.device)
@@ -110,9 +112,7 @@ def test_trains_compiled_in_half_precision(name: str, place: Place, dtype: torch
             found, again = compiled(images), compiled(images)
     assert counter.frame_count == 2
     assert torch.equal(eager, eager_again)
-    # On a GPU the compiler's first call tunes its kernels: softmax attention, torch's own, does not repeat either.
-    assert torch.equal(found, again) or place.device == "cuda"
-    assert distance(again, found) < torch.finfo(dtype).eps
+    assert torch.equal(found, again)
     # What the compiler fuses it does not round in between, so compiled and eager differ, but each only by roundings.
     # The residual stream is wider than its branches and forgets most of theirs: eager logits were off by eps/4 at depth
     # 2 and 12 alike, mostly by the rounding of the logits themselves. Eight times that is still far from a wrong term.

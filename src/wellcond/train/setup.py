@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
+from wellcond.train.compiler import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
 from wellcond.train.tasks import Task
@@ -129,6 +130,8 @@ def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) 
         ids = [here.device.index] if here.device.type == "cuda" else None
         called = nn.parallel.DistributedDataParallel(called, device_ids=ids)
     if config.compile:
+        if here.device.type == "cuda":
+            mend_read_back()
         called = cast(nn.Module, torch.compile(called, mode=config.compile_mode or None))
     scaler = torch.amp.GradScaler(here.device.type, enabled=config.amp_dtype == "float16")
     return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata, list(task.notes))

@@ -66,7 +66,14 @@ def gaussian_product(
     if torch.compiler.is_compiling():
         out = product_op(x, y, v, keep, scale, is_causal)
     else:
-        out = _Product.apply(x, y, v, keep, scale, is_causal)
+        plan = None
+        if fused and keep is None:
+            from .triton.gaussian_plan import plan_for
+            from .triton.tiles import packed
+
+            x, y, v = packed(x), packed(y), packed(v)
+            plan = plan_for(x, y, v, is_causal)
+        out = _Product.apply(x, y, v, keep, scale, is_causal, plan)
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
@@ -110,24 +117,33 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
+        ctx: Any, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool, plan: Any
     ) -> Tensor:
+        ctx.scale, ctx.is_causal, ctx.plan = scale, is_causal, plan
+        if plan is not None:
+            out, halves = plan.forward(x, y, v, scale)
+            ctx.save_for_backward(x, y, v, None, halves)
+            return out
         halves = None
         if _fused(x, y, v):  # of queries and keys at once, and for the backward pass too
             from .triton.half_norms import half_norms
 
             halves = half_norms(x, y, keep, scale=scale)
         ctx.save_for_backward(x, y, v, keep, *(halves or ()))
-        ctx.scale, ctx.is_causal = scale, is_causal
         return product(x, y, v, keep, scale, is_causal, halves)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y, v, keep, *halves = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:3]
-        found = gradients(grads[0], x, y, v, keep, ctx.scale, ctx.is_causal, needed, tuple(halves) or None)
-        return (*found, None, None, None)
+        grad, needed = grads[0], ctx.needs_input_grad[:3]
+        if ctx.plan is not None:
+            if all(needed) and grad.dtype == v.dtype:
+                grad = grad if grad.stride(-1) == 1 and addressable(grad) else grad.contiguous()
+                return (*ctx.plan.backward(grad, x, y, v, ctx.scale, halves[0]), None, None, None, None)
+            halves = ctx.plan.halves_of(halves[0])
+        found = gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal, needed, tuple(halves) or None)
+        return (*found, None, None, None, None)
 
 
 @torch.library.custom_op("wellcond::gaussian_product", mutates_args=())

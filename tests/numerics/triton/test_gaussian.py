@@ -52,7 +52,7 @@ def test_product_and_pull_back(shape, masked, device):
 
 def test_columns_are_shared_out_and_added_in_the_same_order(device):
     x, y, v, _ = made(SHAPES[1], device)
-    rows, shares, each = gaussian._grid(20, 1200, gaussian._tiles(16, 5))
+    rows, shares, each = gaussian.grid_of(20, 1200, gaussian.tiles_for(16, 5))
     assert rows == 1
     assert shares > 1
     assert shares * each >= 1200

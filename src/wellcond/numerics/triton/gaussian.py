@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .half_norms import half_norms
 from .launch import launch, layout
-from .tiles import LOG2E, counting, keep_strides, packed, padded, rows_of
+from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of
 
-__all__ = ["pull", "stream"]
+__all__ = ["grid_of", "is_even", "precision_of", "pull", "pull_kernel", "stream", "stream_kernel", "tiles_for"]
 
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
 MOST_SHARES = 64
@@ -52,7 +52,7 @@ def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PR
 
 
 @triton.jit
-def _stream_kernel(
+def stream_kernel(
     x, y, v, y_half, keep, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
@@ -91,7 +91,7 @@ def _stream_kernel(
 
 
 @triton.jit
-def _pull_kernel(
+def pull_kernel(
     x, y, g, v, y_half, keep, dx, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
@@ -162,11 +162,11 @@ def stream(
     """
     x, y, v = packed(x), packed(y), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
-    tiles = _tiles(p, c)
-    rows, shares, each = _grid(n, m, tiles)
+    tiles = tiles_for(p, c)
+    rows, shares, each = grid_of(n, m, tiles)
     out = _buffer(shares, (b, h, n, c), v.dtype, x.device)
     launch(
-        _stream_kernel,
+        stream_kernel,
         (rows, shares, b * h),
         (layout(x, y, v, keep), out.dtype),
         (
@@ -175,7 +175,7 @@ def stream(
             *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *keep_strides(keep),
         ),
         WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=_even(y, v, keep, tiles), PRECISION=_precision(x, v),
+        EVEN=is_even(y, v, keep, tiles), PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return added_shares(out, shares, v.dtype)
@@ -199,12 +199,12 @@ def pull(
     """
     x, y, g, v = packed(x), packed(y), packed(g), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
-    tiles = _tiles(p, c, pulls=True)
-    rows, shares, each = _grid(n, m, tiles)
+    tiles = tiles_for(p, c, pulls=True)
+    rows, shares, each = grid_of(n, m, tiles)
     dx = _buffer(shares, (b, h, n, p), x.dtype, x.device)
     out = _buffer(shares, (b, h, n, c), v.dtype, x.device) if product else dx
     launch(
-        _pull_kernel,
+        pull_kernel,
         (rows, shares, b * h),
         (layout(x, y, g, v, keep), dx.dtype, out.dtype),
         (
@@ -213,19 +213,19 @@ def pull(
             *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *keep_strides(keep),
         ),
         WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=_even(y, v, keep, tiles), PRODUCT=product, PRECISION=_precision(x, v),
+        EVEN=is_even(y, v, keep, tiles), PRODUCT=product, PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return added_shares(dx, shares, x.dtype), added_shares(out, shares, v.dtype) if product else None
 
 
-def _even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
+def is_even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:
     """Whether whole tiles cover the columns, so that nothing has to be masked; causal rows may still end early."""
     whole = y.shape[2] % tiles["BN"] == 0 and all(padded(t.shape[3]) == t.shape[3] for t in (y, v))
     return keep is None and whole
 
 
-def _tiles(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
+def tiles_for(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
     """Of those tried on an H200: larger ones spill registers in the pull-back with wide tokens."""
     widest = max(padded(p), padded(c))
     if widest <= 64:
@@ -234,13 +234,13 @@ def _tiles(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
     return {"BM": 64, "BN": 32, "num_warps": 4 if widest <= 128 else 8, "num_stages": 2}
 
 
-def _grid(n: int, m: int, tiles: dict[str, int]) -> tuple[int, int, int]:
+def grid_of(n: int, m: int, tiles: dict[str, int]) -> tuple[int, int, int]:
     """Blocks of rows, shares of the columns, columns in each share."""
-    rows = triton.cdiv(n, tiles["BM"])
-    blocks = triton.cdiv(m, tiles["BN"])
+    rows = ceil_div(n, tiles["BM"])
+    blocks = ceil_div(m, tiles["BN"])
     shares = min(MOST_SHARES, blocks // 4) if n <= FEW_ROWS and m >= MANY_COLUMNS else 1
-    each = triton.cdiv(blocks, shares) * tiles["BN"]
-    return rows, triton.cdiv(m, each), each
+    each = ceil_div(blocks, shares) * tiles["BN"]
+    return rows, ceil_div(m, each), each
 
 
 def _buffer(shares: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -254,6 +254,6 @@ def added_shares(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
     return buffer if shares == 1 else buffer.sum(0).to(dtype)
 
 
-def _precision(x: Tensor, v: Tensor) -> str:
+def precision_of(x: Tensor, v: Tensor) -> str:
     """Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit."""
     return "tf32x3" if x.dtype == torch.float32 and v.dtype == torch.float32 else "tf32"

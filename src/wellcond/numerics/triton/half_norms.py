@@ -11,13 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import launch, layout
-from .tiles import counting, keep_strides, packed, padded, rows_of
+from .tiles import ceil_div, counting, keep_strides, packed, padded, rows_of
 
-__all__ = ["half_norms"]
+__all__ = ["BLOCK", "half_norms", "half_norms_kernel"]
+
+BLOCK = 128  # tokens of a program
 
 
 @triton.jit
-def _half_norms_kernel(
+def half_norms_kernel(
     x, y, keep, x_out, y_out, n, m, heads, width, factor, xb, xh, xn, yb, yh, yn, kb, kh,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -44,13 +46,13 @@ def half_norms(x: Tensor, y: Tensor, keep: Tensor | None = None, *, scale: float
     of_x = torch.empty(b, h, n, dtype=torch.float32, device=x.device)
     of_y = torch.empty(b, h, m, dtype=torch.float32, device=x.device)
     launch(
-        _half_norms_kernel,
-        (triton.cdiv(max(n, m), 128), b * h, 2),
+        half_norms_kernel,
+        (ceil_div(max(n, m), BLOCK), b * h, 2),
         layout(x, y, keep),
         (
             x, y, x if keep is None else keep, of_x, of_y, n, m, h, p, scale * math.log2(math.e),
             *x.stride()[:3], *y.stride()[:3], *keep_strides(keep),
         ),
-        WIDTH=padded(p), BLOCK=128, HAS_KEEP=keep is not None,
+        WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=keep is not None,
     )  # fmt: skip
     return of_x, of_y

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["LOG2E", "counting", "keep_strides", "packed", "padded", "rows_of"]
+__all__ = ["LOG2E", "ceil_div", "counting", "keep_strides", "packed", "padded", "rows_of"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -32,7 +32,12 @@ def packed(t: Tensor) -> Tensor:
 
 
 def padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    """A power of two, 16 at least; not by Triton's own function, which takes longer than a launch."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
 
 
 def keep_strides(keep: Tensor | None) -> tuple[int, int]:

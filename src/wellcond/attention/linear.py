@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.attention.masks import check_inputs, key_mask, one_row
-from wellcond.numerics.tall import tall_product, thin_product
 
 __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
@@ -59,7 +59,8 @@ def linear_attention(
     mask = key_mask(attn_mask, query, key, method="linear attention")
     if mask is not None:
         value = value.masked_fill(~mask.keep[..., None], 0)
-    return thin_product(query, tall_product(key, value) * factor, dtype=value.dtype)
+    product = fused_linear if can_fuse(query, key, value) else plain_linear
+    return product(query, key, value, factor=factor)
 
 
 def _from_scores(

@@ -27,6 +27,7 @@ __all__ = [
     "fast_double",
     "fast_paths",
     "fused_kernels",
+    "fused_linear_wanted",
     "large_programs",
     "other_derivatives",
     "plain_twins",
@@ -78,6 +79,12 @@ def exporting() -> bool:
 def large_programs(device: torch.device) -> bool:
     """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
+
+
+@torch.compiler.assume_constant_result
+def fused_linear_wanted() -> bool:
+    """Whether linear attention may take its kernels, which no GPU has run yet: only where it is asked for."""
+    return os.environ.get("WELLCOND_FUSED_LINEAR") == "1"
 
 
 def addressable(*tokens: Tensor) -> bool:
@@ -140,7 +147,13 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
     of_nystrom = little or "; at most 128 landmarks, heads of 64 in bfloat16 or up to 64 landmarks and of 32 else"
+    wanted = fused_linear_wanted()
+    asked = "asked for by WELLCOND_FUSED_LINEAR=1" if wanted else "off unless WELLCOND_FUSED_LINEAR=1 asks for it"
+    unproven = f"; no GPU has passed its tests yet, so it is {asked}"
     return [
+        FastPath(
+            name="fused linear attention (Triton)", available=available, taken=taken and wanted, why=why + unproven
+        ),
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),
         FastPath(name="fused Nyström (Triton)", available=large, taken=taken and large, why=why + of_nystrom),
     ]

@@ -60,7 +60,7 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwarg
 
 
 def attention() -> None:
-    from wellcond.numerics.triton import gaussian, landmark_plan, nystrom_plan
+    from wellcond.numerics.triton import gaussian, landmark_plan, linear_plan, nystrom_plan
 
     keep = torch.ones(2, 2, 2048, dtype=torch.bool)
     for width, dtype in ((32, torch.bfloat16), (64, torch.bfloat16), (32, torch.float32)):
@@ -75,6 +75,9 @@ def attention() -> None:
         nystrom = nystrom_plan.plan_for(q, k, v, 64, 6)
         out, space, work = nystrom.forward(q, k, v, 0.1, differentiable=True)
         nystrom.backward(out, q, k, v, 0.1, space, work, space)
+        linear = linear_plan.plan_for(q, k, v)
+        out, space = linear.forward(q, k, v, 0.1)
+        linear.backward(out, q, k, v, 0.1, space)
     q, k, v = (torch.zeros(2, 2, 2048, 32, dtype=torch.float16) for _ in range(3))
     rows, valid = torch.zeros(2, 2, 70, 32, dtype=torch.float16), torch.ones(2, 2, 70, dtype=torch.bool)
     plan = landmark_plan.plan_for(q, k, v, rows, None, 0, valid, keep)

@@ -15,8 +15,7 @@ HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "src" / "wellcond" / "numerics" / "triton"
 FILES = {
     "attention": (
-        "gaussian", "half_norms", "landmark_sides", "nystrom_inverse", "nystrom_means",
-        "nystrom_sides",
+        "gaussian", "half_norms", "landmark_sides", "linear_sides", "nystrom_inverse", "nystrom_means", "nystrom_sides",
     ),
     "numerics": ("gram", "gray_dct", "spectral_power", "spd_inverse"),
 }  # fmt: skip

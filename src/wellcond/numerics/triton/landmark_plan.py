@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.runtime import driver
 
+from .counters import Counters
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, layout
 from .tiles import padded
@@ -99,7 +99,7 @@ class Plan:
         self.masks = {"GATHER": rows is None, "HAS_VALID": valid is not None, "HAS_KEEP": keep is not None}
         self._make_launches()
         self.pulls_of_queries: dict[Any, Launch] = {}
-        self.counters: dict[int, Tensor] = {}
+        self.counters = Counters(matrices, query.device)
 
     def _make_launches(self) -> None:
         self.sums = Launch(
@@ -118,19 +118,6 @@ class Plan:
             **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], HAS_KEEP=has_keep,
             GATHER=self.masks["GATHER"], KEYS=keys, **self.tokens,
         )  # fmt: skip
-
-    def _zeros(self) -> Tensor:
-        """The counters of the current stream."""
-        if self.device.type != "cuda":
-            stream = 0
-        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
-            return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
-        else:
-            stream = driver.active.get_current_stream(self.device.index)
-        zeros = self.counters.get(stream)
-        if zeros is None:
-            zeros = self.counters[stream] = torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
-        return zeros
 
     def forward(
         self,
@@ -152,7 +139,7 @@ class Plan:
         with on_device(self.device):
             *tokens, to_space, to_work, counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
-                key if valid is None else valid, key if keep is None else keep, space, work, self._zeros(),
+                key if valid is None else valid, key if keep is None else keep, space, work, self.counters(),
             )  # fmt: skip
             self.sums(
                 *tokens, to_space, at["halves"], at["solved"], at["parts_s"], to_work, counters,
@@ -185,7 +172,7 @@ class Plan:
             pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
         where = key if positions is None else positions
         with on_device(self.device):
-            shared = (where, space, work, self._zeros(), scratch)
+            shared = (where, space, work, self.counters(), scratch)
             x, g, d_x, *given = pull.addresses(query, grad, dq, *shared)
             pull(
                 x, g, x, *self._around(*given), d_x, d_x, d_x,

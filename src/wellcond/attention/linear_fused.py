@@ -1,0 +1,82 @@
+"""Linear attention in four launches, forward and backward; for calls that are not compiled.
+
+    out = fused_linear(query, key, value, factor=1 / 16)        # (b, h, n, p), (b, h, m, p), (b, h, m, c)
+
+The same as Q (KᵀV) with torch's operations, of which forward and backward are some forty, and asking for them takes the
+CPU longer than they take a GPU. Plain twin: `tall_product` and `thin_product`, which also give second derivatives.
+
+Tested in Triton's interpreter; until a GPU has run it, it is taken only where WELLCOND_FUSED_LINEAR=1 asks for it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellcond.attention.skyformer_fused import packed
+from wellcond.numerics.fastpaths import addressable, fused_kernels, fused_linear_wanted, other_derivatives
+from wellcond.numerics.tall import tall_product, thin_product
+
+__all__ = ["can_fuse", "fused_linear", "plain_linear"]
+
+WIDEST = 64
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernels take these: on an NVIDIA GPU, heads of at most 64 values of one dtype but float64."""
+    return (
+        not torch.compiler.is_compiling()
+        and fused_linear_wanted()
+        and fused_kernels(query.device)
+        and query.ndim == 4
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in DTYPES
+        and max(query.shape[3], value.shape[3]) <= WIDEST
+        and min(query.numel(), key.numel(), value.numel()) > 0
+        and addressable(query, key, value)
+        and not other_derivatives(query, key, value)
+    )
+
+
+def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
+    out = _Linear.apply(packed(query), packed(key), packed(value), factor)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def plain_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
+    """The same with torch's operations."""
+    return thin_product(query, tall_product(key, value) * factor, dtype=value.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
+        from wellcond.numerics.triton.linear_plan import plan_for
+
+        ctx.plan, ctx.factor = plan_for(query, key, value), factor
+        out, space = ctx.plan.forward(query, key, value, factor)
+        ctx.save_for_backward(query, key, value, space)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, space = ctx.saved_tensors
+        grad = grads[0]
+        if torch.is_grad_enabled() or grad.dtype != value.dtype:  # a derivative of this one is asked for
+            return (*_plain_gradients(grad, query, key, value, ctx.factor), None)
+        return (*ctx.plan.backward(packed(grad), query, key, value, ctx.factor, space), None)
+
+
+def _plain_gradients(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float
+) -> tuple[Tensor | None, ...]:
+    """Gradients that have gradients themselves, where these are asked for."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = [t.view_as(t) if further else t.detach().requires_grad_() for t in (query, key, value)]
+        wanted = [t for t in inputs if t.requires_grad]
+        out = plain_linear(*inputs, factor=factor)
+    found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=further))
+    return tuple(next(found) if t.requires_grad else None for t in inputs)

@@ -1,0 +1,33 @@
+"""Zeros that programs count in, to tell who is the last (landmark_solve.is_last); that one sets its own back.
+
+counters = Counters(matrices, device)
+launch(…, counters())
+"""
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """One number a matrix, made once for each stream: two streams must not count in the same."""
+
+    def __init__(self, matrices: int, device: torch.device):
+        self.matrices, self.device = matrices, device
+        self._of_streams: dict[int, Tensor] = {}
+
+    def __call__(self) -> Tensor:
+        """Those of the current stream."""
+        if self.device.type != "cuda":
+            stream = 0
+        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
+            return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
+        else:
+            stream = driver.active.get_current_stream(self.device.index)
+        zeros = self._of_streams.get(stream)
+        if zeros is None:
+            zeros = torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
+            self._of_streams[stream] = zeros
+        return zeros

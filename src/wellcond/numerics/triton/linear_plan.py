@@ -1,0 +1,101 @@
+"""Linear attention as a plan: all that follows from shapes and strides is worked out once, then four launches.
+
+    plan = plan_for(query, key, value)
+    out, space = plan.forward(query, key, value, factor)
+    dq, dk, dv = plan.backward(grad, query, key, value, factor, space)
+
+`space` is one buffer of float32 for each call: S, which the gradient needs, then dS and the shares of a sum.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .counters import Counters
+from .landmark_plan import on_device, shares_of
+from .launch import Launch, layout
+from .linear_sides import keys_kernel, output_kernel, queries_kernel, sums_kernel
+from .tiles import ceil_div, padded
+
+__all__ = ["Plan", "plan_for"]
+
+MOST_PLANS = 1024
+
+_plans: dict[Any, "Plan"] = {}
+
+
+def plan_for(query: Tensor, key: Tensor, value: Tensor) -> "Plan":
+    """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension."""
+    given = layout(query, key, value)
+    plan = _plans.get(given)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[given] = Plan(query, key, value)
+    return plan
+
+
+class Plan:
+    """For tensors of one layout."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor):
+        (b, h, n, p), (m, c) = query.shape, value.shape[2:]
+        self.matrices, self.device = b * h, query.device
+        self.out_shape, self.dtype = (b, h, n, c), value.dtype
+        wider = max(32, padded(max(p, c)))  # both alike, and 32 at least: else Triton 3.6 made kernels that went astray
+        self.shape = {"WIDTH": wider, "VALUES": wider}
+        self.block = 128 if wider == 32 and query.dtype == torch.bfloat16 else 64  # tokens at a time; more would spill
+        self.parts = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
+        self.query_shares, query_each = shares_of(n)
+        self.key_shares, key_each = shares_of(m)
+        small = self.matrices * wider * wider
+        self.to_pull, self.to_parts = small, 2 * small
+        self.size = (2 + max(self.query_shares, self.key_shares)) * small
+        self.query_strides, self.key_strides = query.stride()[:3], key.stride()[:3]
+        self.value_strides = value.stride()[:3]
+        self.sums_numbers, self.output_numbers = (m, h, p, c, key_each), (n, h, p, c)
+        self.query_numbers, self.key_numbers = (n, h, p, c, query_each), (m, h, p, c)
+        self.counters = Counters(self.matrices, query.device)
+        self.sums = self._launch(sums_kernel, self.key_shares)
+        self.output = self._launch(output_kernel, ceil_div(n, self.block))
+        self.pull_of_keys = self._launch(keys_kernel, ceil_div(m, self.block))
+        self.pulls_of_queries: dict[Any, Launch] = {}
+
+    def _launch(self, kernel: Any, programs: int) -> Launch:
+        return Launch(kernel, (programs, self.matrices), num_warps=4, num_stages=2, **self.shape, **self.parts)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """(out, space)."""
+        space = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        out = torch.empty(self.out_shape, dtype=self.dtype, device=self.device)
+        with on_device(self.device):
+            y, v, to_space, counters = self.sums.addresses(key, value, space, self.counters())
+            self.sums(
+                y, v, to_space, 0, self.to_parts, counters, *self.sums_numbers, factor,
+                *self.key_strides, *self.value_strides,
+            )  # fmt: skip
+            x, to_space, to_out = self.output.addresses(query, space, out)
+            self.output(x, to_space, 0, to_out, *self.output_numbers, *self.query_strides)
+        return out, space
+
+    def backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float, space: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv); grad (b, h, n, c) is of value's dtype and dense along the last dimension."""
+        dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (query, key, value))
+        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        pull = self.pulls_of_queries.get(of_grad)
+        if pull is None:
+            pull = self.pulls_of_queries[of_grad] = self._launch(queries_kernel, self.query_shares)
+        with on_device(self.device):
+            x, g, to_space, counters, d_x = pull.addresses(query, grad, space, self.counters(), dq)
+            pull(
+                x, g, to_space, 0, self.to_pull, self.to_parts, counters, d_x, *self.query_numbers, factor,
+                *self.query_strides, *grad.stride()[:3],
+            )  # fmt: skip
+            y, v, to_space, d_y, d_v = self.pull_of_keys.addresses(key, value, space, dk, dv)
+            self.pull_of_keys(
+                y, v, to_space, self.to_pull, d_y, d_v, *self.key_numbers, *self.key_strides, *self.value_strides
+            )
+        return dq, dk, dv

@@ -1,0 +1,148 @@
+"""Linear attention as Triton kernels: sums over the keys, a small matrix for each head, and products with it.
+
+    sums_kernel      S = f KᵀV, partial sums over shares of the keys, added up by the last program of each head
+    output_kernel    out = Q S
+    queries_kernel   with g the gradient of out: dQ = g Sᵀ, and dS = f Qᵀg, as S was summed
+    keys_kernel      dK = V dSᵀ, dV = K dS
+
+Tokens in half precision are multiplied as they are, which is exact in float32; S and dS keep 16 bits at least beside
+them: two bfloat16 parts for tokens in bfloat16, three TF32 products else.
+"""
+
+import triton
+import triton.language as tl
+
+from .landmark_sides import two_parts
+from .landmark_solve import added_shares, is_last
+from .tiles import rows_of
+
+__all__ = ["keys_kernel", "output_kernel", "queries_kernel", "sums_kernel"]
+
+
+@triton.jit
+def _small(base, which, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """(WIDTH, VALUES) of a head."""
+    i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    return tl.load(base + (which * WIDTH + i[:, None]) * VALUES + o[None, :])
+
+
+@triton.jit
+def _times(tokens, small, PARTS: tl.constexpr):
+    """tokens · small, small in float32."""
+    if PARTS:
+        high, low = two_parts(small)
+        found = tl.dot(tokens, low)
+        found = tl.dot(tokens, high, found)
+    else:
+        found = tl.dot(tokens.to(tl.float32), small, input_precision="tf32x3")
+    return found
+
+
+@triton.jit
+def _plus_products(x, z, acc, PARTS: tl.constexpr):
+    """acc + xᵀ z over a block of tokens."""
+    if PARTS:
+        acc = tl.dot(tl.trans(x), z, acc)
+    else:
+        acc = tl.dot(tl.trans(x.to(tl.float32)), z.to(tl.float32), acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit
+def _add_up(acc, space, to_small, to_parts, counters, which, factor, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """The end of a program that has a share of a head's sum: the last of them adds the shares up."""
+    share, shares, matrices = tl.program_id(0), tl.num_programs(0), tl.num_programs(1)
+    i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    at = (which * WIDTH + i[:, None]) * VALUES + o[None, :]
+    if shares == 1:
+        tl.store(space + to_small + at, factor * acc)
+    else:
+        part = ((share * matrices + which) * WIDTH + i[:, None]) * VALUES + o[None, :]
+        tl.store(space + to_parts + part, acc)
+        if is_last(counters + which, shares):
+            total = added_shares(space + to_parts, which, matrices, i, shares, WIDTH, VALUES)
+            tl.store(space + to_small + at, factor * total)
+            tl.store(counters + which, 0)
+
+
+@triton.jit
+def sums_kernel(
+    y, v, space, to_small, to_parts, counters,
+    m, heads, width, values, each, factor, yb, yh, yn, vb, vh, vn,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    y += b * yb + h * yh
+    v += b * vb + h * vh
+    acc = tl.zeros((WIDTH, VALUES), dtype=tl.float32)
+    first = share * each
+    last = tl.minimum(m, first + each)
+    for start in range(first, last, BLOCK):
+        r = start + tl.arange(0, BLOCK)
+        yt = rows_of(y, r, r < last, yn, width, WIDTH)
+        vt = rows_of(v, r, r < last, vn, values, VALUES)
+        acc = _plus_products(yt, vt, acc, PARTS)
+    _add_up(acc, space, to_small, to_parts, counters, which, factor, WIDTH, VALUES)
+
+
+@triton.jit
+def output_kernel(
+    x, space, to_small, out,
+    n, heads, width, values, xb, xh, xn,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    which = tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    r, o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, VALUES)
+    xt = rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH)
+    found = _times(xt, _small(space + to_small, which, WIDTH, VALUES), PARTS)
+    at = out + (which * n + r[:, None]) * values + o[None, :]
+    tl.store(at, found.to(out.dtype.element_ty), mask=(r < n)[:, None] & (o < values)[None, :])
+
+
+@triton.jit
+def queries_kernel(
+    x, g, space, to_small, to_pull, to_parts, counters, dx,
+    n, heads, width, values, each, factor, xb, xh, xn, gb, gh, gn,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    x += b * xb + h * xh
+    g += b * gb + h * gh
+    c = tl.arange(0, WIDTH)
+    small = tl.trans(_small(space + to_small, which, WIDTH, VALUES))
+    acc = tl.zeros((WIDTH, VALUES), dtype=tl.float32)
+    first = share * each
+    last = tl.minimum(n, first + each)
+    for start in range(first, last, BLOCK):
+        r = start + tl.arange(0, BLOCK)
+        xt = rows_of(x, r, r < last, xn, width, WIDTH)
+        gt = rows_of(g, r, r < last, gn, values, VALUES)
+        found = _times(gt, small, PARTS)
+        at = dx + (which * n + r[:, None]) * width + c[None, :]
+        tl.store(at, found.to(dx.dtype.element_ty), mask=(r < last)[:, None] & (c < width)[None, :])
+        acc = _plus_products(xt, gt, acc, PARTS)
+    _add_up(acc, space, to_pull, to_parts, counters, which, factor, WIDTH, VALUES)
+
+
+@triton.jit
+def keys_kernel(
+    y, v, space, to_pull, dy, dv,
+    m, heads, width, values, yb, yh, yn, vb, vh, vn,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    which = tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    yt = rows_of(y + b * yb + h * yh, r, r < m, yn, width, WIDTH)
+    vt = rows_of(v + b * vb + h * vh, r, r < m, vn, values, VALUES)
+    pull = _small(space + to_pull, which, WIDTH, VALUES)
+    of_keys = _times(vt, tl.trans(pull), PARTS)
+    at = dy + (which * m + r[:, None]) * width + c[None, :]
+    tl.store(at, of_keys.to(dy.dtype.element_ty), mask=(r < m)[:, None] & (c < width)[None, :])
+    of_values = _times(yt, pull, PARTS)
+    at = dv + (which * m + r[:, None]) * values + o[None, :]
+    tl.store(at, of_values.to(dv.dtype.element_ty), mask=(r < m)[:, None] & (o < values)[None, :])

@@ -83,7 +83,7 @@ def test_what_is_mended_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_says_whether_it_waits() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    assert compiler.waits_to_read_back(TritonKernel) is (version >= (2, 15)) or version in ((2, 13), (2, 14))
+    assert compiler.waits_to_read_back(TritonKernel) is (version >= (2, 14))
 
 
 def test_a_torch_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@
 
 In a reduction that goes over a row twice, as of a LayerNorm with what was added before it, inductor stores the sum in
 the first loop and reads it back in the second. Where the two loops spread the row over threads differently, a thread
-reads what another one writes, and up to torch 2.14 nothing makes it wait: with torch 2.11 on an H200 a compiled ViT had
+reads what another one writes, and up to torch 2.13 nothing makes it wait: with torch 2.11 on an H200 a compiled ViT had
 wrong logits for single images, at random. Later versions wait (pytorch/pytorch#190519), and here older ones do.
 """
 

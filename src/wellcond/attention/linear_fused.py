@@ -40,7 +40,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
-    out = _Linear.apply(packed(query), packed(key), packed(value), factor)
+    out = _Linear.apply(packed(query), packed(key), packed(value), float(factor))
     assert isinstance(out, Tensor)
     return out
 
@@ -56,17 +56,18 @@ class _Linear(torch.autograd.Function):
         from wellcond.numerics.triton.linear_plan import plan_for
 
         ctx.plan, ctx.factor = plan_for(query, key, value), factor
-        out, space = ctx.plan.forward(query, key, value, factor)
-        ctx.save_for_backward(query, key, value, space)
+        out, small = ctx.plan.forward(query, key, value, factor)
+        ctx.save_for_backward(query, key, value, small)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, space = ctx.saved_tensors
+        query, key, value, small = ctx.saved_tensors
         grad = grads[0]
-        if torch.is_grad_enabled() or grad.dtype != value.dtype:  # a derivative of this one is asked for
+        # a derivative of this one is asked for, or there is a batch of gradients
+        if torch.is_grad_enabled() or grad.dtype != value.dtype or other_derivatives(grad):
             return (*_plain_gradients(grad, query, key, value, ctx.factor), None)
-        return (*ctx.plan.backward(packed(grad), query, key, value, ctx.factor, space), None)
+        return (*ctx.plan.backward(packed(grad), query, key, value, ctx.factor, small), None)
 
 
 def _plain_gradients(

@@ -60,7 +60,7 @@ def fused_nystrom(
     if torch.compiler.is_compiling():
         return _forward_op(*arguments)[0]
     wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    out = _Nystrom.apply(*arguments, wanted)
+    out = _Nystrom.apply(*arguments[:-1], float(scale), wanted)  # an integer would be one in the kernels
     assert isinstance(out, Tensor)
     return out
 

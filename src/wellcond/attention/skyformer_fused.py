@@ -68,7 +68,7 @@ def fused_skyformer(
     arguments = (query, key, value, rows, positions, of_queries, valid, keep, scale, gamma)
     if torch.compiler.is_compiling():
         return _forward_op(*arguments)[0]
-    out = _Skyformer.apply(*arguments)
+    out = _Skyformer.apply(*arguments[:-2], float(scale), float(gamma))  # an integer would be one in the kernels
     assert isinstance(out, Tensor)
     return out
 

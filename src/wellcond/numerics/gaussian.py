@@ -73,7 +73,7 @@ def gaussian_product(
 
             x, y, v = packed(x), packed(y), packed(v)
             plan = plan_for(x, y, v, is_causal)
-        out = _Product.apply(x, y, v, keep, scale, is_causal, plan)
+        out = _Product.apply(x, y, v, keep, float(scale), is_causal, plan)
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
@@ -137,6 +137,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y, v, keep, *halves = ctx.saved_tensors
         grad, needed = grads[0], ctx.needs_input_grad[:3]
+        if other_derivatives(grad):  # a batch of gradients
+            return (*_plain_gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal), None, None, None, None)
         if ctx.plan is not None:
             if all(needed) and grad.dtype == v.dtype:
                 grad = grad if grad.stride(-1) == 1 and addressable(grad) else grad.contiguous()

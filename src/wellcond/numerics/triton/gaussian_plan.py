@@ -17,8 +17,8 @@ from torch import Tensor
 from .gaussian import grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
 from .half_norms import BLOCK, half_norms_kernel
 from .landmark_plan import on_device
-from .launch import Launch, layout
-from .tiles import ceil_div, padded
+from .launch import Launch, layout, placed
+from .tiles import ceil_div, packed, padded
 
 __all__ = ["Plan", "plan_for"]
 
@@ -48,10 +48,12 @@ class Plan:
     def __init__(self, x: Tensor, y: Tensor, v: Tensor, is_causal: bool):
         (b, h, n, p), (m, c) = x.shape, v.shape[2:]
         self.device, self.is_causal = x.device, is_causal
+        self.placed = placed(x, y, v)
         self.sizes = b * h, n, m, h, p, c
         self.out_shape, self.dtype = (b, h, n, c), v.dtype
         self.strides = x.stride()[:3], y.stride()[:3], v.stride()[:3]
-        self.of_x, self.halves_size = b * h * n, b * h * (n + m)
+        self.of_x = ceil_div(b * h * n, 4) * 4  # so that y's are aligned as x's are
+        self.halves_size = self.of_x + b * h * m
         self.norms = Launch(
             half_norms_kernel, (ceil_div(max(n, m), BLOCK), b * h, 2), WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=False
         )
@@ -94,6 +96,11 @@ class Plan:
         self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, scale: float, halves: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dx, dy, dv); grad (b, h, n, c) is of v's dtype and dense along the last dimension."""
+        if self.placed != placed(x, y, v):
+            x, y, v = packed(x), packed(y), packed(v)
+            other = plan_for(x, y, v, self.is_causal)
+            assert other is not None
+            return other.backward(grad, x, y, v, scale, halves)
         dx, dy, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (x, y, v))
         of_grad = (grad.stride(), grad.data_ptr() & 15)
         pulls = self.pulls.get(of_grad)
@@ -112,7 +119,7 @@ class Plan:
     def halves_of(self, halves: Tensor) -> tuple[Tensor, Tensor]:
         """The half norms of x, (b, h, n), and of y, (b, h, m)."""
         (b, h), n = self.out_shape[:2], self.out_shape[2]
-        return halves[: self.of_x].view(b, h, n), halves[self.of_x :].view(b, h, -1)
+        return halves[: b * h * n].view(b, h, n), halves[self.of_x :].view(b, h, -1)
 
     def _make_pulls(self, x: Tensor, y: Tensor, v: Tensor, grad: Tensor) -> tuple[Any, ...]:
         _, n, m, h, p, c = self.sizes

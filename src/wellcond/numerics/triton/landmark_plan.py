@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .counters import Counters
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
-from .launch import Launch, layout
-from .tiles import padded
+from .launch import Launch, layout, placed
+from .tiles import packed, padded
 
 __all__ = ["Plan", "on_device", "padded_sizes", "plan_for", "shares_of", "space_size"]
 
@@ -77,6 +77,7 @@ class Plan:
         self.query_shares, query_each = shares_of(n)
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.device = matrices, query.device
+        self.placed, self.split = placed(query, key, value, keep), split
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
         self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
@@ -164,6 +165,11 @@ class Plan:
         scratch: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
+        if self.placed != placed(query, key, value, keep):
+            query, key, value = packed(query), packed(key), packed(value)
+            keep = None if keep is None else packed(keep)
+            other = plan_for(query, key, value, rows, positions, self.split, None, keep)
+            return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, scratch)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
         of_grad = (grad.stride(), grad.data_ptr() & 15)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
-__all__ = ["Launch", "launch", "layout"]
+__all__ = ["Launch", "launch", "layout", "placed"]
 
 MOST_KEPT = 4096
 Grid = tuple[int, ...] | Callable[[Any], tuple[int, ...]]
@@ -83,6 +83,11 @@ def layout(*tensors: Tensor | None) -> tuple[Any, ...]:
     return tuple(
         None if t is None else (t.shape, t.stride(), t.dtype, t.device.index, t.data_ptr() & 15) for t in tensors
     )
+
+
+def placed(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """How tensors of known shapes lie in memory. What autograd saved may come back otherwise: hooks move it about."""
+    return tuple(None if t is None else (t.stride(), t.data_ptr() & 15) for t in tensors)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], key: Any, args: tuple[Any, ...], **settings: Any) -> None:

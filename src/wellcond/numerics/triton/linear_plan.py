@@ -1,10 +1,10 @@
 """Linear attention as a plan: all that follows from shapes and strides is worked out once, then four launches.
 
     plan = plan_for(query, key, value)
-    out, space = plan.forward(query, key, value, factor)
-    dq, dk, dv = plan.backward(grad, query, key, value, factor, space)
+    out, small = plan.forward(query, key, value, factor)
+    dq, dk, dv = plan.backward(grad, query, key, value, factor, small)
 
-`space` is one buffer of float32 for each call: S, which the gradient needs, then dS and the shares of a sum.
+`small` is S, (b · h, width, width) in float32, padded. Shares of a sum have a buffer that nobody keeps.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .counters import Counters
 from .landmark_plan import on_device, shares_of
-from .launch import Launch, layout
+from .launch import Launch, layout, placed
 from .linear_sides import keys_kernel, output_kernel, queries_kernel, sums_kernel
-from .tiles import ceil_div, padded
+from .tiles import ceil_div, packed, padded
 
 __all__ = ["Plan", "plan_for"]
 
@@ -42,6 +42,7 @@ class Plan:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor):
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         self.matrices, self.device = b * h, query.device
+        self.placed = placed(query, key, value)
         self.out_shape, self.dtype = (b, h, n, c), value.dtype
         wider = max(32, padded(max(p, c)))  # both alike, and 32 at least: else Triton 3.6 made kernels that went astray
         self.shape = {"WIDTH": wider, "VALUES": wider}
@@ -49,9 +50,7 @@ class Plan:
         self.parts = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
         self.query_shares, query_each = shares_of(n)
         self.key_shares, key_each = shares_of(m)
-        small = self.matrices * wider * wider
-        self.to_pull, self.to_parts = small, 2 * small
-        self.size = (2 + max(self.query_shares, self.key_shares)) * small
+        self.small = (self.matrices, wider, wider)
         self.query_strides, self.key_strides = query.stride()[:3], key.stride()[:3]
         self.value_strides = value.stride()[:3]
         self.sums_numbers, self.output_numbers = (m, h, p, c, key_each), (n, h, p, c)
@@ -66,36 +65,47 @@ class Plan:
         return Launch(kernel, (programs, self.matrices), num_warps=4, num_stages=2, **self.shape, **self.parts)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """(out, space)."""
-        space = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        """(out, small)."""
+        small = torch.empty(self.small, dtype=torch.float32, device=self.device)
+        parts = self._parts(self.key_shares, small)
         out = torch.empty(self.out_shape, dtype=self.dtype, device=self.device)
         with on_device(self.device):
-            y, v, to_space, counters = self.sums.addresses(key, value, space, self.counters())
+            y, v, to_small, to_parts, counters = self.sums.addresses(key, value, small, parts, self.counters())
             self.sums(
-                y, v, to_space, 0, self.to_parts, counters, *self.sums_numbers, factor,
-                *self.key_strides, *self.value_strides,
-            )  # fmt: skip
-            x, to_space, to_out = self.output.addresses(query, space, out)
-            self.output(x, to_space, 0, to_out, *self.output_numbers, *self.query_strides)
-        return out, space
+                y, v, to_small, to_parts, counters, *self.sums_numbers, factor, *self.key_strides, *self.value_strides
+            )
+            x, to_small, to_out = self.output.addresses(query, small, out)
+            self.output(x, to_small, to_out, *self.output_numbers, *self.query_strides)
+        return out, small
 
     def backward(
-        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float, space: Tensor
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float, small: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv); grad (b, h, n, c) is of value's dtype and dense along the last dimension."""
+        if self.placed != placed(query, key, value):
+            query, key, value = packed(query), packed(key), packed(value)
+            return plan_for(query, key, value).backward(grad, query, key, value, factor, small)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (query, key, value))
+        pulls = torch.empty(self.small, dtype=torch.float32, device=self.device)
+        parts = self._parts(self.query_shares, pulls)
         of_grad = (grad.stride(), grad.data_ptr() & 15)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._launch(queries_kernel, self.query_shares)
         with on_device(self.device):
-            x, g, to_space, counters, d_x = pull.addresses(query, grad, space, self.counters(), dq)
+            x, g, to_small, to_pulls, to_parts, counters, d_x = pull.addresses(
+                query, grad, small, pulls, parts, self.counters(), dq
+            )
             pull(
-                x, g, to_space, 0, self.to_pull, self.to_parts, counters, d_x, *self.query_numbers, factor,
+                x, g, to_small, to_pulls, to_parts, counters, d_x, *self.query_numbers, factor,
                 *self.query_strides, *grad.stride()[:3],
             )  # fmt: skip
-            y, v, to_space, d_y, d_v = self.pull_of_keys.addresses(key, value, space, dk, dv)
-            self.pull_of_keys(
-                y, v, to_space, self.to_pull, d_y, d_v, *self.key_numbers, *self.key_strides, *self.value_strides
-            )
+            y, v, to_pulls, d_y, d_v = self.pull_of_keys.addresses(key, value, pulls, dk, dv)
+            self.pull_of_keys(y, v, to_pulls, d_y, d_v, *self.key_numbers, *self.key_strides, *self.value_strides)
         return dq, dk, dv
+
+    def _parts(self, shares: int, instead: Tensor) -> Tensor:
+        """Room for the shares of a sum, where there are several."""
+        if shares == 1:
+            return instead
+        return torch.empty(shares, *self.small, dtype=torch.float32, device=self.device)

@@ -20,7 +20,7 @@ __all__ = ["keys_kernel", "output_kernel", "queries_kernel", "sums_kernel"]
 
 
 @triton.jit
-def _small(base, which, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+def _of_head(base, which, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """(WIDTH, VALUES) of a head."""
     i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     return tl.load(base + (which * WIDTH + i[:, None]) * VALUES + o[None, :])
@@ -49,25 +49,25 @@ def _plus_products(x, z, acc, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _add_up(acc, space, to_small, to_parts, counters, which, factor, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+def _add_up(acc, small, parts, counters, which, factor, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """The end of a program that has a share of a head's sum: the last of them adds the shares up."""
     share, shares, matrices = tl.program_id(0), tl.num_programs(0), tl.num_programs(1)
     i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     at = (which * WIDTH + i[:, None]) * VALUES + o[None, :]
     if shares == 1:
-        tl.store(space + to_small + at, factor * acc)
+        tl.store(small + at, factor * acc)
     else:
         part = ((share * matrices + which) * WIDTH + i[:, None]) * VALUES + o[None, :]
-        tl.store(space + to_parts + part, acc)
+        tl.store(parts + part, acc)
         if is_last(counters + which, shares):
-            total = added_shares(space + to_parts, which, matrices, i, shares, WIDTH, VALUES)
-            tl.store(space + to_small + at, factor * total)
+            total = added_shares(parts, which, matrices, i, shares, WIDTH, VALUES)
+            tl.store(small + at, factor * total)
             tl.store(counters + which, 0)
 
 
 @triton.jit
 def sums_kernel(
-    y, v, space, to_small, to_parts, counters,
+    y, v, small, parts, counters,
     m, heads, width, values, each, factor, yb, yh, yn, vb, vh, vn,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -83,12 +83,12 @@ def sums_kernel(
         yt = rows_of(y, r, r < last, yn, width, WIDTH)
         vt = rows_of(v, r, r < last, vn, values, VALUES)
         acc = _plus_products(yt, vt, acc, PARTS)
-    _add_up(acc, space, to_small, to_parts, counters, which, factor, WIDTH, VALUES)
+    _add_up(acc, small, parts, counters, which, factor, WIDTH, VALUES)
 
 
 @triton.jit
 def output_kernel(
-    x, space, to_small, out,
+    x, small, out,
     n, heads, width, values, xb, xh, xn,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -96,14 +96,14 @@ def output_kernel(
     b, h = which // heads, which % heads
     r, o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, VALUES)
     xt = rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH)
-    found = _times(xt, _small(space + to_small, which, WIDTH, VALUES), PARTS)
+    found = _times(xt, _of_head(small, which, WIDTH, VALUES), PARTS)
     at = out + (which * n + r[:, None]) * values + o[None, :]
     tl.store(at, found.to(out.dtype.element_ty), mask=(r < n)[:, None] & (o < values)[None, :])
 
 
 @triton.jit
 def queries_kernel(
-    x, g, space, to_small, to_pull, to_parts, counters, dx,
+    x, g, small, pulls, parts, counters, dx,
     n, heads, width, values, each, factor, xb, xh, xn, gb, gh, gn,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +112,7 @@ def queries_kernel(
     x += b * xb + h * xh
     g += b * gb + h * gh
     c = tl.arange(0, WIDTH)
-    small = tl.trans(_small(space + to_small, which, WIDTH, VALUES))
+    transposed = tl.trans(_of_head(small, which, WIDTH, VALUES))
     acc = tl.zeros((WIDTH, VALUES), dtype=tl.float32)
     first = share * each
     last = tl.minimum(n, first + each)
@@ -120,16 +120,16 @@ def queries_kernel(
         r = start + tl.arange(0, BLOCK)
         xt = rows_of(x, r, r < last, xn, width, WIDTH)
         gt = rows_of(g, r, r < last, gn, values, VALUES)
-        found = _times(gt, small, PARTS)
+        found = _times(gt, transposed, PARTS)
         at = dx + (which * n + r[:, None]) * width + c[None, :]
         tl.store(at, found.to(dx.dtype.element_ty), mask=(r < last)[:, None] & (c < width)[None, :])
         acc = _plus_products(xt, gt, acc, PARTS)
-    _add_up(acc, space, to_pull, to_parts, counters, which, factor, WIDTH, VALUES)
+    _add_up(acc, pulls, parts, counters, which, factor, WIDTH, VALUES)
 
 
 @triton.jit
 def keys_kernel(
-    y, v, space, to_pull, dy, dv,
+    y, v, pulls, dy, dv,
     m, heads, width, values, yb, yh, yn, vb, vh, vn,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def keys_kernel(
     c, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     yt = rows_of(y + b * yb + h * yh, r, r < m, yn, width, WIDTH)
     vt = rows_of(v + b * vb + h * vh, r, r < m, vn, values, VALUES)
-    pull = _small(space + to_pull, which, WIDTH, VALUES)
+    pull = _of_head(pulls, which, WIDTH, VALUES)
     of_keys = _times(vt, tl.trans(pull), PARTS)
     at = dy + (which * m + r[:, None]) * width + c[None, :]
     tl.store(at, of_keys.to(dy.dtype.element_ty), mask=(r < m)[:, None] & (c < width)[None, :])

@@ -15,10 +15,11 @@ import triton
 from torch import Tensor
 
 from .landmark_plan import on_device, padded_sizes, shares_of
-from .launch import Launch, layout
+from .launch import Launch, layout, placed
 from .nystrom_inverse import BACK_MATRICES, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
+from .tiles import packed
 
 __all__ = ["Plan", "plan_for", "space_sizes"]
 
@@ -53,6 +54,7 @@ class Plan:
         self.query_shares, query_each = shares_of(n)
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
+        self.placed = placed(query, key, value)
         self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
         self.out_shape = (b, h, n, c)
         self.landmarks = d
@@ -137,6 +139,10 @@ class Plan:
         scratch: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
+        if self.placed != placed(query, key, value):
+            query, key, value = packed(query), packed(key), packed(value)
+            other = plan_for(query, key, value, self.landmarks, self.iterations)
+            return other.backward(grad, query, key, value, scale, space, work, scratch)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         room = torch.empty(
             self.matrices, BACK_MATRICES.value, self.side, self.side, dtype=torch.float32, device=self.device

@@ -1,0 +1,95 @@
+"""Attentions whose kernels know how tokens lie in memory: what autograd saved may come back laid out otherwise.
+
+`torch.autograd.graph.save_on_cpu`, and whatever else moves saved tensors away and back, does not keep the strides of
+queries, keys and values that stand side by side, as one projection makes them.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from wellcond.attention.linear_fused import fused_linear
+from wellcond.attention.nystrom_fused import fused_nystrom
+from wellcond.attention.skyformer_fused import fused_skyformer
+from wellcond.numerics import gaussian
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def skyformer(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.3) -> Tensor:
+    at = torch.tensor([1, 5, 8, 2, 9, 12], device=q.device)
+    return fused_skyformer(q, k, v, positions=at, of_queries=3, scale=scale, gamma=0.1)
+
+
+def nystrom(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.3) -> Tensor:
+    return fused_nystrom(q, k, v, num_landmarks=6, num_iterations=3, scale=scale)
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.3) -> Tensor:
+    return fused_linear(q, k, v, factor=scale)
+
+
+def kernelized(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.3) -> Tensor:
+    return gaussian.gaussian_product(q, k, v, scale=scale)
+
+
+every = pytest.mark.parametrize("attention", [skyformer, nystrom, linear, kernelized])
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gaussian, "fused_kernels", lambda _: True)
+
+
+def side_by_side(device: torch.device) -> list[Tensor]:
+    tokens = torch.randn(2, 20, 3, 2, 8, device=device).permute(2, 0, 3, 1, 4)
+    return [t.detach().requires_grad_() for t in tokens]
+
+
+@every
+def test_gradients_of_what_hooks_have_moved(attention: Attention, device: torch.device) -> None:
+    tokens, weight = side_by_side(device), torch.randn(2, 2, 20, 8, device=device)
+    want = torch.autograd.grad(attention(*tokens), tokens, weight)
+    moved: list[Tensor] = []
+
+    def away(t: Tensor) -> Tensor:
+        moved.append(t)
+        return t.clone(memory_format=torch.contiguous_format)
+
+    with torch.autograd.graph.saved_tensors_hooks(away, lambda t: t):
+        out = attention(*tokens)
+    assert any(not t.is_contiguous() for t in moved)
+    for found, other in zip(torch.autograd.grad(out, tokens, weight), want, strict=True):
+        torch.testing.assert_close(found, other)
+
+
+@every
+def test_an_integer_is_a_number_like_any_other(attention: Callable[..., Tensor], device: torch.device) -> None:
+    """Triton would make a kernel for the integer 1, which the next number would be given to."""
+    given: list[object] = []
+    from wellcond.numerics.triton.launch import Launch
+
+    real = Launch.__call__
+
+    def seen(self: Launch, *args: object) -> None:
+        given.extend(args)
+        real(self, *args)
+
+    Launch.__call__ = seen
+    try:
+        one = attention(*side_by_side(device), scale=1)
+    finally:
+        Launch.__call__ = real
+    assert one.isfinite().all()
+    floats = [x for x in given if isinstance(x, float)]
+    assert 1.0 in floats
+    kinds = [type(x) for x in given if isinstance(x, int | float)]
+    with_a_fraction = []
+    Launch.__call__ = lambda self, *args: (with_a_fraction.extend(args), real(self, *args))[1]
+    try:
+        attention(*side_by_side(device), scale=0.5)
+    finally:
+        Launch.__call__ = real
+    assert kinds == [type(x) for x in with_a_fraction if isinstance(x, int | float)]

@@ -87,6 +87,17 @@ def test_it_has_second_derivatives(device):
     assert_close(penalty(lambda *t: plain_linear(*t, factor=0.3), tensors), want, 1e-5)
 
 
+def test_a_batch_of_gradients(device):
+    tensors = tokens((1, 2, 9, 11, 4, 5), device)
+    weights = torch.randn(3, 1, 2, 9, 5, device=device)
+    out = fused_linear(*tensors, factor=0.3)
+    found = torch.autograd.grad(out, tensors, weights, is_grads_batched=True, retain_graph=True)
+    for i, weight in enumerate(weights):
+        one = torch.autograd.grad(out, tensors, weight, retain_graph=True)
+        for a, b in zip(found, one, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_only_the_gradients_asked_for(which, device):
     tensors = [t.detach().requires_grad_(i == which) for i, t in enumerate(tokens((1, 1, 9, 11, 4, 5), device))]
@@ -99,7 +110,7 @@ def test_only_the_gradients_asked_for(which, device):
 
 def test_only_where_the_kernels_can(monkeypatch):
     q = torch.randn(1, 2, 10, 8)
-    assert not can_fuse(q, q, q)
+    assert not can_fuse(q, q, q)  # on a CPU
     for name in ("fused_kernels", "fused_linear_wanted"):
         monkeypatch.setattr(linear_fused, name, lambda *_: True)
     assert can_fuse(q, q, q)
@@ -116,6 +127,7 @@ def test_only_where_the_kernels_can(monkeypatch):
 
 def test_it_is_off_until_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(linear_fused, "fused_kernels", lambda _: True)
+    monkeypatch.delenv("WELLCOND_FUSED_LINEAR", raising=False)
     q = torch.randn(1, 2, 10, 8)
     assert not can_fuse(q, q, q)
     monkeypatch.setenv("WELLCOND_FUSED_LINEAR", "1")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from wellcond.attention.nystrom_fused import fused_nystrom
 from wellcond.attention.skyformer_fused import fused_skyformer
@@ -100,3 +101,12 @@ def test_the_way_out_that_is_named(name, monkeypatch):
     torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-8)
     hessians = (torch.func.hessian(lambda x, f=f: f(x).square().sum())(x) for f in (CASES[name], plain))
     torch.testing.assert_close(*hessians, rtol=1e-6, atol=1e-8)
+
+
+def test_a_checkpoint_gives_what_it_saved_once_only(case):
+    """So it is asked for it once only, and the refusal is ours."""
+    function, x = case
+    out = checkpoint(function, x.requires_grad_(), use_reentrant=False)
+    (slope,) = torch.autograd.grad(out.sum() + x.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        slope.square().sum().backward()

@@ -89,3 +89,13 @@ def test_torch_says_whether_it_waits() -> None:
 def test_a_torch_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_kernel", lambda: None)
     assert not compiler.mend_read_back()
+
+
+def test_a_torch_without_its_source_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: Any) -> str:
+        raise OSError("could not get source code")
+
+    real = TritonKernel.load
+    monkeypatch.setattr(compiler.inspect, "getsource", none)
+    assert not compiler.mend_read_back()
+    assert TritonKernel.load is real

@@ -35,12 +35,13 @@ def losses(config: Config, folder: Path) -> list[float]:
         {"drop_path": 0.2, "clip_grad": 1.0, "ema_decay": 0.9, "compile": True},
         {"amp_dtype": "float16"},
         {"amp_dtype": "bfloat16", "gray": "dct"},
+        {"gray": "svd", "epsilon": 0.9},
         {"amp_dtype": "bfloat16", "attention": "skyformer", "attention_kwargs": {"num_landmarks": 4}},
         {"attention": "nystrom", "attention_kwargs": {"num_landmarks": 2}},
         {"task": "mae", "padding": 0, "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2},
         MIXER,  # its batch norms keep averages
     ],
-    ids=("probed", "drawn", "scaled", "grayed", "skyformer", "nystrom", "mae", "averaged"),
+    ids=("probed", "drawn", "scaled", "grayed", "grayed by svd", "skyformer", "nystrom", "mae", "averaged"),
 )
 def test_replayed_passes_train_the_same(make_config: Make, tmp_path: Path, settings: dict[str, Any]) -> None:
     config = make_config(epochs=4, step_graph=True, **settings)

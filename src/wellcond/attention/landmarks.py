@@ -151,17 +151,17 @@ def _halves(n: int, m: int, count: int) -> tuple[int, int]:
 
 def _spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
     """On a GPU they are kept: half a dozen launches that need not be repeated at every call."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
+    # What a graph captures must lie in the graph's own memory: what is kept here may be given up.
+    if device.type != "cuda" or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return _make_spread_positions(n, m, of_queries, of_keys, device)
     key = (n, m, of_queries, of_keys, device)
     found = _kept_positions.get(key)
     if found is None:
         with torch.inference_mode(False):  # whoever asks first, the gradient of a later call may need it
             found = _make_spread_positions(n, m, of_queries, of_keys, device)
-        if not torch.cuda.is_current_stream_capturing():  # what a graph captured lies in the graph's memory
-            if len(_kept_positions) >= MOST_KEPT:
-                _kept_positions.clear()
-            _kept_positions[key] = found
+        if len(_kept_positions) >= MOST_KEPT:
+            _kept_positions.clear()
+        _kept_positions[key] = found
     return found
 
 

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed
-from wellcond.numerics.fastpaths import addressable, fused_kernels, fused_linear_wanted, other_derivatives
+from wellcond.numerics.fastpaths import (
+    addressable,
+    batch_of_gradients,
+    fused_kernels,
+    fused_linear_wanted,
+    other_derivatives,
+)
 from wellcond.numerics.tall import tall_product, thin_product
 
 __all__ = ["can_fuse", "fused_linear", "plain_linear"]
@@ -65,7 +71,7 @@ class _Linear(torch.autograd.Function):
         query, key, value, small = ctx.saved_tensors
         grad = grads[0]
         # a derivative of this one is asked for, or there is a batch of gradients
-        if torch.is_grad_enabled() or grad.dtype != value.dtype or other_derivatives(grad):
+        if torch.is_grad_enabled() or grad.dtype != value.dtype or batch_of_gradients(grad):
             return (*_plain_gradients(grad, query, key, value, ctx.factor), None)
         return (*ctx.plan.backward(packed(grad), query, key, value, ctx.factor, small), None)
 

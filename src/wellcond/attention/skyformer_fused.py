@@ -122,7 +122,7 @@ def _forward_op(
     """(out, then what the gradient needs)."""
     query, key, value, rows = (t if t is None else packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = _plans()(query, key, value, rows, positions, split, valid, keep)
-    return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
+    return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma, plan.counters.fresh())
 
 
 @_forward_op.register_fake
@@ -166,8 +166,9 @@ def _backward_op(
     grad, query, key, value, rows = (t if t is None else packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = _plans()(query, key, value, rows, positions, split, valid, keep)
     # An operator may not write to what it was given: it has scratch of its own.
+    scratch, counters = torch.empty_like(space), plan.counters.fresh()
     *tokens, d_rows = plan.backward(
-        grad, query, key, value, rows, positions, keep, scale, space, work, torch.empty_like(space)
+        grad, query, key, value, rows, positions, keep, scale, space, work, scratch, counters
     )
     return (*tokens, query.new_empty(0) if d_rows is None else d_rows)  # pyright: ignore[reportReturnType]
 

@@ -23,6 +23,7 @@ __all__ = [
     "FUSED_SIDE",
     "FastPath",
     "addressable",
+    "batch_of_gradients",
     "exporting",
     "fast_double",
     "fast_paths",
@@ -119,6 +120,14 @@ def other_derivatives(*tensors: Tensor) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def batch_of_gradients(grad: Tensor) -> bool:
+    """Whether this is a batch that `torch.autograd.grad(…, is_grads_batched=True)` hides, which has no memory."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.is_legacy_batchedtensor(grad) or other_derivatives(grad)
 
 
 @functools.lru_cache(maxsize=16)

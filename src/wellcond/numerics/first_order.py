@@ -32,16 +32,28 @@ def first_order(backward: Backward) -> Backward:
     def once(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():  # as in all training
             return backward(ctx, *grads)
-        with torch.no_grad():
-            found = backward(ctx, *grads)
         if torch.compiler.is_compiling():  # a compiled backward pass refuses by itself
-            return found
-        tied = [t for t in (*grads, *ctx.saved_tensors) if t is not None and t.requires_grad]
+            with torch.no_grad():
+                return backward(ctx, *grads)
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            found = backward(_Once(ctx, saved), *grads)
+        tied = [t for t in (*grads, *saved) if t is not None and t.requires_grad]
         there = [t for t in found if t is not None]
         linked = iter(_Refusing.apply(len(there), *there, *tied) if tied else there)  # pyright: ignore[reportArgumentType]
         return tuple(None if t is None else next(linked) for t in found)
 
     return once
+
+
+class _Once:
+    """A context whose saved tensors have been taken out, which may be done once only, as under a checkpoint."""
+
+    def __init__(self, ctx: Any, saved_tensors: tuple[Tensor | None, ...]):
+        self._ctx, self.saved_tensors = ctx, saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 class _Refusing(torch.autograd.Function):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import addressable, fast_double, fused_kernels, other_derivatives
+from .fastpaths import addressable, batch_of_gradients, fast_double, fused_kernels, other_derivatives
 from .first_order import first_order
 
 __all__ = ["gaussian_product", "gaussian_weights"]
@@ -137,8 +137,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y, v, keep, *halves = ctx.saved_tensors
         grad, needed = grads[0], ctx.needs_input_grad[:3]
-        if other_derivatives(grad):  # a batch of gradients
-            return (*_plain_gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal), None, None, None, None)
+        if batch_of_gradients(grad):
+            return (*_batched_gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal), None, None, None, None)
         if ctx.plan is not None:
             if all(needed) and grad.dtype == v.dtype:
                 grad = grad if grad.stride(-1) == 1 and addressable(grad) else grad.contiguous()
@@ -247,6 +247,16 @@ def gradients(
         dy = dy.masked_fill_(gone, 0) if dy is not None else None
         dv = dv.masked_fill_(gone, 0) if dv is not None else None
     return dx, dy, None if dv is None else dv.to(v.dtype)
+
+
+def _batched_gradients(
+    grad: Tensor, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
+) -> tuple[Tensor, ...]:
+    """For a batch of `grad`: by torch's own derivatives, with all weights at once."""
+    with torch.enable_grad():
+        inputs = [t.detach().requires_grad_() for t in (x, y, v)]
+        out = _directly(inputs[0], inputs[1], inputs[2], keep, scale, is_causal)
+    return torch.autograd.grad(out, inputs, grad)
 
 
 def _plain_gradients(

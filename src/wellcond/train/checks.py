@@ -28,7 +28,7 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
     if config.compile_mode in GRAPH_MODES:
         yield (
             f"compile_mode={config.compile_mode} makes CUDA graphs, as step_graph does of a whole pass; "
-            "set that, or take max-autotune-no-cudagraphs"
+            "leave it out, or take max-autotune-no-cudagraphs"
         )
     yield from _choices("compile_mode", config.compile_mode, COMPILE_MODES)
     yield from _choices("tracker", config.tracker, ("", "tensorboard", "wandb", "trackio"))

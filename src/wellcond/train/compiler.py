@@ -25,7 +25,11 @@ def mend_read_back() -> bool:
     kernel = _kernel()
     if kernel is None:
         return False
-    if not waits_to_read_back(kernel):
+    try:
+        waits = waits_to_read_back(kernel)
+    except OSError:  # a torch without its source is not looked into, and not changed
+        return False
+    if not waits:
         kernel.load = waiting(kernel.load)
         # What was compiled before, by this process or another, lies in caches on disk.
         config: Any = torch.compiler.config
@@ -36,12 +40,7 @@ def mend_read_back() -> bool:
 
 def waits_to_read_back(kernel: Any) -> bool:
     """Whether torch, or this module, has seen to it."""
-    if hasattr(kernel.load, TAG):
-        return True
-    try:
-        return "invalidated_stores" in inspect.getsource(kernel.load)
-    except OSError:  # a torch without its source is not looked into, and not changed
-        return True
+    return hasattr(kernel.load, TAG) or "invalidated_stores" in inspect.getsource(kernel.load)
 
 
 def waiting(load: Callable[..., Any]) -> Callable[..., Any]:

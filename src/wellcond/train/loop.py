@@ -4,7 +4,8 @@
 
 Nothing random is carried from step to step: the order of the data and every augmentation come from (seed, epoch,
 index), and the model's own random numbers (dropout, masks, landmarks) from (seed, step, rank). So a state is the
-weights, the optimiser and a number, and a run that was killed goes on to the same bits.
+weights, the optimiser and a number, and a run that was killed goes on to the same bits; on a GPU if it is
+`deterministic`.
 """
 
 import contextlib

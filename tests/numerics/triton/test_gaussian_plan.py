@@ -53,7 +53,7 @@ def test_few_rows_and_many_columns_have_none(device):
 
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_any_gradients_of_tokens_with_any_strides(needed, device, monkeypatch):
-    """Heads side by side, as one projection makes them; a gradient that is expanded, or of another dtype."""
+    """Heads side by side, as one projection makes them; a gradient that is expanded."""
     monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
     tokens = torch.randn(2, 20, 3, 2, 8, device=device).permute(2, 0, 3, 1, 4)
     for g in (torch.randn(2, 2, 20, 8, device=device), torch.randn(1, device=device).expand(2, 2, 20, 8)):
@@ -75,10 +75,15 @@ def test_compiled_launches_are_given_addresses():
     seen: list[tuple[Any, ...]] = []
     plan.backward(g, x, y, v, 0.3, torch.zeros(plan.halves_size))  # makes its launches
     of_rows, _, _, of_columns, *_ = next(iter(plan.pulls.values()))
-    for launch in (plan.norms, plan.stream, of_rows, of_columns):
-        launch._start = lambda *args: seen.append(args)
-    out, halves = plan.forward(x, y, v, 0.3)
-    dx, dy, dv = plan.backward(g, x, y, v, 0.3, halves)
+    launches = (plan.norms, plan.stream, of_rows, of_columns)
+    try:
+        for launch in launches:
+            launch._start = lambda *args: seen.append(args)
+        out, halves = plan.forward(x, y, v, 0.3)
+        dx, dy, dv = plan.backward(g, x, y, v, 0.3, halves)
+    finally:  # the plan is kept for others
+        for launch in launches:
+            launch._start = None
     of_x, of_y = (t.data_ptr() for t in plan.halves_of(halves))
     to = {t: t.data_ptr() for t in (x, y, v, g, out, dx, dy, dv)}
     norms, product, rows, columns = seen
@@ -86,5 +91,14 @@ def test_compiled_launches_are_given_addresses():
     assert product[:6] == (to[x], to[y], to[v], of_y, to[x], to[out])
     assert rows[:8] == (to[x], to[y], to[g], to[v], of_y, to[x], to[dx], to[dx])
     assert columns[:8] == (to[y], to[x], to[v], to[g], of_x, to[y], to[dy], to[dv])
-    for launch in (plan.norms, plan.stream, of_rows, of_columns):
-        launch._start = None
+
+
+def test_a_batch_of_gradients(device, monkeypatch):
+    monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
+    tokens = [t.requires_grad_() for t in made((1, 2, 9, 11, 4, 5), device)[:3]]
+    out = whole.gaussian_product(tokens[0], tokens[1], tokens[2], scale=0.3)
+    weights = torch.randn(3, 1, 2, 9, 5, device=device)
+    found = torch.autograd.grad(out, tokens, weights, is_grads_batched=True, retain_graph=True)
+    for i, weight in enumerate(weights):
+        for a, b in zip(found, torch.autograd.grad(out, tokens, weight, retain_graph=True), strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-4, atol=1e-5)

@@ -23,11 +23,14 @@ class Counters:
         if self.device.type != "cuda":
             stream = 0
         elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
-            return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
+            return self.fresh()
         else:
             stream = driver.active.get_current_stream(self.device.index)
         zeros = self._of_streams.get(stream)
         if zeros is None:
-            zeros = torch.zeros(self.matrices, dtype=torch.int32, device=self.device)
-            self._of_streams[stream] = zeros
+            zeros = self._of_streams[stream] = self.fresh()
         return zeros
+
+    def fresh(self) -> Tensor:
+        """For one launch, where nothing may be kept: compiled code may run in memory that a graph takes back."""
+        return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)

@@ -131,19 +131,21 @@ class Plan:
         keep: Tensor | None,
         scale: float,
         gamma: float,
+        counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(out, space, work)."""
+        """(out, space, work); `counters` where the plan's own may not be taken."""
         space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
         work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
         at = self.offsets
         with on_device(self.device):
-            *tokens, to_space, to_work, counters = self.sums.addresses(
+            *tokens, to_space, to_work, to_counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
-                key if valid is None else valid, key if keep is None else keep, space, work, self.counters(),
+                key if valid is None else valid, key if keep is None else keep, space, work,
+                self.counters() if counters is None else counters,
             )  # fmt: skip
             self.sums(
-                *tokens, to_space, at["halves"], at["solved"], at["parts_s"], to_work, counters,
+                *tokens, to_space, at["halves"], at["solved"], at["parts_s"], to_work, to_counters,
                 *self.sums_numbers, scale, gamma, *self.sums_strides,
             )  # fmt: skip
             x, to_space, y = self.output.addresses(query, space, out)
@@ -163,13 +165,14 @@ class Plan:
         space: Tensor,
         work: Tensor,
         scratch: Tensor,
+        counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
         if self.placed != placed(query, key, value, keep):
             query, key, value = packed(query), packed(key), packed(value)
             keep = None if keep is None else packed(keep)
             other = plan_for(query, key, value, rows, positions, self.split, None, keep)
-            return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, scratch)
+            return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, scratch, counters)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
         of_grad = (grad.stride(), grad.data_ptr() & 15)
@@ -178,7 +181,7 @@ class Plan:
             pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
         where = key if positions is None else positions
         with on_device(self.device):
-            shared = (where, space, work, self.counters(), scratch)
+            shared = (where, space, work, self.counters() if counters is None else counters, scratch)
             x, g, d_x, *given = pull.addresses(query, grad, dq, *shared)
             pull(
                 x, g, x, *self._around(*given), d_x, d_x, d_x,

@@ -10,6 +10,7 @@ import triton.language as tl
 from wellcond.attention import nystrom_attention, nystrom_fused
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.numerics.fastpaths import plain_twins
+from wellcond.numerics.triton.plans import Kept
 
 # (b, h, n, m, p, c, d): lengths that the segments do not divide, more keys than queries and fewer, one segment, as many
 # segments as tokens, more than one share of the tokens
@@ -122,7 +123,7 @@ def test_what_bfloat16_parts_lose(smooth, monkeypatch):
         make(self, longer)
 
     monkeypatch.setattr(nystrom_plan.Plan, "_make_launches", make_in_parts)
-    monkeypatch.setattr(nystrom_plan, "_plans", {})
+    monkeypatch.setattr(nystrom_plan, "_plans", Kept(9))
     for module in (landmark_sides, nystrom_sides):
         monkeypatch.setattr(module, "two_parts", bfloat16_parts)
     tensors = [t.detach() for t in tokens((1, 1, 210, 180, 32, 32, 50), "cpu")]

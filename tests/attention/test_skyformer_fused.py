@@ -8,7 +8,7 @@ import torch
 from wellcond.attention import skyformer_attention, skyformer_fused
 from wellcond.attention.landmarks import landmark_positions
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
-from wellcond.numerics.gaussian import gaussian_weights
+from wellcond.numerics.gaussian_weights import gaussian_weights
 
 SHAPES = [(1, 2, 70, 70, 16, 16, 20), (2, 1, 33, 90, 8, 12, 32), (1, 1, 5, 7, 4, 4, 3), (2, 2, 200, 130, 20, 8, 70)]
 

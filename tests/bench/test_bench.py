@@ -19,6 +19,15 @@ def test_photographs_are_the_same_for_the_same_seed_and_normalised():
     assert first.abs().max() < 3
 
 
+def test_what_cannot_be_written_is_not_measured(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(kappa, "interleaved_ms", lambda *_, **__: pytest.fail("it was measured"))
+    with pytest.raises(ValueError, match="nothing can be written"):
+        kappa.run(output=tmp_path / "file" / "kappa.json", quick=True)
+    with pytest.raises(ValueError, match="is a folder"):
+        kappa.run(output=tmp_path, quick=True)
+
+
 def test_functions_are_called_in_turns():
     calls: list[str] = []
     times = interleaved_ms(

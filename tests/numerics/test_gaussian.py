@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from wellcond.numerics import gaussian
 from wellcond.numerics.fastpaths import plain_twins
-from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+from wellcond.numerics.gaussian import gaussian_product
+from wellcond.numerics.gaussian_weights import gaussian_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,7 +121,7 @@ def test_a_common_offset_changes_nothing():
 
 def test_where_float64_is_slow_the_exponent_has_the_error_that_is_said(monkeypatch):
     """As the kernels, and as `gaussian.py` says of both: good to 1 % up to scale · ‖x‖² = 3e4."""
-    monkeypatch.setattr(gaussian, "fast_double", lambda _: False)
+    monkeypatch.setattr("wellcond.numerics.gaussian_weights.fast_double", lambda _: False)
     scale = 32**-0.5
     x = torch.nn.functional.normalize(torch.randn(64, 32), dim=-1) * (3e4 / scale) ** 0.5
     own = gaussian_weights(x, x, scale=scale).diagonal()

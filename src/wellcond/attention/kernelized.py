@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_inputs, check_mask, key_mask, one_row
-from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+from wellcond.numerics.gaussian import gaussian_product
+from wellcond.numerics.gaussian_weights import gaussian_weights
 
 __all__ = ["KernelizedAttention", "KernelizedCore", "kernelized_attention", "weighted"]
 

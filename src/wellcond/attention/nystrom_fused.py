@@ -18,12 +18,7 @@ import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed
-from wellcond.numerics.fastpaths import (
-    addressable,
-    fused_kernels,
-    large_programs,
-    other_derivatives,
-)
+from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]
@@ -56,11 +51,11 @@ def fused_nystrom(
     """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
-    arguments = (packed(query), packed(key), packed(value), num_landmarks, num_iterations, scale)
+    tokens = (packed(query), packed(key), packed(value), num_landmarks, num_iterations)
     if torch.compiler.is_compiling():
-        return _forward_op(*arguments)[0]
+        return _forward_op(*tokens, scale)[0]
     wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    out = _Nystrom.apply(*arguments[:-1], float(scale), wanted)  # an integer would be one in the kernels
+    out = _Nystrom.apply(*tokens, float(scale), wanted)  # an integer would be a constant of the kernels
     assert isinstance(out, Tensor)
     return out
 

@@ -21,7 +21,8 @@ from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, cho
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, check_inputs, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
-from wellcond.numerics.gaussian import gaussian_product, gaussian_weights
+from wellcond.numerics.gaussian import gaussian_product
+from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.inverse import (
     FLOAT32_CONDITION,
     FLOAT64_CONDITION,

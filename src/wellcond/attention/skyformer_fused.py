@@ -65,10 +65,10 @@ def fused_skyformer(
     query, key, value = packed(query), packed(key), packed(value)
     rows = None if rows is None else packed(rows)
     keep, valid = None if keep is None else packed(keep), None if valid is None else packed(valid)
-    arguments = (query, key, value, rows, positions, of_queries, valid, keep, scale, gamma)
+    tokens = (query, key, value, rows, positions, of_queries, valid, keep)
     if torch.compiler.is_compiling():
-        return _forward_op(*arguments)[0]
-    out = _Skyformer.apply(*arguments[:-2], float(scale), float(gamma))  # an integer would be one in the kernels
+        return _forward_op(*tokens, scale, gamma)[0]
+    out = _Skyformer.apply(*tokens, float(scale), float(gamma))  # an integer would be a constant of the kernels
     assert isinstance(out, Tensor)
     return out
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wellcond.records import write_record
+from wellcond.report.writable import check_writable
 
 __all__ = ["destination", "show", "write"]
 
@@ -16,6 +17,7 @@ __all__ = ["destination", "show", "write"]
 def destination(output: Path | None, default: str) -> Path:
     """Where the JSON goes, with its folder made: what cannot be written should fail before anything is measured."""
     path = output or Path("benchmarks") / default
+    check_writable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -82,7 +82,6 @@ def large_programs(device: torch.device) -> bool:
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
 
 
-@torch.compiler.assume_constant_result
 def fused_linear_wanted() -> bool:
     """Whether linear attention may take its kernels, which no GPU has run yet: only where it is asked for."""
     return os.environ.get("WELLCOND_FUSED_LINEAR") == "1"
@@ -151,18 +150,19 @@ def _slow_double(index: int) -> bool:
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
 
 
+def _linear_path(available: bool, taken: bool, why: str) -> FastPath:
+    wanted = fused_linear_wanted()
+    asked = "asked for by WELLCOND_FUSED_LINEAR=1" if wanted else "off unless WELLCOND_FUSED_LINEAR=1 asks for it"
+    why = f"{why}; no GPU has passed its tests yet, so it is {asked}"
+    return FastPath(name="fused linear attention (Triton)", available=available, taken=taken and wanted, why=why)
+
+
 def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     large = available and large_programs(torch.device("cuda", 0))
     little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
     of_nystrom = little or "; at most 128 landmarks, heads of 64 in bfloat16 or up to 64 landmarks and of 32 else"
-    wanted = fused_linear_wanted()
-    asked = "asked for by WELLCOND_FUSED_LINEAR=1" if wanted else "off unless WELLCOND_FUSED_LINEAR=1 asks for it"
-    unproven = f"; no GPU has passed its tests yet, so it is {asked}"
     return [
-        FastPath(
-            name="fused linear attention (Triton)", available=available, taken=taken and wanted, why=why + unproven
-        ),
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),
         FastPath(name="fused Nyström (Triton)", available=large, taken=taken and large, why=why + of_nystrom),
     ]
@@ -187,6 +187,7 @@ def fast_paths() -> list[FastPath]:
         FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="streaming Gaussian product (Triton)", available=available, taken=taken, why=why),
+        _linear_path(available, taken, why),
         *_landmark_paths(available, taken, why),
     ]
     on_cpu = kind == "cpu"

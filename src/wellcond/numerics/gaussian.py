@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import addressable, batch_of_gradients, fast_double, fused_kernels, other_derivatives
+from .fastpaths import addressable, batch_of_gradients, fused_kernels, other_derivatives
 from .first_order import first_order
+from .gaussian_weights import exact_dtype, gaussian_weights, weights_that_count, wide_dtype
 
-__all__ = ["gaussian_product", "gaussian_weights"]
+__all__ = ["gaussian_product"]
 
 DIRECT = 2**22  # weights up to which plain autograd may keep them all
 CHUNK = 2**23  # weights at a time, in the plain twins
@@ -77,39 +78,10 @@ def gaussian_product(
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
-def gaussian_weights(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
-    """exp(−scale/2 · ‖x_i − y_j‖²), (…, n, m), at most 1, in float32 or better; differentiable.
-
-    `mask` is broadcastable to them: bool, False where a weight is 0 whatever finite numbers x_i and y_j hold; or
-    numbers that are added to the exponent.
-    """
-    dtype, exact = _wide(x), _exact(x)
-    with torch.autocast(x.device.type, enabled=False):
-        x, y = x.to(exact), y.to(exact)
-        exponent = x @ (scale * y).mT
-        exponent -= (0.5 * scale) * x.square().sum(-1)[..., :, None]  # in place: this is the largest of all tensors
-        exponent -= (0.5 * scale) * y.square().sum(-1)[..., None, :]
-        exponent = exponent.to(dtype).clamp_max(0)
-        if mask is not None:  # before exp: a weight's gradient is a multiple of it, and 0 times a huge number is NaN
-            shown = mask.dtype == torch.bool
-            exponent = exponent.masked_fill(~mask, -torch.inf) if shown else exponent + mask.to(dtype)
-        return exponent.exp()
-
-
 def _directly(x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    weights = gaussian_weights(x, y, scale=scale, mask=_mask(x, y, keep, is_causal, 0))
+    weights = gaussian_weights(x, y, scale=scale, mask=weights_that_count(x, y, keep, is_causal, 0))
     with torch.autocast(x.device.type, enabled=False):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
-
-
-def _mask(x: Tensor, y: Tensor, keep: Tensor | None, is_causal: bool, first: int) -> Tensor | None:
-    """Which weights count; `first` is the number of the first row."""
-    mask = None if keep is None else keep[..., None, :]
-    if is_causal:
-        rows = torch.arange(first, first + x.shape[-2], device=x.device)[:, None]
-        past = torch.arange(y.shape[-2], device=x.device)[None, :] <= rows
-        mask = past if mask is None else mask & past
-    return mask
 
 
 class _Product(torch.autograd.Function):
@@ -207,9 +179,9 @@ def product(
 
         y_half = None if halves is None else halves[1]
         return stream(x, y, v, keep=keep, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
-    values = v.to(_wide(x))
+    values = v.to(wide_dtype(x))
     parts = [
-        gaussian_weights(part, y, scale=scale, mask=_mask(part, y, keep, is_causal, first)) @ values
+        gaussian_weights(part, y, scale=scale, mask=weights_that_count(part, y, keep, is_causal, first)) @ values
         for first, part in _row_chunks(x, y)
     ]
     return torch.cat(parts, -2).to(v.dtype) if parts else v.new_zeros(*x.shape[:-1], v.shape[-1])
@@ -262,14 +234,14 @@ def _batched_gradients(
 def _plain_gradients(
     grad: Tensor, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, exact = _wide(x), _exact(x)  # the latter for what is a difference of tokens
+    wide, exact = wide_dtype(x), exact_dtype(x)  # the latter for what is a difference of tokens
     y_exact, v_wide = y.to(exact), v.to(wide)
     dy, dv, dx = torch.zeros_like(y_exact), torch.zeros_like(v_wide), []
     with torch.autocast(x.device.type, enabled=False):
         for first, part in _row_chunks(x, y):
             rows = slice(first, first + part.shape[-2])
             g, part = grad[..., rows, :].to(wide), part.to(exact)
-            mask = _mask(part, y, keep, is_causal, first)
+            mask = weights_that_count(part, y, keep, is_causal, first)
             weights = gaussian_weights(part, y, scale=scale, mask=mask).to(wide)
             dv += weights.mT @ g
             pulls = weights * (g @ v_wide.mT)
@@ -286,15 +258,6 @@ def _few(x: Tensor, y: Tensor) -> bool:
 def _row_chunks(x: Tensor, y: Tensor) -> list[tuple[int, Tensor]]:
     rows = max(1, CHUNK // max(1, x.shape[:-2].numel() * y.shape[-2]))
     return [(first, x[..., first : first + rows, :]) for first in range(0, x.shape[-2], rows)]
-
-
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.promote_types(t.dtype, torch.float32)
-
-
-def _exact(t: Tensor) -> torch.dtype:
-    """What differences of large numbers are computed in."""
-    return torch.float64 if fast_double(t.device) else _wide(t)
 
 
 def _fused(x: Tensor, y: Tensor, v: Tensor) -> bool:

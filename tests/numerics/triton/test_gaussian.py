@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from wellcond.numerics import gaussian as whole
+from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.triton import gaussian
 from wellcond.numerics.triton.gaussian import pull, stream
 
@@ -132,7 +133,7 @@ def test_the_function_as_a_whole(masked, is_causal, device, monkeypatch):
     g = torch.randn_like(out)
     found = torch.autograd.grad(out, (x, y, v), g)
     wide = [t.detach().double().requires_grad_() for t in (x, y, v)]
-    weights = whole.gaussian_weights(wide[0], wide[1], scale=0.3)
+    weights = gaussian_weights(wide[0], wide[1], scale=0.3)
     weights = weights if keep is None else weights * keep[..., None, :]
     want = (weights.tril() if is_causal else weights) @ wide[2]
     for one, other in zip((out, *found), (want, *torch.autograd.grad(want, wide, g.double())), strict=True):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellcond.numerics.gaussian import gaussian_weights
+from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.triton.landmark_plan import plan_for
 
 GAMMA = 0.125  # in float32 as in float64

@@ -16,16 +16,15 @@ from torch import Tensor
 
 from .gaussian import grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
 from .half_norms import BLOCK, half_norms_kernel
-from .landmark_plan import on_device
 from .launch import Launch, layout, placed
+from .plans import Kept, on_device
 from .tiles import ceil_div, packed, padded
 
 __all__ = ["Plan", "plan_for"]
 
-MOST_PLANS = 1024
 NO_MASK = (0, 0)  # its strides
 
-_plans: dict[Any, "Plan | None"] = {}
+_plans: Kept["Plan | None"] = Kept(1024)
 
 
 def plan_for(x: Tensor, y: Tensor, v: Tensor, is_causal: bool) -> "Plan | None":
@@ -33,13 +32,10 @@ def plan_for(x: Tensor, y: Tensor, v: Tensor, is_causal: bool) -> "Plan | None":
     given = layout(x, y, v), is_causal
     if given in _plans:
         return _plans[given]
-    if len(_plans) >= MOST_PLANS:
-        _plans.clear()
     n, m, (p, c) = x.shape[2], y.shape[2], (x.shape[3], v.shape[3])
     ways = ((n, m, False), (n, m, True), (m, n, True))
     one_share = all(grid_of(rows, columns, tiles_for(p, c, pulls=pulls))[1] == 1 for rows, columns, pulls in ways)
-    plan = _plans[given] = Plan(x, y, v, is_causal) if one_share else None
-    return plan
+    return _plans.add(given, Plan(x, y, v, is_causal) if one_share else None)
 
 
 class Plan:
@@ -102,7 +98,7 @@ class Plan:
             assert other is not None
             return other.backward(grad, x, y, v, scale, halves)
         dx, dy, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (x, y, v))
-        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        of_grad = placed(grad)
         pulls = self.pulls.get(of_grad)
         if pulls is None:
             pulls = self.pulls[of_grad] = self._make_pulls(x, y, v, grad)

@@ -9,7 +9,6 @@ then scratch, which the backward pass may use again, or another of the same size
 say which program of a head is the last; they are zero between launches, and each stream has its own.
 """
 
-import contextlib
 from typing import Any
 
 import torch
@@ -19,16 +18,14 @@ from torch import Tensor
 from .counters import Counters
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, layout, placed
-from .tiles import packed, padded
+from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of
+from .tiles import packed
 
-__all__ = ["Plan", "on_device", "padded_sizes", "plan_for", "shares_of", "space_size"]
+__all__ = ["Plan", "padded_sizes", "plan_for", "space_size"]
 
-SHARE = 512  # tokens that one program has, at least
-MOST_SHARES = 64  # whose sums one program adds up
-MOST_PLANS = 1024
-BLOCKS = (128, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones are faster
+BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones are faster
 
-_plans: dict[Any, "Plan"] = {}
+_plans: Kept["Plan"] = Kept(1024)
 
 
 def plan_for(
@@ -49,11 +46,7 @@ def plan_for(
     """
     given = layout(query, key, value, rows, positions, valid, keep), split
     plan = _plans.get(given)
-    if plan is None:
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        plan = _plans[given] = Plan(query, key, value, rows, positions, split, valid, keep)
-    return plan
+    return plan or _plans.add(given, Plan(query, key, value, rows, positions, split, valid, keep))
 
 
 class Plan:
@@ -175,7 +168,7 @@ class Plan:
             return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, scratch, counters)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
-        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        of_grad = placed(grad)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._pull(self.query_shares, has_keep=False, keys=False)
@@ -221,8 +214,8 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
 
 
 def padded_sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
-    """Powers of two. Tokens and values are padded alike, and to 32: else Triton 3.6 made kernels that went astray."""
-    wider = max(32, padded(max(width, values)))
+    """Powers of two."""
+    wider = padded_alike(width, values)
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 
@@ -240,26 +233,5 @@ def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[st
     return found
 
 
-def shares_of(n: int) -> tuple[int, int]:
-    """Into how many shares the tokens go, and how many are in each: a multiple of a large block.
-
-    It follows from the length alone: with the batch's size the order of sums would change, and their last bits.
-    """
-    blocks = triton.cdiv(n, BLOCKS[0])
-    shares = max(1, min(MOST_SHARES, n // SHARE))
-    each = triton.cdiv(blocks, shares) * BLOCKS[0]
-    return triton.cdiv(n, each), each
-
-
 def _strides(mask: Tensor | None) -> tuple[int, int]:
     return (0, 0) if mask is None else (mask.stride(0), mask.stride(1))
-
-
-_HERE = contextlib.nullcontext()
-
-
-def on_device(device: torch.device) -> Any:
-    """Triton launches on the current device: a context in which that is `device`."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device(device)

@@ -18,12 +18,13 @@ from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
+from .plans import Kept
+
 __all__ = ["Launch", "launch", "layout", "placed"]
 
-MOST_KEPT = 4096
 Grid = tuple[int, ...] | Callable[[Any], tuple[int, ...]]
 
-_kept: dict[Any, "Launch"] = {}
+_kept: Kept["Launch"] = Kept(4096)
 
 
 class Launch:
@@ -100,7 +101,5 @@ def launch(kernel: Any, grid: tuple[int, ...], key: Any, args: tuple[Any, ...], 
     key = (kernel, grid, key, *settings.values())
     kept = _kept.get(key)
     if kept is None:
-        if len(_kept) >= MOST_KEPT:
-            _kept.clear()
-        kept = _kept[key] = Launch(kernel, grid, **settings)
+        kept = _kept.add(key, Launch(kernel, grid, **settings))
     kept(*args)

@@ -13,27 +13,21 @@ import torch
 from torch import Tensor
 
 from .counters import Counters
-from .landmark_plan import on_device, shares_of
 from .launch import Launch, layout, placed
 from .linear_sides import keys_kernel, output_kernel, queries_kernel, sums_kernel
-from .tiles import ceil_div, packed, padded
+from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of
+from .tiles import ceil_div, packed
 
 __all__ = ["Plan", "plan_for"]
 
-MOST_PLANS = 1024
-
-_plans: dict[Any, "Plan"] = {}
+_plans: Kept["Plan"] = Kept(1024)
 
 
 def plan_for(query: Tensor, key: Tensor, value: Tensor) -> "Plan":
     """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension."""
     given = layout(query, key, value)
     plan = _plans.get(given)
-    if plan is None:
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        plan = _plans[given] = Plan(query, key, value)
-    return plan
+    return plan or _plans.add(given, Plan(query, key, value))
 
 
 class Plan:
@@ -44,9 +38,10 @@ class Plan:
         self.matrices, self.device = b * h, query.device
         self.placed = placed(query, key, value)
         self.out_shape, self.dtype = (b, h, n, c), value.dtype
-        wider = max(32, padded(max(p, c)))  # both alike, and 32 at least: else Triton 3.6 made kernels that went astray
+        wider = padded_alike(p, c)
         self.shape = {"WIDTH": wider, "VALUES": wider}
-        self.block = 128 if wider == 32 and query.dtype == torch.bfloat16 else 64  # tokens at a time; more would spill
+        # tokens at a time; more would spill
+        self.block = LARGE_BLOCK if wider == 32 and query.dtype == torch.bfloat16 else LARGE_BLOCK // 2
         self.parts = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
         self.query_shares, query_each = shares_of(n)
         self.key_shares, key_each = shares_of(m)
@@ -88,7 +83,7 @@ class Plan:
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (query, key, value))
         pulls = torch.empty(self.small, dtype=torch.float32, device=self.device)
         parts = self._parts(self.query_shares, pulls)
-        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        of_grad = placed(grad)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._launch(queries_kernel, self.query_shares)

@@ -14,21 +14,21 @@ import torch
 import triton
 from torch import Tensor
 
-from .landmark_plan import on_device, padded_sizes, shares_of
+from .landmark_plan import padded_sizes
 from .launch import Launch, layout, placed
 from .nystrom_inverse import BACK_MATRICES, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
+from .plans import LARGE_BLOCK, Kept, on_device, shares_of
 from .tiles import packed
 
 __all__ = ["Plan", "plan_for", "space_sizes"]
 
-MOST_PLANS = 1024
-BLOCKS = (128, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones spill less
+BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones spill less
 TILES = (128, 64, 32)  # of the matrices of a head, as large as fit
 TOGETHER = 64  # tokens that a program takes the mean of at a time, of one segment or of several
 
-_plans: dict[Any, "Plan"] = {}
+_plans: Kept["Plan"] = Kept(1024)
 
 
 def plan_for(query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int) -> "Plan":
@@ -36,11 +36,7 @@ def plan_for(query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_
     as landmarks."""
     given = layout(query, key, value), num_landmarks, num_iterations
     plan = _plans.get(given)
-    if plan is None:
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        plan = _plans[given] = Plan(query, key, value, num_landmarks, num_iterations)
-    return plan
+    return plan or _plans.add(given, Plan(query, key, value, num_landmarks, num_iterations))
 
 
 class Plan:
@@ -148,7 +144,7 @@ class Plan:
             self.matrices, BACK_MATRICES.value, self.side, self.side, dtype=torch.float32, device=self.device
         )
         at = self.offsets
-        of_grad = (grad.stride(), grad.data_ptr() & 15)
+        of_grad = placed(grad)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._long(queries_kernel, self.query_shares)

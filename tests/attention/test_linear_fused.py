@@ -111,8 +111,7 @@ def test_only_the_gradients_asked_for(which, device):
 def test_only_where_the_kernels_can(monkeypatch):
     q = torch.randn(1, 2, 10, 8)
     assert not can_fuse(q, q, q)  # on a CPU
-    for name in ("fused_kernels", "fused_linear_wanted"):
-        monkeypatch.setattr(linear_fused, name, lambda *_: True)
+    monkeypatch.setattr(linear_fused, "fused_kernels", lambda _: True)
     assert can_fuse(q, q, q)
     assert not can_fuse(q.double(), q.double(), q.double())
     assert not can_fuse(q, q, q.half())
@@ -125,20 +124,10 @@ def test_only_where_the_kernels_can(monkeypatch):
     assert not can_fuse(far, far, far)
 
 
-def test_it_is_off_until_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(linear_fused, "fused_kernels", lambda _: True)
-    monkeypatch.delenv("WELLCOND_FUSED_LINEAR", raising=False)
-    q = torch.randn(1, 2, 10, 8)
-    assert not can_fuse(q, q, q)
-    monkeypatch.setenv("WELLCOND_FUSED_LINEAR", "1")
-    assert can_fuse(q, q, q)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("n", "width"), [(197, 64), (4096, 32), (40_000, 32), (1000, 20), (1000, 64)])
-def test_on_a_gpu(n, width, dtype, monkeypatch):
-    monkeypatch.setenv("WELLCOND_FUSED_LINEAR", "1")
+def test_on_a_gpu(n, width, dtype):
     tensors = tokens((2, 3, n, n, width, width), "cuda", dtype)
     weight = torch.randn(2, 3, n, width, device="cuda").to(dtype)
     assert can_fuse(*tensors)

@@ -73,7 +73,6 @@ def test_every_path_has_its_reason_without_a_gpu(monkeypatch):
 
 
 def test_a_path_that_was_switched_off_says_by_what(with_kernels, monkeypatch):
-    monkeypatch.setenv("WELLCOND_FUSED_LINEAR", "1")
     check(fast_paths())
     assert all(path.taken for path in fast_paths() if "Triton" in path.name)
     with plain_twins():
@@ -93,21 +92,10 @@ def test_a_gpu_with_little_shared_memory_does_without_large_programs(with_kernel
     monkeypatch.setattr(fastpaths, "_shared_memory", lambda index: 100 * 2**10)
     assert not large_programs(CUDA)
     landmarks = [path for path in fast_paths() if "Skyformer" in path.name or "Nyström" in path.name]
-    off = [path for path in fast_paths() if "linear" in path.name]
     assert len(landmarks) == 2
     assert not any(path.available for path in landmarks)
     assert all("shared memory of an H100" in path.why for path in landmarks)
-    assert all(path.taken for path in fast_paths() if "Triton" in path.name and path not in landmarks + off)
-
-
-@pytest.mark.parametrize(("value", "taken"), [("1", True), ("0", False), ("", False)])
-def test_fused_linear_attention_is_taken_only_where_it_is_asked_for(with_kernels, monkeypatch, value, taken):
-    monkeypatch.setenv("WELLCOND_FUSED_LINEAR", value)
-    path = next(path for path in fast_paths() if "linear" in path.name)
-    assert path.available
-    assert path.taken is taken
-    assert "no GPU has passed its tests yet" in path.why
-    assert "WELLCOND_FUSED_LINEAR=1" in path.why
+    assert all(path.taken for path in fast_paths() if "Triton" in path.name and path not in landmarks)
 
 
 def test_what_kernels_can_address():

@@ -4,8 +4,6 @@
 
 The same as Q (KᵀV) with torch's operations, of which forward and backward are some forty, and asking for them takes the
 CPU longer than they take a GPU. Plain twin: `tall_product` and `thin_product`, which also give second derivatives.
-
-Tested in Triton's interpreter; until a GPU has run it, it is taken only where WELLCOND_FUSED_LINEAR=1 asks for it.
 """
 
 from typing import Any
@@ -18,7 +16,6 @@ from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
     fused_kernels,
-    fused_linear_wanted,
     other_derivatives,
 )
 from wellcond.numerics.tall import tall_product, thin_product
@@ -33,7 +30,6 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the kernels take these: on an NVIDIA GPU, heads of at most 64 values of one dtype but float64."""
     return (
         not torch.compiler.is_compiling()
-        and fused_linear_wanted()
         and fused_kernels(query.device)
         and query.ndim == 4
         and query.dtype == key.dtype == value.dtype

@@ -28,7 +28,6 @@ __all__ = [
     "fast_double",
     "fast_paths",
     "fused_kernels",
-    "fused_linear_wanted",
     "large_programs",
     "other_derivatives",
     "plain_twins",
@@ -80,11 +79,6 @@ def exporting() -> bool:
 def large_programs(device: torch.device) -> bool:
     """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
-
-
-def fused_linear_wanted() -> bool:
-    """Whether linear attention may take its kernels, which no GPU has run yet: only where it is asked for."""
-    return os.environ.get("WELLCOND_FUSED_LINEAR") == "1"
 
 
 def addressable(*tokens: Tensor) -> bool:
@@ -150,13 +144,6 @@ def _slow_double(index: int) -> bool:
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
 
 
-def _linear_path(available: bool, taken: bool, why: str) -> FastPath:
-    wanted = fused_linear_wanted()
-    asked = "asked for by WELLCOND_FUSED_LINEAR=1" if wanted else "off unless WELLCOND_FUSED_LINEAR=1 asks for it"
-    why = f"{why}; no GPU has passed its tests yet, so it is {asked}"
-    return FastPath(name="fused linear attention (Triton)", available=available, taken=taken and wanted, why=why)
-
-
 def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     large = available and large_programs(torch.device("cuda", 0))
     little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
@@ -187,7 +174,12 @@ def fast_paths() -> list[FastPath]:
         FastPath(name="fused spectral power (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="fused condition numbers (Triton)", available=available, taken=taken, why=why + note),
         FastPath(name="streaming Gaussian product (Triton)", available=available, taken=taken, why=why),
-        _linear_path(available, taken, why),
+        FastPath(
+            name="fused linear attention (Triton)",
+            available=available,
+            taken=taken,
+            why=why + "; heads of at most 64, and not in compiled code",
+        ),
         *_landmark_paths(available, taken, why),
     ]
     on_cpu = kind == "cpu"

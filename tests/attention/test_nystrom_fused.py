@@ -18,8 +18,8 @@ SHAPES = [
     (1, 2, 70, 70, 16, 16, 20), (2, 1, 33, 90, 8, 12, 32), (1, 1, 40, 37, 4, 4, 3), (1, 1, 9, 140, 20, 8, 1),
     (1, 1, 36, 36, 8, 8, 36), (1, 1, 300, 150, 4, 4, 8),
 ]  # fmt: skip
-# The interpreter multiplies in float32, a GPU in three TF32 products.
-TOLERANCE = {torch.float32: 1e-4 if torch.cuda.is_available() else 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# Errors beside a small eigenvalue grow as it does, by 3.25 in each of six steps: 1e-7 becomes 1e-4.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 def tokens(shape, device, dtype=torch.float32):
@@ -194,32 +194,34 @@ def test_the_operators_of_compiled_code(device):
 
 def test_only_where_the_kernels_can():
     q = torch.randn(1, 2, 10, 8)
-    assert not can_fuse(q, q, q, num_landmarks=4)  # on a CPU
+    assert not can_fuse(q, q, q, num_landmarks=4, num_iterations=6)  # on a CPU
     with pytest.raises(ValueError, match="num_iterations"):
         fused_nystrom(q, q, q, num_landmarks=4, num_iterations=-1, scale=1.0)
 
 
-def test_only_what_the_kernels_can_address(monkeypatch):
+def test_only_what_the_kernels_can_do(monkeypatch):
     """Rows 2³⁰ numbers apart, and more heads than a grid has programs, are left to plain operations."""
     for name in ("fused_kernels", "large_programs"):
         monkeypatch.setattr(nystrom_fused, name, lambda _: True)
     q = torch.empty(1, device="meta").as_strided((2, 2, 10, 8), (320, 160, 8, 1))
     far, many = q.as_strided(q.shape, (1, 1, 2**30, 1)), q[:1].expand(40_000, 2, 10, 8)
-    assert nystrom_fused.can_fuse(q, q, q, num_landmarks=4)
-    assert not nystrom_fused.can_fuse(far, q, q, num_landmarks=4)
-    assert not nystrom_fused.can_fuse(q, q, far, num_landmarks=4)
-    assert not nystrom_fused.can_fuse(many, many, many, num_landmarks=4)
+    assert nystrom_fused.can_fuse(q, q, q, num_landmarks=4, num_iterations=6)
+    assert not nystrom_fused.can_fuse(q, q, q, num_landmarks=4, num_iterations=7)  # where errors have grown
+    assert not nystrom_fused.can_fuse(far, q, q, num_landmarks=4, num_iterations=6)
+    assert not nystrom_fused.can_fuse(q, q, far, num_landmarks=4, num_iterations=6)
+    assert not nystrom_fused.can_fuse(many, many, many, num_landmarks=4, num_iterations=6)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    ("n", "width", "landmarks"), [(1000, 32, 128), (1000, 64, 64), (1000, 20, 70), (4096, 64, 128)]
+    ("n", "width", "landmarks"),
+    [(1000, 32, 128), (1000, 64, 64), (1000, 20, 70), (4096, 64, 128), (197, 32, 64), (500, 32, 20)],
 )
 def test_on_a_gpu(dtype, n, width, landmarks):
     tensors = [torch.randn(4, 2, n, width, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
     fits = width <= 32 or landmarks <= 64 or dtype == torch.bfloat16
-    assert can_fuse(*tensors, num_landmarks=landmarks) == fits
+    assert can_fuse(*tensors, num_landmarks=landmarks, num_iterations=6) == fits
 
     def attend(q, k, v):
         return nystrom_attention(q, k, v, num_landmarks=landmarks)

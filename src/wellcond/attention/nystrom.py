@@ -75,10 +75,9 @@ def nystrom_attention(
         if query_mask is None and query.shape[-2] == key.shape[-2]:
             query_mask = keep
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        if mask is None and query_mask is None and can_fuse(query, key, value, num_landmarks=num_landmarks):
-            out = fused_nystrom(
-                query, key, value, num_landmarks=num_landmarks, num_iterations=num_iterations, scale=scale
-            )
+        counts = {"num_landmarks": num_landmarks, "num_iterations": num_iterations}
+        if mask is None and query_mask is None and can_fuse(query, key, value, **counts):
+            out = fused_nystrom(query, key, value, **counts, scale=scale)
         else:
             with torch.autocast(query.device.type, enabled=False):
                 out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)

@@ -148,7 +148,9 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     large = available and large_programs(torch.device("cuda", 0))
     little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
-    of_nystrom = little or "; at most 128 landmarks, heads of 64 in bfloat16 or up to 64 landmarks and of 32 else"
+    of_nystrom = (
+        little or "; at most 128 landmarks, heads of 64 in bfloat16 or up to 64 landmarks and of 32 else, 6 steps"
+    )
     return [
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),
         FastPath(name="fused Nyström (Triton)", available=large, taken=taken and large, why=why + of_nystrom),

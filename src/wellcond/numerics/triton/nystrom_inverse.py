@@ -1,17 +1,31 @@
 """The short side of Nyström attention: what happens between the means of segments, each head by one program.
 
-    head_kernel       B from its parts, A = softmax(s Q̃K̃ᵀ), Z ≈ A⁺ by iteration, Y = ZB
+    head_kernel       B from its parts, A = softmax(s Q̃K̃ᵀ), Y = ZB with Z ≈ A⁺ by iteration
     head_back_kernel  from the parts of dY: dB = ZᵀdY, the rowsums of dB∘B, and through the iteration, its start and the
                       softmax what Q̃ and K̃ are due
 
-The iteration is that of numerics/inverse.py in terms of R = I − AZ: a step is Z + ZS with S = R + R² + R³/4. It starts
-from Aᵀ/c, with c the largest column sum of A, so that Z is Aᵀ times a polynomial of AAᵀ, and R and S are symmetric. The
-matrices lie in memory that their own program alone reads and writes, a block at a time. Beyond the first d rows and
-columns A and Z are zero, and R is the identity.
+The iteration is that of numerics/inverse.py, Z ← ¼ Z(13I − AZ(15I − AZ(7I − AZ))) from Aᵀ/c, with c the largest column
+sum of A. Z itself is not wanted, only Y, and W = ZA obeys an iteration of its own. So a head needs W, which begins as
+AᵀA/c and is symmetric, and y, which begins as AᵀB/c, ends as Y and is narrow:
 
-In `work` each head has A, R, then Z of each step and of the end, then S of each step. A, Z and S the gradient needs; R
-is found again with one product, where S would take two. Where no gradient is wanted, two places for Z and one for S are
-used again and again.
+    t = 7y − Wy,  u = 15y − Wt,  y ← ¼(13y − Wu),    W ← ¼(13W − 15W² + W²(7W − W²))
+
+with two products of large matrices in a step where the iteration as it is written has four. Back through a step, with G
+and g the gradients of the new W and y, symmetric parts are all that count:
+
+    h = −¼Wg,  k = −Wh
+    of y:   ¼·13g + 15h + 7k − Wk
+    of W:   the symmetric part of −¼guᵀ − htᵀ − kyᵀ + ¼·13G + ¼·7N + 2DW, where P = GW, N = WPᵀ and D is the symmetric
+            part of ¼(7P − 15G) − ½N
+
+Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16, 22
+bits in all of what was first divided by the largest entry, which is as good as float32 and several times as fast as
+three TF32 products. In `work` each head has the pairs of A, then of W of each step, and two more for W² and what it is
+multiplied by; `space` has y, t and u of each step, y at the start, and what matrices were divided by. Where no gradient
+is wanted, two places for W are used again and again.
+
+Large products are loops over a few columns, and narrow ones stand in a loop too: what is written out in full needs more
+descriptors of matrices than the GPU has registers for.
 
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """
@@ -23,67 +37,111 @@ from .landmark_solve import added_shares
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
-__all__ = ["BACK_MATRICES", "head_back_kernel", "head_kernel"]
+__all__ = ["MATRICES_BESIDE", "head_back_kernel", "head_kernel"]
 
 STEP = tl.constexpr(32)  # of the sum in a product
-BACK_MATRICES = tl.constexpr(6)  # that a head needs in the backward pass
+SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
+MATRICES_BESIDE = tl.constexpr(3)  # in `work`, with W² and the other beside A; as many does the way back need at a time
 
 
 @triton.jit
-def _tile(a, rows, columns, SIDE: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """A block of a matrix, or of its transpose."""
-    if TRANSPOSED:
-        found = tl.trans(tl.load(a + columns[:, None] * SIDE + rows[None, :]))
-    else:
-        found = tl.load(a + rows[:, None] * SIDE + columns[None, :])
-    return found
+def _unit(x):
+    """x divided by a power of two, so that no entry is beyond ±1; and that power."""
+    largest = tl.maximum(tl.max(tl.max(tl.abs(x), axis=1), axis=0), SMALLEST)
+    power = tl.exp2(tl.ceil(tl.log2(largest)))
+    return x / power, power
 
 
 @triton.jit
-def _product(
-    out, a, b, factor, add, more,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    TERMS: tl.constexpr,
-):  # fmt: skip
-    """out = factor · a b, and with TERMS 1 + add, with 2 + add + more, with −1 + I; `out` may be one of those added."""
-    tl.debug_barrier()  # all threads have written what is read here, and have read what is written
-    i, k = tl.arange(0, BLOCK), tl.arange(0, STEP)
-    for top in range(0, SIDE, BLOCK):
-        for left in range(0, SIDE, BLOCK):
-            acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-            for start in range(0, SIDE, STEP):
-                one = _tile(a, top + i, start + k, SIDE, A_TRANSPOSED)
-                other = _tile(b, start + k, left + i, SIDE, B_TRANSPOSED)
-                acc = tl.dot(one, other, acc, input_precision="tf32x3")
-            acc = acc * factor
-            at = (top + i)[:, None] * SIDE + (left + i)[None, :]
-            if TERMS == -1:
-                acc += tl.where((top + i)[:, None] == (left + i)[None, :], 1.0, 0.0)
-            if TERMS >= 1:
-                acc += tl.load(add + at)
-            if TERMS == 2:
-                acc += tl.load(more + at)
-            tl.store(out + at, acc)
+def _pair(x):
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
-def _narrow_product(a, rows, SIDE: tl.constexpr, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """a · rows, or aᵀ · rows, for rows (SIDE, WIDTH) in memory."""
-    tl.debug_barrier()
-    i, k, c = tl.arange(0, SIDE), tl.arange(0, STEP), tl.arange(0, WIDTH)
-    acc = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
+def _dot(a_high, a_low, b_high, b_low, acc):
+    """acc + a · b of pairs, but for the product of what is low in both."""
+    acc = tl.dot(a_low, b_high, acc)
+    acc = tl.dot(a_high, b_low, acc)
+    return tl.dot(a_high, b_high, acc)
+
+
+@triton.jit
+def _times(a_high, a_low, b, SIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """a · b for a pair a, and b in float32 within float16's range."""
+    b_high, b_low = _pair(b)
+    return _dot(a_high, a_low, b_high, b_low, tl.zeros((SIDE, WIDTH), dtype=tl.float32))
+
+
+@triton.jit
+def _plus_outer(a, b, acc):
+    """acc + a · bᵀ, both in float32 within float16's range."""
+    a_high, a_low = _pair(a)
+    b_high, b_low = _pair(b)
+    return _dot(a_high, a_low, tl.trans(b_high), tl.trans(b_low), acc)
+
+
+@triton.jit
+def _product(a, b, SIDE: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr):
+    """a · b of pairs in memory, or of their transposes, a few columns and rows at a time."""
+    tl.debug_barrier()  # all threads have written what is read here
+    i, k = tl.arange(0, SIDE), tl.arange(0, STEP)
+    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
     for start in range(0, SIDE, STEP):
-        one = _tile(a, i, start + k, SIDE, TRANSPOSED)
-        other = tl.load(rows + (start + k)[:, None] * WIDTH + c[None, :])
-        acc = tl.dot(one, other, acc, input_precision="tf32x3")
+        along, across = i[:, None] * SIDE + (start + k)[None, :], (start + k)[:, None] * SIDE + i[None, :]
+        if A_TRANSPOSED:
+            a_high, a_low = tl.trans(tl.load(a + across)), tl.trans(tl.load(a + SIDE * SIDE + across))
+        else:
+            a_high, a_low = tl.load(a + along), tl.load(a + SIDE * SIDE + along)
+        if B_TRANSPOSED:
+            b_high, b_low = tl.trans(tl.load(b + along)), tl.trans(tl.load(b + SIDE * SIDE + along))
+        else:
+            b_high, b_low = tl.load(b + across), tl.load(b + SIDE * SIDE + across)
+        acc = _dot(a_high, a_low, b_high, b_low, acc)
     return acc
 
 
 @triton.jit
+def _symmetric(x):
+    return 0.5 * (x + tl.trans(x))
+
+
+@triton.jit
+def _load_pair(at, SIDE: tl.constexpr):
+    i = tl.arange(0, SIDE)
+    places = i[:, None] * SIDE + i[None, :]
+    return tl.load(at + places), tl.load(at + SIDE * SIDE + places)
+
+
+@triton.jit
+def _load_sum(at, SIDE: tl.constexpr):
+    """What a pair in memory stands for."""
+    high, low = _load_pair(at, SIDE)
+    return high.to(tl.float32) + low.to(tl.float32)
+
+
+@triton.jit
+def _store_pair(at, x, SIDE: tl.constexpr):
+    tl.debug_barrier()  # all threads have read what is written here
+    i = tl.arange(0, SIDE)
+    places = i[:, None] * SIDE + i[None, :]
+    high, low = _pair(x)
+    tl.store(at + places, high)
+    tl.store(at + SIDE * SIDE + places, low)
+
+
+@triton.jit
+def _narrow(place, which, matrices, SIDE: tl.constexpr, VALUES: tl.constexpr):
+    """Where the narrow matrix with this number stands, beside those of the other heads."""
+    i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
+    return ((place * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :]
+
+
+@triton.jit
 def head_kernel(
-    space, to_keys, to_right, to_log, to_solved, to_acc, to_top, to_total, work,
-    shares, d, iterations, z_places, s_places, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
+    space, to_keys, to_right, to_log, to_solved, to_steps, to_powers, to_acc, to_top, to_total, work,
+    shares, d, iterations, w_places, scale,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
@@ -102,92 +160,130 @@ def head_kernel(
     tl.store(space + to_right + at, right)
     tl.store(space + to_log + which * SIDE + i, top + tl.log2(total))
 
-    size = SIDE * SIDE
-    a = work + which * ((2 + z_places + s_places) * size)
+    size = 2 * SIDE * SIDE
+    a = work + which * ((MATRICES_BESIDE + w_places) * size)
+    squared, other, w = a + size, a + 2 * size, a + MATRICES_BESIDE * size
+    powers = space + to_powers + which * (1 + 2 * w_places)
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
     middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
-    places = i[:, None] * SIDE + i[None, :]
-    tl.store(a + places, middle)
-    rest, z, s = a + size, a + 2 * size, a + (2 + z_places) * size
-    tl.store(z + places, tl.trans(middle) / bound)
+    middle, of_a = _unit(middle)
+    _store_pair(a, middle, SIDE)
+    tl.store(powers, of_a)
+    start = _product(a, a, SIDE, True, False) * (of_a * of_a / bound)
+    a_high, a_low = _load_pair(a, SIDE)
+    y, of_y = _unit(right)
+    y = _times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * of_a / bound)
+    if KEEP:
+        tl.store(space + to_steps + _narrow(3 * iterations, which, matrices, SIDE, VALUES), y)
+    start, of_w = _unit(start)
+    _store_pair(w, start, SIDE)
     for step in range(iterations):
-        now, then = z + (step % z_places) * size, z + ((step + 1) % z_places) * size
-        of_step = s + (step % s_places) * size
-        _product(rest, a, now, -1.0, a, a, SIDE, BLOCK, False, False, -1)
-        _product(then, rest, rest, 0.25, rest, a, SIDE, BLOCK, False, False, 1)
-        _product(of_step, rest, then, 1.0, rest, a, SIDE, BLOCK, False, False, 1)
-        _product(then, now, of_step, 1.0, now, a, SIDE, BLOCK, False, False, 1)
-    found = _narrow_product(
-        z + (iterations % z_places) * size, space + to_right + which * SIDE * VALUES, SIDE, VALUES, False
-    )
-    tl.store(space + to_solved + at, found)
+        now, after = w + (step % w_places) * size, w + ((step + 1) % w_places) * size
+        tl.debug_barrier()
+        w_high, w_low = _load_pair(now, SIDE)
+        y, of_y = _unit(y)
+        x = y
+        for j in range(3):  # y, t and u
+            if KEEP:
+                tl.store(space + to_steps + _narrow(3 * step + j, which, matrices, SIDE, VALUES), x)
+            share_of_y = tl.where(j == 0, 7.0, tl.where(j == 1, 15.0, 13.0))
+            x = share_of_y * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
+        if KEEP:
+            tl.store(powers + 1 + step, of_w)
+            tl.store(powers + 1 + w_places + step, of_y)
+        y = (0.25 * of_y) * x
+        if step + 1 < iterations:
+            # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
+            square = of_w * _product(now, now, SIDE, False, False)
+            _store_pair(squared, square, SIDE)
+            _store_pair(other, 7.0 * _load_sum(now, SIDE) - square, SIDE)
+            grown = 13.0 * _load_sum(now, SIDE) - 15.0 * square + of_w * _product(squared, other, SIDE, False, False)
+            grown, power = _unit(0.25 * grown)
+            _store_pair(after, grown, SIDE)
+            of_w = of_w * power
+    tl.store(space + to_solved + at, y)
 
 
 @triton.jit
 def head_back_kernel(
-    space, to_keys, to_right, work, scratch, to_parts_s, to_parts_l, to_d_solved, to_sums, to_inner, to_due_queries,
-    to_due_keys, room, shares, d, iterations, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
+    space, to_keys, to_right, to_steps, to_powers, work,
+    scratch, to_parts_s, to_parts_l, to_sums, to_inner, to_due_queries, to_due_keys, room,
+    shares, d, iterations, w_places, scale,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    size = SIDE * SIDE
+    size = 2 * SIDE * SIDE
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    a = work + which * ((3 + 2 * iterations) * size)
-    z, s = a + 2 * size, a + (3 + iterations) * size
-    room += which * BACK_MATRICES * size
-    one, two, rest, da, g = room, room + size, room + 2 * size, room + 3 * size, room + 4 * size
-    places = i[:, None] * SIDE + i[None, :]
+    a = work + which * ((MATRICES_BESIDE + w_places) * size)
+    powers = space + to_powers + which * (1 + 2 * w_places)
+    everything = room + which * (MATRICES_BESIDE * size)
+    p_pair, due_pair = everything + size, everything + 2 * size
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
-
-    d_solved = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
-    tl.store(scratch + to_d_solved + at, d_solved)
-    right = tl.load(space + to_right + at)
-    tl.store(g + (iterations % 2) * size + places, tl.dot(d_solved, tl.trans(right), input_precision="tf32x3"))
-    tl.store(da + places, tl.zeros((SIDE, SIDE), dtype=tl.float32))
-    sums = _narrow_product(
-        z + iterations * size, scratch + to_d_solved + which * SIDE * VALUES, SIDE, VALUES, True
-    )  # fmt: skip
-    tl.store(scratch + to_sums + at, sums)
-    tl.store(scratch + to_inner + which * SIDE + i, tl.sum(sums * right, axis=1))
-
+    g = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
+    of_all = 1.0  # what the gradient of W was divided by
     for back in range(iterations):
         step = iterations - 1 - back
-        now = z + step * size
-        old, new = g + ((step + 1) % 2) * size, g + (step % 2) * size
-        _product(rest, a, now, -1.0, a, a, SIDE, BLOCK, False, False, -1)  # R
-        _product(new, old, s + step * size, 1.0, old, a, SIDE, BLOCK, False, False, 1)
-        # With H = dS = Zᵀ dZ, E = RH and F = E + HR: dR = H + F + (FR + RE)/4
-        _product(one, now, old, 1.0, a, a, SIDE, BLOCK, True, False, 0)  # H
-        _product(two, rest, one, 1.0, a, a, SIDE, BLOCK, False, False, 0)  # E
-        _product(old, one, rest, 1.0, two, a, SIDE, BLOCK, False, False, 1)  # F
-        _product(one, rest, two, 0.25, one, a, SIDE, BLOCK, False, False, 1)
-        _product(two, old, rest, 0.25, one, old, SIDE, BLOCK, False, False, 2)  # dR
-        _product(da, two, now, -1.0, da, a, SIDE, BLOCK, False, True, 1)
-        _product(new, a, two, -1.0, new, a, SIDE, BLOCK, True, False, 1)
+        w = a + (MATRICES_BESIDE + step) * size
+        of_w, of_y = tl.load(powers + 1 + step), tl.load(powers + 1 + w_places + step)
+        pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+        if back > 0:
+            p = of_w * _product(everything, w, SIDE, False, False)
+            _store_pair(p_pair, p, SIDE)
+            n = of_w * _product(w, p_pair, SIDE, False, True)
+            due = _symmetric(1.75 * p - 3.75 * _load_sum(everything, SIDE) - 0.5 * n)
+            _store_pair(due_pair, due, SIDE)
+            pulls = (2.0 * of_w) * _product(due_pair, w, SIDE, False, False)
+            pulls = of_all * (3.25 * _load_sum(everything, SIDE) + 1.75 * n + pulls)
+        w_high, w_low = _load_pair(w, SIDE)
+        g, of_g = _unit(g)
+        x = g
+        found = tl.zeros((SIDE, VALUES), dtype=tl.float32)
+        outer = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+        for j in range(3):  # g with u, h with t, k with y
+            y = tl.load(space + to_steps + _narrow(3 * step + 2 - j, which, matrices, SIDE, VALUES))
+            found += tl.where(j == 0, 3.25, tl.where(j == 1, 15.0, 7.0)) * x
+            share = tl.where(j == 0, 0.25, 1.0)
+            outer = _plus_outer(share * x, y, outer)
+            x = (-share * of_w) * _times(w_high, w_low, x, SIDE, VALUES)
+        g = of_g * (found + x)
+        pulls, of_all = _unit(_symmetric(pulls - (of_y * of_g) * outer))
+        _store_pair(everything, pulls, SIDE)
 
-    # The start is Aᵀ/c; columns that share the largest sum share its gradient.
-    tl.debug_barrier()
-    line = tl.arange(0, BLOCK)
-    columns = tl.zeros((SIDE,), dtype=tl.float32)
-    along = tl.zeros((SIDE,), dtype=tl.float32)
-    for start in range(0, SIDE, BLOCK):
-        middle = _tile(a, start + line, i, SIDE, False)
-        columns += tl.sum(middle, axis=0)
-        along += tl.sum(middle * _tile(g, start + line, i, SIDE, True), axis=0)
+    # From here g is the gradient of y at the start, AᵀB/c, and `everything` that of W there, AᵀA/c.
+    of_a = tl.load(powers)
+    middle = of_a * _load_sum(a, SIDE)
+    columns = tl.sum(middle, axis=0)
     bound = tl.max(columns, axis=0)
+    right = tl.load(space + to_right + at)
+    first = tl.load(space + to_steps + _narrow(3 * iterations, which, matrices, SIDE, VALUES))
+    along = tl.sum(tl.sum(g * first, axis=1), axis=0)
+    pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    if iterations > 0:
+        pulls = (2.0 * of_a * of_all / bound) * _product(a, everything, SIDE, False, False)
+        shared = _load_sum(everything, SIDE) * _load_sum(a + MATRICES_BESIDE * size, SIDE)
+        along += of_all * tl.load(powers + 1) * tl.sum(tl.sum(shared, axis=1), axis=0)
+    a_high, a_low = _load_pair(a, SIDE)
+    g, of_g = _unit(g)
+    unit_right, of_right = _unit(right)
+    sums = (of_a * of_g / bound) * _times(a_high, a_low, g, SIDE, VALUES)
+    tl.store(scratch + to_sums + at, sums)
+    tl.store(scratch + to_inner + which * SIDE + i, tl.sum(sums * right, axis=1))
+    outer = _plus_outer(unit_right, g, tl.zeros((SIDE, SIDE), dtype=tl.float32))
+    pulls += (of_right * of_g / bound) * outer
+    # Columns that share the largest sum share its gradient.
     largest = tl.where(columns == bound, 1.0, 0.0)
-    d_bound = -tl.sum(along, axis=0) / (bound * bound * tl.sum(largest, axis=0))
-    for start in range(0, SIDE, BLOCK):
-        middle = _tile(a, start + line, i, SIDE, False)
-        pulls = _tile(da, start + line, i, SIDE, False) + _tile(g, start + line, i, SIDE, True) / bound
-        pulls = pulls + (largest * d_bound)[None, :]
-        pulls = middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None])
-        tl.store(one + (start + line)[:, None] * SIDE + i[None, :], scale * pulls)
+    pulls -= (largest * (along / (bound * tl.sum(largest, axis=0))))[None, :]
+    pulls, of_pulls = _unit(middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None]))
+    _store_pair(p_pair, pulls, SIDE)
+    tl.debug_barrier()
+    high, low = _load_pair(p_pair, SIDE)
     at = (which * SIDE + i[:, None]) * WIDTH + c[None, :]
-    due = _narrow_product(one, space + to_keys + which * SIDE * WIDTH, SIDE, WIDTH, False)
-    tl.store(scratch + to_due_queries + at, due)
-    due = _narrow_product(one, space + which * SIDE * WIDTH, SIDE, WIDTH, True)
+    of_keys, of_k = _unit(head_matrix(space + to_keys, which, SIDE, WIDTH))
+    due = _times(high, low, of_keys, SIDE, WIDTH)
+    tl.store(scratch + to_due_queries + at, (scale * of_pulls * of_k) * due)
+    of_queries, of_q = _unit(head_matrix(space, which, SIDE, WIDTH))
+    due = (scale * of_pulls * of_q) * _times(tl.trans(high), tl.trans(low), of_queries, SIDE, WIDTH)
     due += added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_due_keys + at, due)

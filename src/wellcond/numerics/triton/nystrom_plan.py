@@ -4,8 +4,9 @@
     out, space, work = plan.forward(query, key, value, scale, differentiable=True)
     dq, dk, dv = plan.backward(grad, query, key, value, scale, space, work, space)
 
-`space` is one buffer of float32 for each call: the means, what was solved (these the gradient needs) and then scratch,
-which the backward pass may use again, or another of the same size. `work` holds the steps of the pseudo-inverse.
+`space` is one buffer of float32 for each call: the means, what was solved and the narrow matrix of each step (these the
+gradient needs), and then scratch, which the backward pass may use again, or another of the same size. `work` holds the
+large matrices of the steps, in pairs of float16.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .landmark_plan import padded_sizes
 from .launch import Launch, layout, placed
-from .nystrom_inverse import BACK_MATRICES, head_back_kernel, head_kernel
+from .nystrom_inverse import MATRICES_BESIDE, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
 from .plans import LARGE_BLOCK, Kept, on_device, shares_of
@@ -25,7 +26,6 @@ from .tiles import packed
 __all__ = ["Plan", "plan_for", "space_sizes"]
 
 BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones spill less
-TILES = (128, 64, 32)  # of the matrices of a head, as large as fit
 TOGETHER = 64  # tokens that a program takes the mean of at a time, of one segment or of several
 
 _plans: Kept["Plan"] = Kept(1024)
@@ -51,7 +51,7 @@ class Plan:
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
         self.placed = placed(query, key, value)
-        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
+        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares), num_iterations)
         self.out_shape = (b, h, n, c)
         self.landmarks = d
         self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": values}
@@ -68,8 +68,6 @@ class Plan:
         self.pulls_of_queries: dict[Any, Launch] = {}
 
     def _make_launches(self, longer: int) -> None:
-        tiles = tuple(min(tile, self.side) for tile in TILES)
-        self.tiles = tuple(dict.fromkeys(tiles))
         together = max(2, min(TOGETHER, triton.next_power_of_2(triton.cdiv(longer, self.landmarks))))
         group = min(self.side, TOGETHER // together)
         segments = {"SIDE": self.side, "WIDTH": self.width, "GROUP": group, "TOGETHER": together}
@@ -80,9 +78,9 @@ class Plan:
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
             **self.shape, BLOCK=BLOCKS[1:], **self.parts,
         )  # fmt: skip
-        self.head_back = Launch(
-            head_back_kernel, (self.matrices,), num_warps=8, num_stages=1, **self.shape, BLOCK=self.tiles
-        )
+        # One warp for 16 rows: with more or fewer, Triton 3.6 made a backward kernel that went astray on an H200.
+        self.head_options = {"num_warps": max(4, self.side // 16), "num_stages": 1, **self.shape}
+        self.head_back = Launch(head_back_kernel, (self.matrices,), **self.head_options)
         self.pull_of_keys = self._long(keys_kernel, self.key_shares)
         self.finish = Launch(finish_kernel, (groups, self.matrices), num_warps=4, **segments)
 
@@ -96,17 +94,22 @@ class Plan:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, differentiable: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(out, space, work); only where it is `differentiable` does `work` hold what the gradient needs."""
-        z_places, s_places = _places(self.iterations, differentiable)
+        w_places = _places(self.iterations, differentiable)
         space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
         work = torch.empty(
-            self.matrices, 2 + z_places + s_places, self.side, self.side, dtype=torch.float32, device=self.device
+            self.matrices,
+            2 * (MATRICES_BESIDE.value + w_places),
+            self.side,
+            self.side,
+            dtype=torch.float16,
+            device=self.device,
         )
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
         at = self.offsets
         head = self.heads.get(differentiable)
         if head is None:
             head = self.heads[differentiable] = Launch(
-                head_kernel, (self.matrices,), num_warps=8, **self.shape, BLOCK=self.tiles
+                head_kernel, (self.matrices,), **self.head_options, KEEP=differentiable
             )
         with on_device(self.device):
             self.means(query, key, space, at["k_means"], *self.means_numbers)
@@ -115,8 +118,9 @@ class Plan:
                 *self.key_strides, *self.value_strides,
             )  # fmt: skip
             head(
-                space, at["k_means"], at["right"], at["log"], at["solved"], at["parts_s"], at["parts_top"],
-                at["parts_total"], work, self.key_shares, self.landmarks, self.iterations, z_places, s_places, scale,
+                space, at["k_means"], at["right"], at["log"], at["solved"], at["steps"], at["powers"], at["parts_s"],
+                at["parts_top"], at["parts_total"], work, self.key_shares, self.landmarks, self.iterations, w_places,
+                scale,
             )  # fmt: skip
             self.output(
                 query, space, at["k_means"], at["solved"], out, *self.output_numbers, scale, *self.query_strides
@@ -141,7 +145,7 @@ class Plan:
             return other.backward(grad, query, key, value, scale, space, work, scratch)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         room = torch.empty(
-            self.matrices, BACK_MATRICES.value, self.side, self.side, dtype=torch.float32, device=self.device
+            self.matrices, 2 * MATRICES_BESIDE.value, self.side, self.side, dtype=torch.float16, device=self.device
         )
         at = self.offsets
         of_grad = placed(grad)
@@ -154,9 +158,9 @@ class Plan:
                 *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3],
             )  # fmt: skip
             self.head_back(
-                space, at["k_means"], at["right"], work, scratch, at["parts_s"], at["parts_l"], at["d_solved"],
-                at["d_right"], at["inner"], at["due_queries"], at["due_keys"], room, self.query_shares, self.landmarks,
-                self.iterations, scale,
+                space, at["k_means"], at["right"], at["steps"], at["powers"], work, scratch, at["parts_s"],
+                at["parts_l"], at["d_right"], at["inner"], at["due_queries"], at["due_keys"], room, self.query_shares,
+                self.landmarks, self.iterations, _places(self.iterations, True), scale,
             )  # fmt: skip
             self.pull_of_keys(
                 key, value, space, at["log"], scratch, at["d_right"], at["inner"], at["due_keys"], at["parts_l"], dk,
@@ -173,23 +177,24 @@ def space_sizes(
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     sizes = padded_sizes(num_landmarks, p, c)
     shares = max(shares_of(tokens)[0] for tokens in (n, m))
-    of_work = (b * h, 2 + sum(_places(num_iterations, True)), sizes[0], sizes[0])
-    return _offsets(b * h, sizes, shares)["end"], of_work
+    of_work = (b * h, 2 * (MATRICES_BESIDE.value + _places(num_iterations, True)), sizes[0], sizes[0])
+    return _offsets(b * h, sizes, shares, num_iterations)["end"], of_work
 
 
-def _places(iterations: int, differentiable: bool) -> tuple[int, int]:
-    """For how many Z and how many S there is room."""
-    return (iterations + 1, iterations) if differentiable else (2, 1)
+def _places(iterations: int, differentiable: bool) -> int:
+    """For how many W there is room."""
+    return max(1, iterations if differentiable else min(2, iterations))
 
 
-def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[str, int]:
+def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int, iterations: int) -> dict[str, int]:
     """Where each part of `space` begins; it starts with the means of the queries."""
     side, width, values = sizes
     lengths = {
         "q_means": side * width, "k_means": side * width, "right": side * values, "solved": side * values, "log": side,
-        "d_solved": side * values, "d_right": side * values, "inner": side, "due_queries": side * width,
-        "due_keys": side * width, "parts_s": shares * side * values, "parts_l": shares * side * width,
-        "parts_top": shares * side, "parts_total": shares * side, "end": 0,
+        "steps": (1 + 3 * iterations) * side * values, "d_right": side * values,
+        "inner": side, "due_queries": side * width, "due_keys": side * width, "parts_s": shares * side * values,
+        "parts_l": shares * side * width, "parts_top": shares * side, "parts_total": shares * side,
+        "powers": 1 + 2 * max(2, iterations), "end": 0,
     }  # fmt: skip
     found, total = {}, 0
     for name, length in lengths.items():

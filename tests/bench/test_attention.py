@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from wellcond.attention import kernelized_attention, linear_attention, softmax_attention
+from wellcond.attention import kernelized_attention, linear_attention, nystrom_attention, softmax_attention
 from wellcond.bench import attention
-from wellcond.bench.attention import Peer
+from wellcond.bench.attention_peers import Peer, flex_gaussian, nystromformer
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,8 +21,17 @@ def inputs(*shape, **options):
 def test_flex_attention_computes_the_gaussian_kernel(shape):
     q, k, v, _ = inputs(*shape)
     want = kernelized_attention(q.double(), k.double(), v.double())
-    found = attention._flex_gaussian(compiled=False)(q, k, v)
+    found = flex_gaussian(compiled=False)(q, k, v)
     torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [96, 197, 16])
+def test_nystromformer_as_published_is_ours_in_the_limit(n):
+    """It starts from another number, which many steps forget; with as many segments as tokens it is softmax."""
+    q, k, v, _ = inputs(1, 1, n, 8, dtype=torch.float64)
+    want = nystrom_attention(q, k, v, num_landmarks=16, num_iterations=40)
+    found = nystromformer(q, k, v, num_landmarks=16, num_iterations=40)
+    torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.gpu
@@ -30,7 +39,7 @@ def test_flex_attention_computes_the_gaussian_kernel(shape):
 def test_flex_attention_passes_gradients_on_to_the_keys():
     q, k, v, g = (t.cuda().bfloat16() for t in inputs(2, 2, 256, 32))
     q, k, v = (t.requires_grad_() for t in (q, k, v))
-    assert attention._disagreement(attention._flex_gaussian(), kernelized_attention, (q, k, v), g) == ""
+    assert attention._disagreement(flex_gaussian(), kernelized_attention, (q, k, v), g) == ""
 
 
 def test_a_lost_gradient_is_named():
@@ -49,14 +58,14 @@ def test_a_peer_that_fails_marks_its_own_row_alone(tmp_path, monkeypatch):
     """FlexAttention has no backward on a CPU, and says so by raising."""
 
     def peers(device, *, landmarks):
-        flex = Peer("flex", attention._flex_gaussian(compiled=False), torch.float32, twin=kernelized_attention)
+        flex = Peer("flex", flex_gaussian(compiled=False), torch.float32, twin=kernelized_attention)
         return [
             Peer("softmax", softmax_attention, torch.float32),
             flex,
             Peer("linear", linear_attention, torch.float32),
         ]
 
-    monkeypatch.setattr(attention, "_peers", peers)
+    monkeypatch.setattr(attention, "peers_on", peers)
     path = attention.run(output=tmp_path / "attention.json", device="cpu", quick=True)
     rows = read_json(path)["rows"]
     failed = [row for row in rows if row["method"] == "flex"]
@@ -64,6 +73,29 @@ def test_a_peer_that_fails_marks_its_own_row_alone(tmp_path, monkeypatch):
     assert all(row["both ms"] is None and row["note"].startswith("failed: NotImplementedError") for row in failed)
     assert all(row["both ms"] > 0 and not row["note"] for row in rows if row["method"] != "flex")
     assert "does not support backward" in path.with_suffix(".svg").read_text("utf-8")
+
+
+def test_a_peer_that_fails_later_harms_no_other(tmp_path, monkeypatch):
+    calls = []
+
+    def tires(q, k, v):
+        calls.append(1)
+        if len(calls) > 4:
+            raise RuntimeError("tired")
+        return softmax_attention(q, k, v)
+
+    def peers(device, *, landmarks):
+        return [Peer("softmax", softmax_attention, torch.float32), Peer("tires", tires, torch.float32)]
+
+    monkeypatch.setattr(attention, "peers_on", peers)
+    monkeypatch.setattr(attention, "QUICK", attention.QUICK._replace(lengths=(64,)))
+    good, bad = read_json(attention.run(output=tmp_path / "attention.json", device="cpu", quick=True))["rows"]
+    times = ("both ms", "forward ms")
+    assert all(good[time] > 0 for time in times)
+    assert not good["note"]
+    assert [bad[name] for name in (*times, "memory MiB")] == [None] * 3
+    assert bad["note"] == "failed: RuntimeError tired"
+    assert len(calls) == 5
 
 
 def test_the_record_holds_the_landmarks_that_were_used(tmp_path):
@@ -91,6 +123,6 @@ def test_a_narrow_terminal_shows_whole_names_and_shapes(tmp_path, monkeypatch, c
     monkeypatch.setattr(attention, "QUICK", attention.QUICK._replace(tokens=128, lengths=(64,), landmarks=8))
     attention.run(output=tmp_path / "attention.json", device="cpu", quick=True)
     lines = capsys.readouterr().out.splitlines()
-    for name in ("softmax (SDPA)", "skyformer", "skyformer, as published", "nystromformer", "kernelized", "linear"):
+    for name in ("softmax (SDPA)", "skyformer", "skyformer, as published", "nystrom, as published", "kernelized"):
         assert sum(line.strip().startswith(f"{name}  ") and "2×2×64×32" in line for line in lines) == 1, name
     assert not any("…" in line for line in lines)

@@ -3,16 +3,15 @@
 On a GPU 65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of
 the Long Range Arena and of vision transformers. A CPU is given 4,096 tokens, up to 8,192 in a sequence, and a small
 ViT's shape; `sizes` in the JSON, and the output's first line, say which of these it was. The peers: torch's own
-attention (flash), the order of operations that Skyformer was published with, a Nyströmformer in plain torch, and
-FlexAttention for the exact Gaussian kernel. A method that would need more memory than there is, or much more time than
-the others, is left out from there on, and the row says so; one that fails marks its own row. The JSON is drawn beside
-it (attention_plot.py).
+attention (flash), the orders of operations that Skyformer and Nyströmformer were published with, and FlexAttention for
+the exact Gaussian kernel (attention_peers.py); at each shape they take turns. A method that would need more memory than
+there is, or much more time than the others, is left out from there on, and the row says so; one that fails marks its
+own row. The JSON is drawn beside it (attention_plot.py).
 
 `both ms` is forward and backward as called, one call of many; `gpu ms` the same without the host, as a CUDA graph: what
 counts where a model keeps its GPU busy, and where it is captured as a whole.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +20,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from wellcond.attention import (
-    kernelized_attention,
-    linear_attention,
-    nystrom_attention,
-    skyformer_attention,
-    softmax_attention,
-)
-from wellcond.attention.compat import skyformer_compat
 from wellcond.bench.attention_facts import cost_exponent
+from wellcond.bench.attention_peers import Function, Peer, peers_on
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import graphed_ms, sustained_ms
@@ -39,10 +31,9 @@ __all__ = ["run"]
 SEED = 0
 TOO_SLOW_MS = 1500.0
 AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
-COMPILED_AT = (1024, 4096, 16_384, 65_536)  # what is compiled anew for each shape takes longer to compile than to run
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
-Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+Shape = tuple[int, int, int, int]
 
 
 class Sizes(NamedTuple):
@@ -53,35 +44,20 @@ class Sizes(NamedTuple):
     lengths: tuple[int, ...]
     landmarks: int
     repeats: int
-    others: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = ()
+    others: tuple[tuple[str, tuple[Shape, ...]], ...] = ()
 
-    def shapes(self) -> list[tuple[str, tuple[int, int, int, int]]]:
+    def shapes(self) -> list[tuple[str, Shape]]:
         """(kind, (batch, heads, tokens, width))."""
         found = [("length", (max(1, self.tokens // n), 2, n, 32)) for n in self.lengths]
         return found + [(kind, shape) for kind, shapes in self.others for shape in shapes]
 
 
 ON_GPU = Sizes(
-    "gpu", 65_536, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072), 128, 10,
+    "gpu", 65_536, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072), 128, 15,
     (("LRA", LRA), ("other", OTHERS)),
 )  # fmt: skip
 ON_CPU = Sizes("cpu", 4096, (256, 512, 1024, 2048, 4096, 8192), 128, 5, (("other", ((4, 3, 197, 64),)),))
 QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
-
-
-class Peer(NamedTuple):
-    name: str
-    function: Function
-    dtype: torch.dtype
-    twin: Function | None = None
-    """What computes the same by other means; the row says where output or gradients do not agree with it."""
-    lengths: tuple[int, ...] | None = None
-    """Where it is measured, if not everywhere."""
-
-    compiled: bool = False
-
-    def at(self, kind: str, n: int) -> bool:
-        return self.lengths is None or (kind == "length" and n in self.lengths)
 
 
 def run(
@@ -93,16 +69,18 @@ def run(
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
     Console().print(_in_words(sizes), soft_wrap=True)
-    peers = _peers(where, landmarks=sizes.landmarks)
+    peers = peers_on(where, landmarks=sizes.landmarks)
     shapes = sizes.shapes()
     measured: dict[tuple[int, int], dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
-    slow: set[tuple[str, str]] = set()
+    slow: set[str] = set()
     for group in _groups(peers, shapes):
         torch.compiler.reset()  # beyond a few shapes compiled functions would silently run uncompiled
+        trials = {(place, rank): _Trial(peers[rank], *shapes[place], where) for place, rank in group}
+        _measure(list(trials.values()), slow, where, sizes.repeats)
+        measured |= {at: trial.row for at, trial in trials.items()}
         for place, rank in group:
-            row = measured[place, rank] = _measured(peers[rank], *shapes[place], where, slow, sizes.repeats)
-            first = measured[place, 0]["both ms"]  # torch's own
+            row, first = measured[place, rank], measured[place, 0]["both ms"]  # torch's own
             if row["both ms"] and first:
                 row["times faster"] = first / row["both ms"]
         rows = [measured[at] for at in sorted(measured)]
@@ -119,7 +97,7 @@ def run(
     return path
 
 
-def _groups(peers: list[Peer], shapes: list[tuple[str, tuple[int, int, int, int]]]) -> list[list[tuple[int, int]]]:
+def _groups(peers: list[Peer], shapes: list[tuple[str, Shape]]) -> list[list[tuple[int, int]]]:
     """Which shape and peer, by their places, in the order of measurement: by shapes, and what is compiled at the end,
     since compilers leave processes behind that slow the host down."""
     groups = [
@@ -149,94 +127,80 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     return said + [f"{row['method']}, {row['shape']}: {row['note']}" for row in rows if row["note"]]
 
 
-def _peers(device: torch.device, *, landmarks: int) -> list[Peer]:
-    half, full = torch.bfloat16 if device.type == "cuda" else torch.float32, torch.float32
-    peers = [
-        Peer("softmax (SDPA)", softmax_attention, half),
-        Peer("skyformer", lambda q, k, v: skyformer_attention(q, k, v, num_landmarks=landmarks), half),
-        Peer("skyformer, as published", lambda q, k, v: skyformer_compat(q, k, v, num_landmarks=landmarks), full),
-        Peer("nystromformer", lambda q, k, v: nystrom_attention(q, k, v, num_landmarks=landmarks), half),
-        Peer("kernelized", kernelized_attention, half),
-        Peer("linear", linear_attention, half),
-    ]
-    if device.type == "cuda":
-        flex = _flex_gaussian()
-        peers.append(Peer("kernelized by FlexAttention", flex, half, kernelized_attention, COMPILED_AT, compiled=True))
-    return peers
+class _Trial:
+    """A peer at a shape: its row, and what is timed."""
 
+    def __init__(self, peer: Peer, kind: str, shape: Shape, device: torch.device):
+        batch, heads, n, width = shape
+        self.peer, self.kind, self.device = peer, kind, device
+        self.row: dict[str, Any] = {
+            "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads,
+            "n": n, "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
+            "forward ms": None, "both ms": None, "gpu ms": None, "memory MiB": None, "note": "",
+        }  # fmt: skip
+        generator = torch.Generator(device).manual_seed(SEED)
+        q, k, v, self.grad = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
+        self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        self.error: Exception | None = None
 
-def _flex_gaussian(*, compiled: bool = True) -> Function:
-    """The exact Gaussian kernel from a softmax: a bias for each key, and the log-sum-exp to undo the normalisation.
+    def both(self) -> None:
+        torch.autograd.grad(self.peer.function(*self.inputs), self.inputs, self.grad)
 
-    The bias is a function of the keys, so FlexAttention has to pass a gradient on to what its score_mod captured.
-    """
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    flex: Any = flex_attention
-    if compiled:
-        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scale = 1 / math.sqrt(q.shape[-1])
-        half_k = 0.5 * scale * k.float().square().sum(-1)
-
-        def bias(score: Tensor, b: Tensor, h: Tensor, _i: Tensor, j: Tensor) -> Tensor:
-            return score - half_k[b, h, j]
-
-        out, aux = flex(q, k, v, score_mod=bias, scale=scale, return_aux=AuxRequest(lse=True))
-        half_q = 0.5 * scale * q.float().square().sum(-1)
-        return (out.float() * (aux.lse - half_q).exp()[..., None]).to(v.dtype)
-
-    return attention
-
-
-def _measured(
-    peer: Peer,
-    kind: str,
-    shape: tuple[int, int, int, int],
-    device: torch.device,
-    slow: set[tuple[str, str]],
-    repeats: int,
-) -> dict[str, Any]:
-    batch, heads, n, width = shape
-    row: dict[str, Any] = {
-        "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads, "n": n,
-        "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
-        "forward ms": None, "both ms": None, "gpu ms": None, "memory MiB": None, "note": "",
-    }  # fmt: skip
-    if (peer.name, kind) in slow:
-        return {**row, "note": "left out: too slow or too large at a shorter length"}
-    generator = torch.Generator(device).manual_seed(SEED)
-    q, k, v, g = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
-    q, k, v = (t.requires_grad_() for t in (q, k, v))
-
-    def both() -> None:
-        torch.autograd.grad(peer.function(q, k, v), (q, k, v), g)
-
-    def forward() -> None:
+    def forward(self) -> None:
         with torch.no_grad():
-            peer.function(q, k, v)
+            self.peer.function(*self.inputs)
 
-    try:
-        row["memory MiB"] = _peak_mib(both, device)
-        row["both ms"] = sustained_ms(both, device, repeats=repeats, warmup=2)
-        row["forward ms"] = sustained_ms(forward, device, repeats=repeats, warmup=2)
-    except Exception as error:  # compilers raise all kinds; whatever one peer raises, the others are measured
-        if device.type == "cuda":
+    def guarded(self, function: Callable[[], None]) -> Callable[[], None]:
+        """`function`, which fails at most once: whatever one peer raises, the others are measured."""
+
+        def run() -> None:
+            if self.error is None:
+                try:
+                    function()
+                except Exception as error:  # compilers raise all kinds
+                    self._fail(error)
+
+        return run
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self.row |= {"forward ms": None, "both ms": None, "memory MiB": None, "note": f"failed: {_in_short(error)}"}
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if isinstance(error, torch.OutOfMemoryError) and kind == "length":
-            slow.add((peer.name, kind))
-        return {**row, "both ms": None, "memory MiB": None, "note": f"failed: {_in_short(error)}"}
-    if row["both ms"] > TOO_SLOW_MS and kind == "length":
-        slow.add((peer.name, kind))
-    if peer.twin is not None:
-        row["note"] = _disagreement(peer.function, peer.twin, (q, k, v), g)
-    if device.type == "cuda":
-        try:
-            row["gpu ms"] = graphed_ms(both, device, repeats=5)
-        except Exception as error:  # not everything can be captured
-            row["note"] = ", ".join(filter(None, (row["note"], f"no graph: {_in_short(error)}")))
-    return row
+
+    @property
+    def too_much(self) -> bool:
+        """Whether longer sequences need not be tried."""
+        return isinstance(self.error, torch.OutOfMemoryError) or (self.row["both ms"] or 0) > TOO_SLOW_MS
+
+
+def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats: int) -> None:
+    """Fills the rows of one shape. The peers take turns: what slows the host for a while hits none of them alone."""
+    for trial in trials:
+        if trial.kind == "length" and trial.peer.name in slow:
+            trial.row["note"] = "left out: too slow or too large at a shorter length"
+        else:
+            memory = _peak_mib(trial.guarded(trial.both), device)
+            trial.guarded(trial.forward)()
+            trial.row["memory MiB"] = None if trial.error else memory
+    running = [trial for trial in trials if trial.error is None and not trial.row["note"]]
+    for column, functions in (
+        ("both ms", [trial.guarded(trial.both) for trial in running]),
+        ("forward ms", [trial.guarded(trial.forward) for trial in running]),
+    ):
+        for trial, time in zip(running, sustained_ms(functions, device, repeats=repeats, warmup=1), strict=True):
+            trial.row[column] = time if trial.error is None else None
+    slow |= {trial.peer.name for trial in trials if trial.kind == "length" and trial.too_much}
+    for trial in (trial for trial in running if trial.error is None):
+        notes = []
+        if trial.peer.twin is not None:
+            notes.append(_disagreement(trial.peer.function, trial.peer.twin, trial.inputs, trial.grad))
+        if device.type == "cuda":
+            try:
+                trial.row["gpu ms"] = graphed_ms(trial.both, device, repeats=5)
+            except Exception as error:  # not everything can be captured
+                notes.append(f"no graph: {_in_short(error)}")
+        trial.row["note"] = ", ".join(filter(None, notes))
 
 
 def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tensor, Tensor], g: Tensor) -> str:

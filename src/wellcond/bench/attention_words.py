@@ -28,7 +28,7 @@ from wellcond.bench.attention_facts import (
 
 __all__ = ["OURS", "advice", "choice", "length_of", "named", "ratio_of", "three_digits", "times_sign"]
 
-OURS = ("skyformer", "nystromformer", "kernelized", "linear")  # what a user can choose instead; the others are peers
+OURS = ("skyformer", "nystrom", "kernelized", "linear")  # what a user can choose instead; the others are peers
 PLACES = {  # what a shape is known for
     "16×2×4096×32": "LRA Text, Retrieval",
     "32×2×2048×32": "LRA ListOps",

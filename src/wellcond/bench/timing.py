@@ -1,11 +1,12 @@
 """How long a function takes: the median of repeats after a warm-up, with the device's clock where it has one.
 
 milliseconds = median_ms(lambda: model(images), device)
-milliseconds = sustained_ms(lambda: model(images), device)      # one of many calls in a row
+plain, grayed = sustained_ms([model, grayed_model], device)     # one of many calls in a row, the functions in turns
 milliseconds = graphed_ms(lambda: model(images), device)        # on the GPU alone, without the host
 plain, grayed = interleaved_ms([step, grayed_step], device)     # in turns: drift hits both alike
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +23,27 @@ def median_ms(function: Callable[[], object], device: torch.device, *, repeats: 
     return interleaved_ms([function], device, repeats=repeats, warmup=warmup)[0]
 
 
-def sustained_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 10, warmup: int = 3) -> float:
-    """Median time of a call among others, as in training: the next is on its way to a GPU while one runs there."""
-    once = median_ms(function, device, repeats=3, warmup=warmup)
-    calls = max(1, min(20, int(SUSTAINED_MS / once))) if device.type == "cuda" else 1
+def sustained_ms(
+    functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 10, warmup: int = 3
+) -> list[float]:
+    """Median times of a call among others, as in training: the next is on its way to a GPU while one runs there.
 
-    def many() -> None:
+    The functions take turns, each with as many calls as fill some milliseconds.
+    """
+
+    def many(function: Callable[[], object], calls: int) -> None:
         for _ in range(calls):
             function()
 
-    return median_ms(many, device, repeats=repeats, warmup=0) / calls
+    calls = [
+        max(1, min(20, int(SUSTAINED_MS / max(1e-3, median_ms(function, device, repeats=3, warmup=warmup)))))
+        if device.type == "cuda"
+        else 1
+        for function in functions
+    ]
+    rows = [functools.partial(many, function, number) for function, number in zip(functions, calls, strict=True)]
+    times = interleaved_ms(rows, device, repeats=repeats, warmup=0 if device.type == "cuda" else warmup)
+    return [time / number for time, number in zip(times, calls, strict=True)]
 
 
 def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 10) -> float:
@@ -45,7 +57,7 @@ def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
-    return sustained_ms(graph.replay, device, repeats=repeats)
+    return sustained_ms([graph.replay], device, repeats=repeats)[0]
 
 
 def interleaved_ms(

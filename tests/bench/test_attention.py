@@ -98,6 +98,21 @@ def test_a_peer_that_fails_later_harms_no_other(tmp_path, monkeypatch):
     assert len(calls) == 5
 
 
+def test_layers_share_a_backward_pass_and_no_gradients():
+    calls = []
+
+    def counted(q, k, v):
+        calls.append((q, k, v))
+        return softmax_attention(q, k, v)
+
+    trial = attention._Trial(Peer("softmax", counted, torch.float32), "length", (1, 2, 16, 8), torch.device("cpu"))
+    trial.repeat(3)
+    trial.layered()
+    assert trial.row["calls"] == len(calls) == 3
+    assert len({id(t) for inputs in calls for t in inputs}) == 9
+    assert len({t.data_ptr() for inputs in calls for t in inputs}) == 3
+
+
 def test_the_record_holds_the_landmarks_that_were_used(tmp_path):
     record = read_json(attention.run(output=tmp_path / "attention.json", device="cpu", quick=True))
     assert record["landmarks"] == 32

@@ -8,10 +8,13 @@ the exact Gaussian kernel (attention_peers.py); at each shape they take turns. A
 there is, or much more time than the others, is left out from there on, and the row says so; one that fails marks its
 own row. The JSON is drawn beside it (attention_plot.py).
 
-`both ms` is forward and backward as called, one call of many; `gpu ms` the same without the host, as a CUDA graph: what
-counts where a model keeps its GPU busy, and where it is captured as a whole.
+Forward and backward have three times. `both ms` is as called from Python in a model: several calls, as of its layers
+(`calls` says how many), and one backward pass through all. `alone ms` is one call with a backward pass of its own, for
+which torch's engine wakes a thread and waits for it. `gpu ms` is without the host, as a CUDA graph: what counts where a
+model keeps its GPU busy, and where it is captured as a whole. A CPU has the first only, of single calls.
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +27,13 @@ from wellcond.bench.attention_facts import cost_exponent
 from wellcond.bench.attention_peers import Function, Peer, peers_on
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import graphed_ms, sustained_ms
+from wellcond.bench.timing import graphed_ms, median_ms, sustained_ms
 
 __all__ = ["run"]
 
 SEED = 0
 TOO_SLOW_MS = 1500.0
+CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer, where they take longer than this
 AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
@@ -53,7 +57,7 @@ class Sizes(NamedTuple):
 
 
 ON_GPU = Sizes(
-    "gpu", 65_536, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072), 128, 15,
+    "gpu", 65_536, (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072), 128, 11,
     (("LRA", LRA), ("other", OTHERS)),
 )  # fmt: skip
 ON_CPU = Sizes("cpu", 4096, (256, 512, 1024, 2048, 4096, 8192), 128, 5, (("other", ((4, 3, 197, 64),)),))
@@ -136,15 +140,29 @@ class _Trial:
         self.row: dict[str, Any] = {
             "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads,
             "n": n, "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
-            "forward ms": None, "both ms": None, "gpu ms": None, "memory MiB": None, "note": "",
+            "forward ms": None, "both ms": None, "alone ms": None, "gpu ms": None, "calls": None, "memory MiB": None,
+            "note": "",
         }  # fmt: skip
         generator = torch.Generator(device).manual_seed(SEED)
         q, k, v, self.grad = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
         self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        self.layers = [self.inputs]
         self.error: Exception | None = None
 
-    def both(self) -> None:
+    def alone(self) -> None:
         torch.autograd.grad(self.peer.function(*self.inputs), self.inputs, self.grad)
+
+    def layered(self) -> None:
+        outs = [self.peer.function(*inputs) for inputs in self.layers]
+        every = [t for inputs in self.layers for t in inputs]
+        torch.autograd.grad(outs, every, [self.grad] * len(outs))
+
+    def repeat(self, calls: int) -> None:
+        """Each layer with inputs of its own, so that no gradients are added up, though of the same numbers."""
+        q, k, v = self.inputs
+        more = [(q.detach(), k.detach(), v.detach()) for _ in range(calls - 1)]
+        self.layers = [self.inputs, *((a.requires_grad_(), b.requires_grad_(), c.requires_grad_()) for a, b, c in more)]
+        self.row["calls"] = calls
 
     def forward(self) -> None:
         with torch.no_grad():
@@ -164,7 +182,8 @@ class _Trial:
 
     def _fail(self, error: Exception) -> None:
         self.error = error
-        self.row |= {"forward ms": None, "both ms": None, "memory MiB": None, "note": f"failed: {_in_short(error)}"}
+        self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls", "memory MiB"))
+        self.row["note"] = f"failed: {_in_short(error)}"
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -180,16 +199,21 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
         if trial.kind == "length" and trial.peer.name in slow:
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
-            memory = _peak_mib(trial.guarded(trial.both), device)
+            memory = _peak_mib(trial.guarded(trial.alone), device)
             trial.guarded(trial.forward)()
             trial.row["memory MiB"] = None if trial.error else memory
     running = [trial for trial in trials if trial.error is None and not trial.row["note"]]
-    for column, functions in (
-        ("both ms", [trial.guarded(trial.both) for trial in running]),
-        ("forward ms", [trial.guarded(trial.forward) for trial in running]),
-    ):
-        for trial, time in zip(running, sustained_ms(functions, device, repeats=repeats, warmup=1), strict=True):
-            trial.row[column] = time if trial.error is None else None
+    for trial in running:
+        once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1) if device.type == "cuda" else CALLS_MS
+        trial.repeat(max(1, min(CALLS, int(CALLS_MS / max(once, 1e-3)))))
+    kinds = {"both ms": _Trial.layered, "forward ms": _Trial.forward}
+    kinds |= {"alone ms": _Trial.alone} if device.type == "cuda" else {}
+    for column, kind in kinds.items():
+        functions = [trial.guarded(functools.partial(kind, trial)) for trial in running]
+        times = sustained_ms(functions, device, repeats=repeats, warmup=1)
+        for trial, time in zip(running, times, strict=True):
+            if trial.error is None:
+                trial.row[column] = time / len(trial.layers) if kind is _Trial.layered else time
     slow |= {trial.peer.name for trial in trials if trial.kind == "length" and trial.too_much}
     for trial in (trial for trial in running if trial.error is None):
         notes = []
@@ -197,7 +221,7 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
             notes.append(_disagreement(trial.peer.function, trial.peer.twin, trial.inputs, trial.grad))
         if device.type == "cuda":
             try:
-                trial.row["gpu ms"] = graphed_ms(trial.both, device, repeats=5)
+                trial.row["gpu ms"] = graphed_ms(trial.alone, device, repeats=5)
             except Exception as error:  # not everything can be captured
                 notes.append(f"no graph: {_in_short(error)}")
         trial.row["note"] = ", ".join(filter(None, notes))

@@ -6,8 +6,9 @@
     spread(record, "skyformer")                    # how far two measurements of one shape were apart, as a ratio
 
 A method wins a row where it is faster, forward and backward, than torch's attention in the same turn. A shape that was
-measured twice counts twice. There are two times: `CALLED`, as called from Python, and in later records `GPU`, the same
-work captured as a CUDA graph, which the host starts as one.
+measured twice counts twice. There are several times: `CALLED`, as called from Python; in later records `GPU`, the same
+work captured as a CUDA graph, which the host starts as one; and in the latest `ALONE`, one call with a backward pass of
+its own, where `CALLED` is one of several calls in a backward pass, as a model has them.
 """
 
 import math
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "ALONE",
     "CALLED",
     "GPU",
     "Record",
@@ -36,7 +38,7 @@ __all__ = [
 
 Record = dict[str, Any]
 TORCH = "softmax (SDPA)"
-CALLED, GPU = "both ms", "gpu ms"
+CALLED, GPU, ALONE = "both ms", "gpu ms", "alone ms"
 
 
 def taken(record: Record, method: str | None = None, *, time: str = GPU) -> bool:

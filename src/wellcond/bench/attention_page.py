@@ -73,8 +73,9 @@ def _numbers(record: Record) -> str:
     every = list(dict.fromkeys([*lengths, *others]))
     rows = [f"{length_of(shape):,} ({shape})" for shape in lengths]
     parts = [
-        "Milliseconds forward and backward; in brackets how many times faster than torch's attention (bold: faster), "
-        f"with {record['landmarks']} landmarks. Two numbers are two measurements of one shape.",
+        f"Milliseconds forward and backward{_layered(record)}; in brackets how many times faster than torch's "
+        f"attention (bold: faster), with {record['landmarks']} landmarks. Two numbers are two measurements of one "
+        "shape.",
         _table("n (batch×heads×n×width)", rows, methods, _timed(record, lengths, methods)),
     ]
     if others:
@@ -96,6 +97,12 @@ def _numbers(record: Record) -> str:
         _table("method", methods, *_verdicts(record, methods)),
     ]
     return "\n\n".join([*parts, *_remarks(record), _made(record)])
+
+
+def _layered(record: Record) -> str:
+    """That a call is one of several, in the words that follow "forward and backward"."""
+    calls = max(row.get("calls") or 1 for row in record["rows"])
+    return f", of one call where up to {calls} share a backward pass" if calls > 1 else ""
 
 
 def _verdicts(record: Record, methods: Sequence[str]) -> tuple[list[str], list[list[str]]]:

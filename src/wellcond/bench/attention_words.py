@@ -65,13 +65,21 @@ def advice(record: Record) -> str:
 
 
 def _advice(record: Record, time: str) -> str:
-    starts = [(start, method) for method in OURS if (start := wins_from(record, method, time=time))]
-    if not starts:
+    winners: dict[int, list[str]] = {}
+    for method in OURS:
+        if start := wins_from(record, method, time=time):
+            winners.setdefault(start, []).append(method)
+    if not winners:
         return "keep softmax, torch's own: nothing was faster from any measured length on."
-    start, method = min(starts)
-    shorter = any(row["n"] < start for row in rows_of(record, method))
-    keep = f"below {start:,} tokens keep softmax, torch's own; from there on" if shorter else "at every measured length"
-    return f"{keep} {method} was faster each time."
+    (start, first), *later = sorted(winners.items())
+    shorter = any(row["n"] < start for row in rows_of(record, first[0]))
+    text = f"below {start:,} tokens keep softmax, torch's own; from there on" if shorter else "at every measured length"
+    text += f" {_listed(first)} {'was' if len(first) == 1 else 'were'} faster each time"
+    return "".join([text, *(f", from {start:,} on {_listed(methods)} too" for start, methods in later)]) + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _which_time(record: Record) -> str:

@@ -17,16 +17,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "wellcond"
 # What each part may import of ours. "" is wellcond/__init__.py, which hands out the public names.
 MAY_IMPORT = {
     "numerics": set(),
-    "records": set(),
+    "environment": set(),
+    "records": {"environment"},
     "graying": {"numerics"},
     "attention": {"numerics"},
     "models": {"attention", "graying", "numerics"},
     "probe": {"models", "numerics", "records"},
     "stability": {"models", "numerics", "records"},
     "data": {"records"},
-    "train": {"data", "models", "probe", "stability", "records", "numerics"},
+    "train": {"data", "models", "probe", "stability", "records", "environment", "numerics"},
     "theory": {"numerics", "attention", "records"},
-    "report": {"records"},
+    "report": {"records", "environment"},
     "bench": {"numerics", "graying", "attention", "models", "probe", "train", "report", "records"},
 }
 # experiments: train, theory, report, and all that stands below them
@@ -36,7 +37,7 @@ MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 NUMERICS_MAY_IMPORT = {"torch", "triton", "numpy"} | sys.stdlib_module_names  # numpy: fits on the host, untraced
-WITHOUT_TORCH = {"records", "report"}
+WITHOUT_TORCH = {"environment", "records", "report"}
 TORCH = {"torch", "torchvision", "timm", "triton"}
 KERNELS = "wellcond.numerics.triton"
 
@@ -175,7 +176,7 @@ FORBIDDEN = [
     ("wellcond.graying", "import_module('wellcond.probe')", "imports wellcond.probe"),
     ("wellcond.graying", "importlib.import_module('.probe', 'wellcond')", "imports wellcond.probe"),
     ("wellcond.graying", "from wellcond import gray", "imports wellcond, but graying may import numerics"),
-    ("wellcond.report.page", "from wellcond.probe import Probe", "but report may import records of ours"),
+    ("wellcond.report.page", "from wellcond.probe import Probe", "but report may import environment, records of ours"),
     ("wellcond.stability", "from wellcond.probe import Probe", "but stability may import"),
     ("wellcond.experiments.demo", "import wellcond.bench.kappa", "but experiments may import"),
     ("wellcond", "from wellcond.cli import main", "imports wellcond.cli"),

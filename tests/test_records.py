@@ -1,7 +1,5 @@
 import json
 import math
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellcond import records
-from wellcond.records import append_rows, environment, read_json, read_rows, row, write_json, write_record, write_text
+from wellcond.records import append_rows, read_json, read_rows, row, write_json, write_record, write_text
 
 FIELDS = {
     "run": "a",
@@ -214,67 +212,3 @@ def test_record_carries_the_seed_and_the_environment(tmp_path, monkeypatch):
 def test_record_refuses_a_payload_with_its_own_environment(tmp_path):
     with pytest.raises(ValueError, match="already has environment, seed"):
         write_record(tmp_path / "a.json", {"seed": 1, "environment": {}}, seed=1)
-
-
-def test_environment_works_without_torch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert environment()["device"] == "cpu"
-
-
-def test_environment_works_without_git(monkeypatch):
-    monkeypatch.delenv("WELLCOND_COMMIT", raising=False)
-    monkeypatch.setenv("PATH", "")
-    assert environment()["commit"] is None
-
-
-def test_commit_and_changes_come_from_the_checkout_that_tracks_the_file(tmp_path, monkeypatch):
-    monkeypatch.delenv("WELLCOND_COMMIT", raising=False)
-
-    def git(*arguments):
-        identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    package = tmp_path / "src"
-    package.mkdir()
-    here = package / "records.py"
-    here.write_text("")
-    monkeypatch.setattr(records, "__file__", str(here))
-    git("init", "-q")
-    assert records._commit() == {"commit": None, "dirty": None}  # someone else's checkout: it does not track us
-    git("add", ".")
-    git("commit", "-q", "-m", "m")
-    assert records._commit() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    (tmp_path / "result.json").write_text("{}")  # what a benchmark writes is no change of the code
-    assert records._commit()["dirty"] is False
-    (package / "new.py").write_text("")
-    assert records._commit()["dirty"] is True
-
-
-@pytest.mark.parametrize(
-    ("argv", "command"),
-    [
-        (["/somewhere/bin/wellcond", "bench", "kappa"], "wellcond bench kappa"),
-        (["/somewhere/wellcond/__main__.py", "info"], "python -m wellcond info"),
-        (["wellcond", "--output", "/elsewhere/a b.json"], "wellcond --output 'a b.json'"),
-        (["wellcond", "--output={here}/x/y.json", "--set", "lr=0.1"], "wellcond --output=x/y.json --set lr=0.1"),
-        ([], ""),
-    ],
-)
-def test_command_holds_no_absolute_path(argv, command):
-    argv = [argument.format(here=Path.cwd()) for argument in argv]
-    assert records._command(argv).strip("'") == command.strip("'")
-
-
-@pytest.mark.parametrize(
-    ("argument", "kept"),
-    [
-        ("cifar10=wds:/home/someone/data", "cifar10=wds:data"),
-        ("folder:/home/someone/data", "folder:data"),
-        ("--output=/home/someone/runs/a", "--output=a"),
-        ("hf:cifar10", "hf:cifar10"),
-        ("https://example.org/a/b", "https://example.org/a/b"),
-    ],
-)
-def test_no_absolute_path_is_recorded_behind_whatever_prefix(argument, kept):
-    assert records._command(["wellcond", argument]) == f"wellcond {kept}"

@@ -8,31 +8,25 @@ Every file is strict JSON, so that any reader can parse it. JSON has no NaN and 
 strings "NaN", "Infinity" and "-Infinity", which `float()` in Python and `Number()` in a browser turn into numbers, and
 which `read_rows` and `read_json` turn back on their own. (null would not tell NaN from inf, and κ may be either.)
 
-This module imports neither torch nor anything of ours, so a page can be rendered where torch is not installed.
+Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """
 
 import json
 import math
 import os
-import platform
 import secrets
-import shlex
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypedDict, Unpack, get_args
+
+from wellcond.environment import environment
 
 __all__ = [
     "Row",
     "Site",
     "Status",
     "append_rows",
-    "environment",
-    "own_version",
     "read_json",
     "read_rows",
     "row",
@@ -47,7 +41,6 @@ SITES: tuple[str, ...] = get_args(Site)
 STATUSES: tuple[str, ...] = get_args(Status)
 
 MARKS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-PACKAGES = ("wellcond", "torch", "timm", "torchvision", "triton", "numpy", "transformers")
 
 
 class Row(TypedDict):
@@ -210,105 +203,3 @@ def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | No
             f"the payload already has {', '.join(sorted(taken))}, which write_record adds itself; rename it"
         )
     write_json(path, {**payload, "seed": seed, "environment": environment()})
-
-
-def environment() -> dict[str, Any]:
-    """Command, versions, platform, CPU, device, commit and date: what someone needs to take the measurement again."""
-    return {
-        "command": _command(sys.argv),
-        "versions": _versions(),
-        "platform": " ".join(filter(None, [platform.system(), platform.machine(), *platform.libc_ver()])),
-        "cpu": {"name": _cpu_name(), "cores": os.cpu_count()},
-        **_accelerator(),
-        **_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _command(argv: list[str]) -> str:
-    """One line for a shell. Absolute paths mean nothing elsewhere and may hold a person's name: they are shortened."""
-    program, *arguments = argv or [""]
-    name = "python -m wellcond" if program.endswith("__main__.py") else shlex.quote(Path(program).name)
-    return " ".join([name, *(shlex.quote(_shorten(argument)) for argument in arguments)])
-
-
-def _shorten(argument: str) -> str:
-    option, value = _split_path(argument)
-    path = Path(value)
-    if not path.is_absolute():
-        return argument
-    here = Path.cwd()
-    return option + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)
-
-
-def _split_path(argument: str) -> tuple[str, str]:
-    """What stands before an absolute path, and the path: of --data=/a, cifar10=wds:/a and folder:/a."""
-    for start, letter in enumerate(argument):
-        if letter == "/" and (start == 0 or argument[start - 1] in "=:") and argument[start : start + 2] != "//":
-            return argument[:start], argument[start:]
-    option, equals, value = argument.rpartition("=")  # an absolute path of another system has no slash in front
-    return option + equals, value
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def own_version() -> str:
-    """wellcond's version, also where it runs from its source tree and was never installed."""
-    return _versions().get("wellcond", "(not installed)")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), "") or platform.processor() or platform.machine()
-
-
-def _accelerator() -> dict[str, Any]:
-    """The devices that torch sees, with its thread count and CUDA version; without torch, the CPU alone."""
-    try:
-        import torch
-    except ImportError:
-        return {"device": "cpu", "devices": []}
-    names = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
-    if not names and torch.backends.mps.is_available():
-        names = ["Apple MPS"]
-    return {
-        "device": names[0] if names else "cpu",
-        "devices": names,
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> dict[str, Any]:
-    """The commit of this source tree, and whether the package's files differ from it (None: nobody can say)."""
-    given = os.environ.get("WELLCOND_COMMIT", "").strip()
-    if given:
-        return {"commit": given, "dirty": None}
-    here = Path(__file__).resolve()
-    # An installed copy may lie inside some other project's checkout: only a tree that tracks this very file is ours.
-    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
-        return {"commit": None, "dirty": None}
-    changes = _git(here.parent, "status", "--porcelain", "--", ".")
-    return {"commit": _git(here.parent, "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

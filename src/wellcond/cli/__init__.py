@@ -61,7 +61,7 @@ def _one_line(error: Exception) -> str:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from wellcond.records import own_version
+        from wellcond.environment import own_version
 
         typer.echo(f"wellcond {own_version()}")
         raise typer.Exit
@@ -78,8 +78,8 @@ def options(
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False) -> None:
     """Show versions, devices, and which fast paths are available, which will be taken, and why."""
+    from wellcond.environment import environment
     from wellcond.numerics.fastpaths import fast_paths
-    from wellcond.records import environment
 
     facts = environment()
     paths = [{"name": p.name, "available": p.available, "taken": p.taken, "why": p.why} for p in fast_paths()]

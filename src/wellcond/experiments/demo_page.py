@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.data.digits import VALIDATION as DIGITS
+from wellcond.environment import environment
 from wellcond.experiments import ledger
 from wellcond.experiments.demo_graying import Grayed, Photograph
 from wellcond.experiments.demo_graying_page import graying_sections
 from wellcond.experiments.demo_training import TrainedArm, mean_log_kappa
 from wellcond.experiments.ends import SITES
-from wellcond.records import environment, read_json
+from wellcond.records import read_json
 from wellcond.report import (
     Axis,
     Html,

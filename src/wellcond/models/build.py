@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.replace import AttentionSettings
+from wellcond.models.surgery_metadata import METADATA_KEY
 from wellcond.models.weight_files import read_weights
-from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names
+from wellcond.models.weights import Loaded, load, match_names
 
 if TYPE_CHECKING:
     from PIL.Image import Image

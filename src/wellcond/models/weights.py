@@ -11,13 +11,12 @@ weight's name tells. So the surgery stands in the file's metadata, and `load` re
 say.
 """
 
-import json
 import logging
 import os
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from wellcond.attention import find_attention
-from wellcond.graying import TokenGraying
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.replace import AttentionSettings, attention_of, plan_attention, put_attention
+from wellcond.models.replace import attention_of, plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
+from wellcond.models.surgery_metadata import METADATA_KEY, Attention, Skips, parse, surgery_metadata
 from wellcond.models.weight_files import plain_name, read_weights
 
-__all__ = ["Loaded", "load", "match_names", "save", "surgery_metadata"]
-
-METADATA_KEY = "wellcond"
-FORMAT = 1
-# What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
-# without their surgery are silently wrong. So skips and attention are written only if some are removed or replaced.
-ENTRIES = {"format", "graying", "skips", "attention"}
+__all__ = ["Loaded", "load", "match_names", "save"]
 
 logger = logging.getLogger(__name__)
-
-Skips = dict[str, tuple[str, ...]]
-Attention = dict[str, AttentionSettings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +90,6 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
         aside.unlink(missing_ok=True)
 
 
-def surgery_metadata(model: nn.Module) -> dict[str, str]:
-    """What was done to the model, as the metadata of a file with its weights."""
-    settings = graying_of(model)
-    surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
-    if skips := skips_of(model):
-        surgery["skips"] = skips
-    if attention := attention_of(model):
-        surgery["attention"] = {name: asdict(how) for name, how in attention.items()}
-    return {METADATA_KEY: json.dumps(surgery)}
-
-
 def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:
     """Load weights into the model, and gray it, remove its skips and replace its attention as when they were saved.
 
@@ -134,7 +112,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     weights, metadata = read_weights(path, ema=ema)
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
-    wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
+    wanted, wanted_skips, wanted_attention = parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
     present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
         find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
@@ -236,32 +214,6 @@ def _attention_in_words(attention: Attention) -> str:
         return "the model's own attention"
     names = sorted({how.name for how in attention.values()})
     return f"{' and '.join(names)} attention in {len(attention)} blocks ({next(iter(attention))} first)"
-
-
-def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attention]:
-    """Graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
-    try:
-        surgery = json.loads(text)
-        version, graying = surgery["format"], surgery["graying"]
-        unknown = surgery.keys() - ENTRIES
-        settings = None if graying is None else GrayingSettings(**graying)
-        if settings is not None:
-            TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
-        skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
-        attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
-        for how in attention.values():
-            find_attention(how.name).core(**how.settings)  # checks the names and values
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
-            "Upgrade wellcond, or read the weights alone with safetensors.torch.load_file"
-        ) from error
-    if version != FORMAT or unknown:
-        what = f"entries {sorted(unknown)}" if unknown else f"format {version}"
-        raise ValueError(
-            f"{path} was written by a newer wellcond ({what} of its metadata); upgrade wellcond to load it"
-        )
-    return settings, skips, attention
 
 
 def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

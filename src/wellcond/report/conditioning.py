@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from wellcond.records import own_version
+from wellcond.environment import own_version
 
 from .advice import BlockState, advise, advise_run, first_failure
 from .axes import format_number

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from wellcond.records import own_version, read_json, read_rows
+from wellcond.environment import own_version
+from wellcond.records import read_json, read_rows
 
 from .downloads import to_csv
 from .figures import Axis, Chart, Series, line_chart

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond import records
+from wellcond.environment import environment
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config
 
@@ -55,7 +56,7 @@ class RunFolder:
                 "a new folder"
             )
         if not known.exists():
-            payload = {"what": "wellcond train", "config": config.as_json(), "environment": records.environment()}
+            payload = {"what": "wellcond train", "config": config.as_json(), "environment": environment()}
             records.write_json(known, payload)
         folder.checkpoints.mkdir(exist_ok=True)
         return folder

@@ -7,13 +7,13 @@ it is differentiable by itself, and it exports.
     tokens = idct2(coefficients)
 """
 
-import functools
 import math
 import operator
 
 import torch
 from torch import Tensor
 
+from .constants import kept_constants
 from .fastpaths import exporting
 
 __all__ = ["coefficient_floor", "dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
@@ -40,7 +40,7 @@ def _cached_basis(length: int, dtype: torch.dtype, device: str) -> Tensor:
     return _basis_cache(int(length), dtype, device)
 
 
-@functools.lru_cache(maxsize=64)
+@kept_constants(64)
 def _basis_cache(length: int, dtype: torch.dtype, device: str) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return _build_basis(length, dtype, device)

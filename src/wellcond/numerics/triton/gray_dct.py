@@ -15,13 +15,12 @@ would otherwise carry the rounding of one number everywhere. Sums are float32.
 Plain twin: `wellcond.numerics.dct.dct_power`.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..constants import kept_constants
 from .geometry import Geometry, token_offset, value_offset
 
 __all__ = ["gray_dct_images"]
@@ -201,7 +200,7 @@ def _across_kernel(
     tl.store(z + offset + row[:, None] * width + col[None, :], acc.to(tl.float16), mask=mask)
 
 
-@functools.lru_cache(maxsize=32)
+@kept_constants(32)
 def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
     """Even and odd cosines on the first half of `length`, (2, hp, hp) float16, and each row's norm, (2, hp) float32.
 

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..constants import kept_constants
 from ..power_fit import FoldedFit
 from .geometry import Geometry
 from .gram import gram, largest_eigenvalue
@@ -22,7 +23,7 @@ from .spectral_power_kernels import SCALE, apply_kernel, fold_kernel, iterate_ke
 __all__ = ["spectral_power_in_place_layout"]
 
 
-@functools.lru_cache(maxsize=64)
+@kept_constants(64)
 def _weights(fit: FoldedFit, device: str) -> Tensor:
     return torch.tensor([fit.near_constant, *fit.near, fit.far_constant, *fit.far], dtype=torch.float32, device=device)
 

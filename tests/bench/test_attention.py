@@ -1,5 +1,7 @@
 """The peers of the attention benchmark: that they compute what their names say, and that one failing harms no other."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -80,7 +82,7 @@ def test_a_peer_that_fails_later_harms_no_other(tmp_path, monkeypatch):
 
     def tires(q, k, v):
         calls.append(1)
-        if len(calls) > 4:
+        if len(calls) > 5:
             raise RuntimeError("tired")
         return softmax_attention(q, k, v)
 
@@ -95,7 +97,21 @@ def test_a_peer_that_fails_later_harms_no_other(tmp_path, monkeypatch):
     assert not good["note"]
     assert [bad[name] for name in (*times, "memory MiB")] == [None] * 3
     assert bad["note"] == "failed: RuntimeError tired"
-    assert len(calls) == 5
+    assert len(calls) == 6
+
+
+def test_a_failed_peer_keeps_no_memory():
+    def fails(q, k, v):
+        large = torch.ones(1000)
+        held.append(weakref.ref(large))
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    held = []
+    trial = attention._Trial(Peer("fails", fails, torch.float32), "length", (1, 2, 16, 8), torch.device("cpu"))
+    trial.guarded(trial.alone)()
+    assert trial.failed
+    assert trial.too_much
+    assert held[0]() is None
 
 
 def test_layers_share_a_backward_pass_and_no_gradients():

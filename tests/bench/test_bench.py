@@ -5,7 +5,7 @@ import torch
 
 from wellcond.bench import attention, graying, kappa, probe
 from wellcond.bench.photographs import photographs
-from wellcond.bench.timing import interleaved_ms
+from wellcond.bench.timing import chosen_device, interleaved_ms, sustained_ms
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,6 +35,23 @@ def test_functions_are_called_in_turns():
     )
     assert calls == ["a", "b", "a", "b", "a", "b"]
     assert len(times) == 2
+
+
+def test_on_a_cpu_single_calls_are_timed_in_turns():
+    calls: list[str] = []
+    times = sustained_ms(
+        [lambda: calls.append("a"), lambda: calls.append("b")], torch.device("cpu"), repeats=2, warmup=1
+    )
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert all(time > 0 for time in times)
+
+
+def test_a_gpu_that_is_named_is_the_one_that_is_timed(monkeypatch):
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert chosen_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen_device("cpu").type == "cpu"
+    assert current == [torch.device("cuda", 1)]
 
 
 def test_kappa(tmp_path):

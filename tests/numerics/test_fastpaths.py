@@ -1,10 +1,23 @@
 """The one switch, and that every fast path says whether it is taken and why."""
 
+import warnings
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellcond.numerics import fastpaths
-from wellcond.numerics.fastpaths import FastPath, addressable, fast_paths, fused_kernels, large_programs, plain_twins
+from wellcond.numerics.fastpaths import (
+    FastPath,
+    addressable,
+    fast_paths,
+    followed,
+    fused_kernels,
+    large_programs,
+    plain_twins,
+)
 
 CUDA = torch.device("cuda")
 
@@ -96,6 +109,34 @@ def test_a_gpu_with_little_shared_memory_does_without_large_programs(with_kernel
     assert not any(path.available for path in landmarks)
     assert all("shared memory of an H100" in path.why for path in landmarks)
     assert all(path.taken for path in fast_paths() if "Triton" in path.name and path not in landmarks)
+
+
+def test_whoever_follows_operations_would_see_nothing_of_a_kernel():
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(followed(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    class Named(torch.Tensor):
+        """A subclass that computes as all tensors do."""
+
+    seen, tracing = [], []
+    x = torch.randn(3)
+    assert not followed(x, torch.nn.Parameter(x), x.as_subclass(Named))
+    with Watching():
+        assert followed(x)
+        x + 1
+    assert seen == [False]  # inside, the mode is out of the way
+    with FakeTensorMode():
+        fake = torch.randn(3)
+    assert followed(x, fake)
+    make_fx(lambda t: tracing.append(followed(t)) or t + 1)(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tracing is deprecated
+        torch.jit.trace(lambda t: tracing.append(followed(t)) or t + 1, (x,), check_trace=False)
+    torch.func.grad(lambda t: tracing.append(followed(t)) or t.sum())(x)
+    assert tracing == [True] * 3
+    assert not followed(x)
 
 
 def test_what_kernels_can_address():

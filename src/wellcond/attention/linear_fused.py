@@ -15,8 +15,8 @@ from wellcond.attention.skyformer_fused import packed
 from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
+    followed,
     fused_kernels,
-    other_derivatives,
 )
 from wellcond.numerics.tall import tall_product, thin_product
 
@@ -37,7 +37,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and max(query.shape[3], value.shape[3]) <= WIDEST
         and min(query.numel(), key.numel(), value.numel()) > 0
         and addressable(query, key, value)
-        and not other_derivatives(query, key, value)
+        and not followed(query, key, value)
     )
 
 

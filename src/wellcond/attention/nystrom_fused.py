@@ -17,25 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed
-from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
+from wellcond.attention.skyformer_fused import packed, refuse_batch
+from wellcond.numerics.fastpaths import addressable, followed, fused_kernels, large_programs
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]
 
 MOST_LANDMARKS = 128
-MOST_STEPS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 6}
-"""Errors grow by 3.25 in each step of the iteration as the kernels have it: to 2e-5 in six steps, 2e-4 in eight."""
+MOST_STEPS = 6
+"""Errors grow by 3.25 in each step of the iteration as the kernels have it: to 1e-5 in six steps or so, of the largest
+channel of a head. So float32 has plain operations."""
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int) -> bool:
     """Whether the kernels take these: on a large GPU, at most 128 landmarks and no fewer tokens, heads of at most 64
-    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), few steps, no float64."""
+    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), at most six steps, half precision."""
     return (
         query.ndim == 4
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
         and query.dtype == key.dtype == value.dtype
-        and num_iterations <= MOST_STEPS.get(query.dtype, -1)
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and num_iterations <= MOST_STEPS
         and max(query.shape[3], value.shape[3]) <= (64 if query.dtype == torch.bfloat16 or num_landmarks <= 64 else 32)
         and min(query.numel(), value.numel()) > 0
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
@@ -43,7 +45,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, n
         and large_programs(query.device)
         and addressable(query, key, value)
         and max(query.shape[2], key.shape[2]) * num_landmarks < 2**31
-        and not other_derivatives(query, key, value)
+        and not followed(query, key, value)
     )
 
 
@@ -79,6 +81,7 @@ class _Nystrom(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_batch(grads[0])
         query, key, value, space, work = ctx.saved_tensors
         found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work, space)
         return (*found, None, None, None, None)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.fastpaths import addressable, fused_kernels, large_programs, other_derivatives
+from wellcond.numerics.fastpaths import addressable, batch_of_gradients, followed, fused_kernels, large_programs
 from wellcond.numerics.first_order import first_order
 
-__all__ = ["can_fuse", "fused_skyformer", "packed"]
+__all__ = ["can_fuse", "fused_skyformer", "packed", "refuse_batch"]
 
 MOST_LANDMARKS = 128
 WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
@@ -40,7 +40,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma
         and fused_kernels(query.device)
         and large_programs(query.device)
         and addressable(query, key, value)
-        and not other_derivatives(query, key, value)
+        and not followed(query, key, value)
     )
 
 
@@ -78,6 +78,15 @@ def packed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
 
 
+def refuse_batch(grad: Tensor) -> None:
+    """Raises where `torch.autograd.grad(…, is_grads_batched=True)` is at work, whose tensors have no memory."""
+    if batch_of_gradients(grad):
+        raise RuntimeError(
+            "the fused kernels take one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
+            "functional.jacobian, vectorize=True), or call the forward pass with WELLCOND_TRITON=0 set"
+        )
+
+
 @functools.cache
 def _plans() -> Callable[..., Any]:
     """Not imported before it is needed: there may be no Triton."""
@@ -101,6 +110,7 @@ class _Skyformer(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_batch(grads[0])
         *tensors, space, work = ctx.saved_tensors
         found = ctx.plan.backward(packed(grads[0]), *tensors, ctx.scale, space, work, space)
         return (*found, None, None, None, None, None, None)

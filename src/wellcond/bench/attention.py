@@ -27,7 +27,7 @@ from wellcond.bench.attention_facts import cost_exponent
 from wellcond.bench.attention_peers import Function, Peer, peers_on
 from wellcond.bench.attention_plot import plot
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import graphed_ms, median_ms, sustained_ms
+from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
 
 __all__ = ["run"]
 
@@ -69,7 +69,7 @@ def run(
 ) -> Path:
     """Times every attention on `device`; writes JSON to `output`, draws it beside it, and returns the JSON's path."""
     del batch_size  # the shapes are the benchmark's
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
     Console().print(_in_words(sizes), soft_wrap=True)
@@ -147,7 +147,7 @@ class _Trial:
         q, k, v, self.grad = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
         self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
         self.layers = [self.inputs]
-        self.error: Exception | None = None
+        self.failed = self.out_of_memory = False
 
     def alone(self) -> None:
         torch.autograd.grad(self.peer.function(*self.inputs), self.inputs, self.grad)
@@ -172,25 +172,26 @@ class _Trial:
         """`function`, which fails at most once: whatever one peer raises, the others are measured."""
 
         def run() -> None:
-            if self.error is None:
-                try:
-                    function()
-                except Exception as error:  # compilers raise all kinds
-                    self._fail(error)
+            if self.failed:
+                return
+            try:
+                function()
+            except Exception as error:  # compilers raise all kinds; it is not kept, or its frames would keep memory
+                self._fail(error)
+            if self.failed and self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
         return run
 
     def _fail(self, error: Exception) -> None:
-        self.error = error
+        self.failed, self.out_of_memory = True, _is_out_of_memory(error)
         self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls", "memory MiB"))
         self.row["note"] = f"failed: {_in_short(error)}"
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     @property
     def too_much(self) -> bool:
         """Whether longer sequences need not be tried."""
-        return isinstance(self.error, torch.OutOfMemoryError) or (self.row["both ms"] or 0) > TOO_SLOW_MS
+        return self.out_of_memory or (self.row["both ms"] or 0) > TOO_SLOW_MS
 
 
 def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats: int) -> None:
@@ -199,23 +200,25 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
         if trial.kind == "length" and trial.peer.name in slow:
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
+            trial.guarded(trial.alone)()  # once before: what libraries set aside for themselves is not counted
             memory = _peak_mib(trial.guarded(trial.alone), device)
             trial.guarded(trial.forward)()
-            trial.row["memory MiB"] = None if trial.error else memory
-    running = [trial for trial in trials if trial.error is None and not trial.row["note"]]
+            trial.row["memory MiB"] = None if trial.failed else memory
+    running = [trial for trial in trials if not trial.failed and not trial.row["note"]]
     for trial in running:
         once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1) if device.type == "cuda" else CALLS_MS
-        trial.repeat(max(1, min(CALLS, int(CALLS_MS / max(once, 1e-3)))))
+        if not trial.failed:
+            trial.repeat(max(1, min(CALLS, int(CALLS_MS / max(once, 1e-3)))))
     kinds = {"both ms": _Trial.layered, "forward ms": _Trial.forward}
     kinds |= {"alone ms": _Trial.alone} if device.type == "cuda" else {}
     for column, kind in kinds.items():
         functions = [trial.guarded(functools.partial(kind, trial)) for trial in running]
         times = sustained_ms(functions, device, repeats=repeats, warmup=1)
         for trial, time in zip(running, times, strict=True):
-            if trial.error is None:
+            if not trial.failed:
                 trial.row[column] = time / len(trial.layers) if kind is _Trial.layered else time
     slow |= {trial.peer.name for trial in trials if trial.kind == "length" and trial.too_much}
-    for trial in (trial for trial in running if trial.error is None):
+    for trial in (trial for trial in running if not trial.failed):
         notes = []
         if trial.peer.twin is not None:
             notes.append(_disagreement(trial.peer.function, trial.peer.twin, trial.inputs, trial.grad))
@@ -240,6 +243,11 @@ def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tens
     errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(ours, theirs, strict=True)]
     wrong = [f"{name} off by {error:.0%}" for name, error in zip(names, errors, strict=True) if not error <= AGREE]
     return ", ".join(wrong)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """A CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _in_short(error: Exception) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import interleaved_ms, median_ms
+from wellcond.bench.timing import chosen_device, interleaved_ms, median_ms
 from wellcond.graying import TokenGraying, explain_graying
 from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, idct2
 from wellcond.numerics.fastpaths import plain_twins
@@ -32,7 +32,7 @@ def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
     """Times and judges graying on `device`; writes JSON to `output` and returns its path."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = chosen_device(device)
     on_gpu = where.type == "cuda"
     batch = batch_size or (256 if on_gpu and not quick else 8)
     images = photographs(batch, seed=SEED).to(where)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import interleaved_ms
+from wellcond.bench.timing import chosen_device, interleaved_ms
 from wellcond.numerics.singular import condition_number
 
 __all__ = ["run"]
@@ -24,7 +24,7 @@ def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
     """Times and judges condition numbers on `device`; writes JSON to `output` and returns its path."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = chosen_device(device)
     path = destination(output, f"kappa-{where.type}.json")
     batch = batch_size or (8 if quick else 64)
     rows: list[dict[str, Any]] = []

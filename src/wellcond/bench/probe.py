@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import interleaved_ms
+from wellcond.bench.timing import chosen_device, interleaved_ms
 from wellcond.probe import Probe
 
 __all__ = ["run"]
@@ -31,7 +31,7 @@ def run(
     """Times training with and without a probe on `device`; writes JSON to `output` and returns its path."""
     import timm
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = chosen_device(device)
     path = destination(output, f"probe-{where.type}.json")
     batch = batch_size or (256 if where.type == "cuda" and not quick else 4)
     images = photographs(batch, seed=SEED).to(where)

@@ -1,5 +1,6 @@
 """How long a function takes: the median of repeats after a warm-up, with the device's clock where it has one.
 
+device = chosen_device("cuda:1")
 milliseconds = median_ms(lambda: model(images), device)
 plain, grayed = sustained_ms([model, grayed_model], device)     # one of many calls in a row, the functions in turns
 milliseconds = graphed_ms(lambda: model(images), device)        # on the GPU alone, without the host
@@ -13,9 +14,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["graphed_ms", "interleaved_ms", "median_ms", "sustained_ms"]
+__all__ = ["chosen_device", "graphed_ms", "interleaved_ms", "median_ms", "sustained_ms"]
 
 SUSTAINED_MS = 20.0
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The device of that name, or the GPU where there is one. It becomes the current one, whose clock is asked."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    return device
 
 
 def median_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 20, warmup: int = 3) -> float:

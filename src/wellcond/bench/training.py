@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from wellcond.bench.photographs import write_photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import median_ms
+from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.bench.timm_train import timm_rate
 from wellcond.records import read_rows
 from wellcond.train.compiler import mend_read_back
@@ -73,7 +73,7 @@ def run(
     """
     if timm_train is not None and not timm_train.is_file():
         raise ValueError(f"there is no file {timm_train}; --timm-train is the path of timm's train.py")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = chosen_device(device)
     path = destination(output, f"train-{where.type}.json")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -27,6 +27,7 @@ __all__ = [
     "exporting",
     "fast_double",
     "fast_paths",
+    "followed",
     "fused_kernels",
     "large_programs",
     "other_derivatives",
@@ -115,6 +116,20 @@ def other_derivatives(*tensors: Tensor) -> bool:
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
+def followed(*tensors: Tensor) -> bool:
+    """Whether somebody follows single operations, and would see nothing of a kernel: forward-mode derivatives,
+    torch.func, a tracer, a dispatch mode, a tensor that computes in its own way (a fake or a distributed one)."""
+    if torch.compiler.is_compiling():
+        return False
+    torch_c: Any = torch._C
+    if torch_c._len_torch_dispatch_stack() or torch_c._get_tracing_state() is not None:
+        return True
+    kinds: list[Any] = [type(t) for t in tensors]
+    if any(kind.__torch_dispatch__ is not torch_c._disabled_torch_dispatch_impl for kind in kinds):
+        return True
+    return other_derivatives(*tensors)
+
+
 def batch_of_gradients(grad: Tensor) -> bool:
     """Whether this is a batch that `torch.autograd.grad(…, is_grads_batched=True)` hides, which has no memory."""
     if torch.compiler.is_compiling():
@@ -149,7 +164,8 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     little = "; but its programs need the shared memory of an H100 or more" if available and not large else ""
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
     of_nystrom = (
-        little or "; at most 128 landmarks, heads of 64 in bfloat16 or up to 64 landmarks and of 32 else, 6 steps"
+        little
+        or "; at most 128 landmarks and 6 steps, heads of 64 in bfloat16, in float16 up to 64 landmarks or heads of 32"
     )
     return [
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import addressable, batch_of_gradients, fused_kernels, other_derivatives
+from .fastpaths import addressable, batch_of_gradients, followed, fused_kernels, other_derivatives
 from .first_order import first_order
 from .gaussian_weights import exact_dtype, gaussian_weights, weights_that_count, wide_dtype
 
@@ -268,7 +268,7 @@ def _fused(x: Tensor, y: Tensor, v: Tensor) -> bool:
         and max(x.shape[-1], v.shape[-1]) <= FUSED_WIDTH
         and min(x.numel(), y.numel(), v.numel()) > 0
         and addressable(x, y, v)
-        and not other_derivatives(x, y, v)
+        and not followed(x, y, v)
     )
 
 

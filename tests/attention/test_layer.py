@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import inspect
 import pickle
 
 import pytest
 import timm
 import torch
+from timm.layers.attention import Attention as TimmAttention
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -124,3 +126,26 @@ def test_mistakes_are_named() -> None:
         SoftmaxAttention(12, num_heads=3, qk_norm=True)
     with pytest.raises(TypeError, match="num_landmarks"):
         SoftmaxAttention(12, num_heads=3, num_landmarks=4)
+
+
+@pytest.mark.skipif(
+    "gated" not in inspect.signature(TimmAttention).parameters, reason="an older timm has fewer arguments"
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_constructor_is_timms_by_position_too(gated: bool) -> None:
+    given = (48, 3, 8, 40, True, True, True, False, gated, 0.0, 0.0, nn.LayerNorm)
+    theirs, ours = TimmAttention(*given).eval(), SoftmaxAttention(*given).eval()
+    ours.load_state_dict(theirs.state_dict())
+    tokens = torch.randn(2, 9, 48)
+    assert ours(tokens).shape == (2, 9, 40)
+    torch.testing.assert_close(ours(tokens), theirs(tokens))
+
+
+def test_an_unknown_setting_is_named_beside_those_there_are() -> None:
+    with pytest.raises(TypeError, match=r"SkyformerAttention has no argument 'landmark'; its settings are: num_landm"):
+        SkyformerAttention(48, num_heads=3, landmark=8)
+    with pytest.raises(TypeError, match="its settings are: none"):
+        SoftmaxAttention(48, num_heads=3, divisor=8)
+    with pytest.raises(ValueError, match="or give attn_head_dim"):
+        SkyformerAttention(50, num_heads=3)
+    assert SkyformerAttention(50, num_heads=3, attn_head_dim=16)(torch.randn(1, 9, 50)).shape == (1, 9, 50)

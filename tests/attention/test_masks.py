@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from wellcond.attention import find_attention, kernelized_attention, skyformer, skyformer_attention, softmax_attention
-from wellcond.attention.masks import check_inputs, check_mask, key_mask, query_keep
+from wellcond.attention.checks import check_inputs
+from wellcond.attention.masks import check_mask, key_mask, query_keep
 from wellcond.numerics import gaussian
 
 QUERY, KEY = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
@@ -76,7 +77,7 @@ def test_masks_of_queries(shape: tuple[int, ...]) -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match=r"mask\[\.\.\., :1, :\]"):
+    with pytest.raises(ValueError, match=r"mask\.any\(-2, keepdim=True\)"):
         key_mask(torch.ones(2, 1, 5, 7, dtype=torch.bool), QUERY, KEY)
     with pytest.raises(ValueError, match=r"mask\[:, None, None, :\]"):
         key_mask(torch.ones(2, 7, dtype=torch.bool), QUERY, KEY)

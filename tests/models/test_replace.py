@@ -128,6 +128,47 @@ def test_landmarks_refuse_a_position_bias(family: str, name: str) -> None:
     assert torch.equal(model(images), before)
 
 
+@pytest.mark.parametrize("name", ["skyformer", "nystrom"])
+def test_landmarks_refuse_a_bias_that_blocks_share(name: str) -> None:
+    """It is the whole model's, and no block tells."""
+    model = timm.create_model(
+        "beit_base_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=2, num_classes=3,
+        use_rel_pos_bias=False, use_shared_rel_pos_bias=True,
+    ).eval()  # fmt: skip
+    with pytest.raises(ValueError, match="relative position bias"):
+        replace_attention(model, name)
+    assert attention_of(model) == {}
+    with replace_attention(model, "kernelized"):
+        assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_a_mask_of_pairs_is_taken_or_refused_at_once(name: str) -> None:
+    """NaFlexVit's, of batches with padding."""
+    model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, depth=2, num_heads=2, num_classes=3).eval()
+    patches = {
+        "patches": torch.randn(2, 9, 16 * 16 * 3),
+        "patch_coord": torch.stack([torch.arange(9) // 3, torch.arange(9) % 3], -1).expand(2, 9, 2),
+        "patch_valid": (torch.arange(9) < torch.tensor([[9], [6]])),
+    }
+    if name in ("softmax", "kernelized"):
+        replace_attention(model, name)
+        assert model(patches).isfinite().all()
+    else:
+        with pytest.raises(ValueError, match="NaFlexVit hides padding"):
+            replace_attention(model, name)
+        assert attention_of(model) == {}
+
+
+def test_a_model_without_known_blocks_is_told_what_can_be_done() -> None:
+    with pytest.raises(
+        ValueError, match=r"Sequential has no blocks whose attention.*SkyformerAttention\(dim, num_heads"
+    ):
+        replace_attention(nn.Sequential(nn.Linear(3, 3)), "linear")
+    with pytest.raises(TypeError, match=r"the model comes first.*got str"):
+        replace_attention("skyformer", nn.Linear(3, 3))  # pyright: ignore[reportArgumentType]
+
+
 def test_what_is_lost_is_said(make_vit: Make) -> None:
     model, _ = make("cait_xxs24_224")
     with pytest.warns(UserWarning, match="1 blocks goes without talking heads"):

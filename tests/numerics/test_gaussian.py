@@ -14,6 +14,28 @@ from wellcond.numerics.gaussian_weights import gaussian_weights
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_long_products_store_no_weights(dynamic, monkeypatch):
+    """They are an operator of the graph; short ones are plain operations, which the compiler fuses."""
+    monkeypatch.setattr(gaussian, "DIRECT", 500)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(gaussian_product, backend=backend, fullgraph=True, dynamic=dynamic)
+    for n, operator in ((10, False), (40, True)):
+        x, y, v = (torch.randn(1, 2, n, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        found, want = (f(x, y, v, scale=0.5) for f in (compiled, gaussian_product))
+        assert_close(found, want)
+        for a, b in zip(*(torch.autograd.grad(out.sum(), (x, y, v)) for out in (found, want)), strict=True):
+            assert_close(a, b)
+        assert ("gaussian_product" in graphs[-1].code) is operator
+    torch.compiler.reset()
+
+
 def exact(x, y, v, scale, keep=None, is_causal=False):
     """Every distance by itself, in float64."""
     weights = (-scale / 2 * (x.double()[..., :, None, :] - y.double()[..., None, :, :]).square().sum(-1)).exp()

@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from wellcond.attention.checks import check_inputs
 from wellcond.attention.landmarks import check_counts, prefix_positions
-from wellcond.attention.masks import check_inputs, key_mask
+from wellcond.attention.masks import key_mask
 from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, transposed_start
 
 __all__ = ["skyformer_compat"]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import check_inputs, check_mask, key_mask, one_row
+from wellcond.attention.masks import check_mask, key_mask, one_row
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 
@@ -44,9 +45,12 @@ def kernelized_attention(
     A query whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
-    if attn_mask is not None and is_causal:
-        raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    check_scale(scale)
+    check_dropout(dropout_p)
+    refuse_both(attn_mask, is_causal)
+    if attn_mask is not None:
+        check_mask(attn_mask, query, key)
+    scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
     if dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
         return _with_weights(query, key, value, attn_mask, dropout_p, is_causal, scale)
     mask = key_mask(attn_mask, query, key)
@@ -70,8 +74,6 @@ def _with_weights(
     is_causal: bool,
     scale: float,
 ) -> Tensor:
-    if attn_mask is not None:
-        check_mask(attn_mask, query, key)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     with torch.autocast(query.device.type, enabled=False):

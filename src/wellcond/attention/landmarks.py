@@ -48,10 +48,14 @@ class Landmarks:
 
 def check_counts(num_landmarks: int, num_iterations: int) -> None:
     """ValueError for numbers of landmarks and of steps that cannot be."""
-    if not (isinstance(num_landmarks, (int, Integral)) and num_landmarks > 0):
+    if not (_whole(num_landmarks) and num_landmarks > 0):
         raise ValueError(f"num_landmarks={num_landmarks!r} cannot be: a whole number is needed, and at least one")
-    if not (isinstance(num_iterations, (int, Integral)) and num_iterations >= 0):
+    if not (_whole(num_iterations) and num_iterations >= 0):
         raise ValueError(f"num_iterations={num_iterations!r} cannot be: give 0 or more, 6 is usual")
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, (int, Integral)) and not isinstance(number, bool)
 
 
 def choose_landmarks(

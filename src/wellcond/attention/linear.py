@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
-from wellcond.attention.masks import check_inputs, key_mask, one_row
+from wellcond.attention.masks import check_mask, key_mask, one_row
 
 __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
@@ -45,13 +46,16 @@ def linear_attention(
     A query whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        raise ValueError(
-            f"linear attention takes boolean masks, True = keep; this one is {attn_mask.dtype}. If it is 0 where keys "
-            "count and very negative elsewhere, pass mask > -1"
-        )
-    if attn_mask is not None and is_causal:
-        raise ValueError("give attn_mask or is_causal, not both; attn_mask & causal_mask is one mask for both")
+    check_scale(scale, negative=True)
+    check_dropout(dropout_p)
+    refuse_both(attn_mask, is_causal)
+    if attn_mask is not None:
+        check_mask(attn_mask, query, key)
+        if attn_mask.dtype != torch.bool:
+            raise ValueError(
+                f"linear attention takes boolean masks, True = keep; this one is {attn_mask.dtype}. If it is 0 where "
+                "keys count and very negative elsewhere, pass mask > -1"
+            )
     _check_divisor(divisor)
     factor = 1 / divisor if scale is None else scale
     if is_causal or dropout_p > 0 or (attn_mask is not None and not one_row(attn_mask)):
@@ -92,6 +96,8 @@ def _check_divisor(divisor: float) -> None:
 
 class LinearCore(AttentionCore):
     """`linear_attention` inside a module."""
+
+    takes_pair_masks = False  # but booleans
 
     def __init__(self, *, divisor: float = 16.0) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["KeyMask", "broadcasts", "check_inputs", "check_mask", "key_mask", "one_row", "query_keep"]
+__all__ = ["KeyMask", "broadcasts", "check_mask", "key_mask", "one_row", "query_keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +27,6 @@ class KeyMask:
     """What a key's share is multiplied by: exp(bias). A key whose weight is 0 does not count."""
     bias: Tensor | None = None
     """A floating-point mask, float32 at least."""
-
-
-def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """ValueError for shapes that no attention takes: (…, n, p), (…, m, p) and (…, m, c) are wanted."""
-    q, k, v = query.shape, key.shape, value.shape
-    floating = query.is_floating_point() and key.is_floating_point() and value.is_floating_point()
-    if floating and len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]:
-        return  # the usual, and looked at in no more detail: it is every call's
-    shapes = [tuple(t.shape) for t in (query, key, value)]
-    if not all(t.ndim >= 2 and t.is_floating_point() for t in (query, key, value)):
-        raise ValueError(f"query, key and value are floating-point (…, heads, tokens, width); got {shapes}")
-    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"query {shapes[0]}, key {shapes[1]} and value {shapes[2]} do not fit: query and key need the same width, "
-            "key and value the same number of tokens"
-        )
-    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-        raise ValueError(
-            f"query {shapes[0]}, key {shapes[1]} and value {shapes[2]} differ in batch or heads; expand them first "
-            "(grouped-query attention: key.repeat_interleave(groups, dim=-3))"
-        )
 
 
 def broadcasts(t: Tensor, wanted: tuple[int, ...]) -> bool:
@@ -64,6 +43,7 @@ def one_row(attn_mask: Tensor) -> bool:
 
 def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
     """ValueError for a mask that is neither boolean nor floating point, or does not broadcast to (…, heads, n, m)."""
+    _check_tensor(attn_mask, "attn_mask")
     wanted = (*query.shape[:-1], key.shape[-2])
     if not broadcasts(attn_mask, wanted):
         hint = ""
@@ -89,10 +69,11 @@ def key_mask(
         return None
     check_mask(attn_mask, query, key)
     if not one_row(attn_mask):
+        reduced = f"mask.{'any' if attn_mask.dtype == torch.bool else 'amax'}(-2, keepdim=True)"
         raise ValueError(
             f"{method} takes masks of keys only, (b, 1, 1, m), since landmarks mix the queries; this one is "
-            f"{tuple(attn_mask.shape)}. If it hides padding and nothing else, pass mask[..., :1, :]; for any other "
-            "mask use softmax or kernelized attention"
+            f"{tuple(attn_mask.shape)}. If it hides padding and nothing else, pass {reduced}, which says what any "
+            "query may see; for any other mask use softmax or kernelized attention"
         )
     row = _full_row(attn_mask if attn_mask.ndim < 2 else attn_mask[..., 0, :], query.ndim - 1, key.shape[-2])
     if row.dtype == torch.bool:
@@ -109,6 +90,7 @@ def query_keep(query_mask: Tensor, query: Tensor) -> Tensor:
 
     One in the form of an attn_mask, (b, 1, 1, n), is taken too.
     """
+    _check_tensor(query_mask, "query_mask")
     n, wanted = query.shape[-2], tuple(query.shape[:-1])
     if query_mask.dtype != torch.bool:
         raise ValueError(f"query_mask is boolean, True for queries that are no padding; this one is {query_mask.dtype}")
@@ -117,6 +99,11 @@ def query_keep(query_mask: Tensor, query: Tensor) -> Tensor:
         hint = "; write (b, n) as mask[:, None, :]" if query_mask.shape == (query.shape[0], n) else ""
         raise ValueError(f"query_mask {tuple(query_mask.shape)} does not broadcast to {wanted}, (…, heads, n){hint}")
     return _dense(_full_row(row, len(wanted), n))
+
+
+def _check_tensor(mask: Tensor, name: str) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a tensor, not {type(mask).__name__}: torch.as_tensor(mask)")
 
 
 def _full_row(row: Tensor, ndim: int, length: int) -> Tensor:

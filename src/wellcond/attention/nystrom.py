@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale
 from wellcond.attention.landmarks import check_counts, segment_means
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import KeyMask, check_inputs, key_mask, query_keep
+from wellcond.attention.masks import KeyMask, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.attention.softmax import softmax_attention
 from wellcond.numerics.inverse import invert_by_iteration
@@ -58,7 +59,11 @@ def nystrom_attention(
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
+    check_scale(scale, negative=True)
     check_counts(num_landmarks, num_iterations)
+    check_dropout(dropout_p)
+    if conv_kernel is not None:
+        _check_convolution(conv_kernel, value, query.shape[-2])
     if dropout_p > 0:
         raise ValueError(f"Nyström attention has no weights that dropout_p={dropout_p} could drop; set it to 0")
     if is_causal:
@@ -69,12 +74,15 @@ def nystrom_attention(
         row = None
         if mask is not None:
             row = (mask.keep if mask.bias is None else mask.bias.to(query.dtype))[..., None, :]
-        out = softmax_attention(query, key, value, row, scale=scale)
+        common = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        tokens = (query.to(common), key.to(common), value.to(common))
+        row = row if row is None or row.dtype == torch.bool else row.to(common)
+        out = softmax_attention(*tokens, row, scale=scale).to(value.dtype)
     else:
         keep = None if mask is None else mask.keep
         if query_mask is None and query.shape[-2] == key.shape[-2]:
             query_mask = keep
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
         counts = {"num_landmarks": num_landmarks, "num_iterations": num_iterations}
         if mask is None and query_mask is None and can_fuse(query, key, value, **counts):
             out = fused_nystrom(query, key, value, **counts, scale=scale)
@@ -82,7 +90,7 @@ def nystrom_attention(
             with torch.autocast(query.device.type, enabled=False):
                 out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)
     if conv_kernel is not None:
-        out = out + _convolved(value, conv_kernel, mask, query.shape[-2]).to(out.dtype)
+        out = out + _convolved(value, conv_kernel, mask).to(out.dtype)
     return out
 
 
@@ -103,7 +111,7 @@ def _by_segments(
     times = torch.matmul
     if keep is None and query_keep is None:
         times = torch.bmm  # the same with fewer steps, forward and back
-        q, k, v = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
+        q, k, v = (t.reshape(t.shape[:-2].numel(), *t.shape[-2:]) for t in (q, k, v))
     of_queries, real_queries = segment_means(q, num_landmarks, query_keep)
     of_keys, real_keys = segment_means(k, num_landmarks, keep)
     scaled_keys = of_keys * scale
@@ -144,14 +152,22 @@ def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
     return logits.masked_fill(gone, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(gone, 0)
 
 
-def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None, n: int) -> Tensor:
-    heads, size = weight.shape
-    if value.ndim < 3 or value.shape[-3] != heads or size % 2 == 0:
+def _check_convolution(weight: Tensor, value: Tensor, n: int) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(
+            f"conv_kernel={weight!r} must be a tensor of weights, (heads, odd size); its size alone is for the module, "
+            "NystromAttention(…, conv_kernel=33), which has such weights"
+        )
+    if weight.ndim != 2 or value.ndim < 3 or value.shape[-3] != weight.shape[0] or weight.shape[1] % 2 == 0:
         raise ValueError(
             f"conv_kernel {tuple(weight.shape)} does not fit: (heads, odd size) for values {tuple(value.shape)}"
         )
     if value.shape[-2] != n:
         raise ValueError(f"conv_kernel adds a convolution of {value.shape[-2]} values to {n} queries; leave it out")
+
+
+def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None) -> Tensor:
+    heads, size = weight.shape
     if mask is not None:
         value = value.masked_fill(~mask.keep[..., None], 0)
     lead = value.shape[:-3]
@@ -165,6 +181,7 @@ class NystromCore(AttentionCore):
 
     drops_weights = False
     takes_bias = False
+    takes_pair_masks = False
 
     def __init__(
         self,
@@ -178,7 +195,8 @@ class NystromCore(AttentionCore):
     ) -> None:
         super().__init__()
         check_counts(num_landmarks, num_iterations)
-        self.num_landmarks, self.num_iterations, self.conv_kernel = num_landmarks, num_iterations, conv_kernel
+        self.num_landmarks, self.num_iterations = int(num_landmarks), int(num_iterations)
+        self.conv_kernel = None if conv_kernel is None else int(conv_kernel)
         self.conv = None
         if conv_kernel is not None:
             if conv_kernel < 1 or conv_kernel % 2 == 0:

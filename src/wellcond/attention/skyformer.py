@@ -10,16 +10,18 @@ streaming products and a solve with a d × d matrix. With every query and key a 
 """
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import KeyMask, broadcasts, check_inputs, key_mask, query_keep
+from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
@@ -84,14 +86,16 @@ def skyformer_attention(
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
-    _check_settings(gamma, solver, kernel, num_landmarks, num_iterations)
+    check_scale(scale)
+    _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
+    check_dropout(dropout_p)
     if dropout_p > 0:
         raise ValueError(
             f"Skyformer never has the attention weights that dropout_p={dropout_p} would drop; set it to 0"
         )
     if is_causal:
         raise ValueError("Skyformer cannot be causal, its landmarks see every token; use kernelized_attention")
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
     if compat:
         _check_compat(landmarks in ("spread", "random"), solver, kernel)
         if query_mask is not None:
@@ -207,12 +211,18 @@ def _normalized(out: Tensor) -> Tensor:
     return (values / sums.masked_fill(gone, 1)).masked_fill(gone, 0)
 
 
-def _check_settings(gamma: float, solver: str, kernel: str, num_landmarks: int, num_iterations: int) -> None:
+def _check_settings(
+    gamma: float, solver: str, kernel: str, num_landmarks: int, num_iterations: int, compat: bool
+) -> None:
     check_counts(num_landmarks, num_iterations)
+    if not isinstance(compat, bool):
+        raise TypeError(f"compat={compat!r} must be True or False")
     if solver not in SOLVERS:
         raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (matrix products alone)")
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is unknown; use 'gaussian' or 'softmax'")
+    if isinstance(gamma, bool | Tensor) or not isinstance(gamma, int | float | Real | torch.SymFloat):
+        raise TypeError(f"gamma={gamma!r} must be a number; 0.1 is usual")
     if not 0 <= gamma < math.inf:
         raise ValueError(f"gamma={gamma} must be 0 or more; 0.1 is usual")
 
@@ -234,6 +244,7 @@ class SkyformerCore(AttentionCore):
 
     drops_weights = False
     takes_bias = False
+    takes_pair_masks = False
 
     def __init__(
         self,
@@ -247,15 +258,17 @@ class SkyformerCore(AttentionCore):
         compat: bool = False,
     ) -> None:
         super().__init__()
-        _check_settings(gamma, solver, kernel, num_landmarks, num_iterations)
+        _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
+        if isinstance(landmarks, Tensor):
+            raise TypeError("modules take landmarks by name; a tensor of them is for the function, skyformer_attention")
         if landmarks not in LANDMARKS:
             raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
         if compat:
             _check_compat(landmarks == "random", solver, kernel)
-        self.num_landmarks, self.landmarks = num_landmarks, landmarks
+        self.num_landmarks, self.landmarks = int(num_landmarks), landmarks
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._gamma = float(gamma).as_integer_ratio()
-        self.solver, self.num_iterations, self.kernel, self.compat = solver, num_iterations, kernel, compat
+        self.solver, self.num_iterations, self.kernel, self.compat = solver, int(num_iterations), kernel, compat
 
     @property
     def gamma(self) -> float:

@@ -9,9 +9,12 @@ It is here so that a comparison changes one word. A query whose keys are all mas
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import check_inputs
+from wellcond.attention.masks import check_mask
+from wellcond.numerics.fastpaths import other_derivatives
 
 __all__ = ["SoftmaxAttention", "SoftmaxCore", "softmax_attention"]
 
@@ -27,8 +30,28 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(QKᵀ · scale) V, by `torch.nn.functional.scaled_dot_product_attention`; scale is 1/√p unless given."""
     check_inputs(query, key, value)
+    check_scale(scale, negative=True)
+    check_dropout(dropout_p)
+    refuse_both(attn_mask, is_causal)
+    if other_derivatives(query, key, value):  # which the fused kernels do not have
+        with sdpa_kernel(SDPBackend.MATH):
+            return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
     if attn_mask is None:
         return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
+    check_mask(attn_mask, query, key)
+    attn_mask = attn_mask if attn_mask.ndim > 1 else attn_mask.reshape(1, -1)  # torch wants two dimensions
     # Not every kernel behind it gives zeros for a row without keys: such a row attends to all keys, and is cleared.
     if attn_mask.dtype == torch.bool:
         gone = ~attn_mask.any(-1, keepdim=True)

@@ -40,8 +40,8 @@ class Replaced:
         def __getattr__(self, name: str) -> Any: ...
 
     @classmethod
-    def refuses(cls, module: Any, core: AttentionCore) -> str:
-        """Why this module cannot attend like this; "" if it can."""
+    def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
+        """Why this module of the model cannot attend like this; "" if it can."""
         return ""
 
     def _attend(
@@ -115,6 +115,15 @@ def _three(x: Tensor, heads: int) -> tuple[Tensor, ...]:
 
 @register_forward("timm.layers.attention.Attention", TIMM + "vision_transformer.Attention")
 class _ViT(Replaced):
+    @classmethod
+    def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
+        if core.takes_pair_masks or not any(type(part).__name__ == "NaFlexVit" for part in model.modules()):
+            return ""
+        return (
+            "NaFlexVit hides padding by numbers that it adds for each pair of tokens, which this attention has no "
+            "place for; softmax and kernelized attention take them"
+        )
+
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         q, k, v = _three(self.qkv(x), self.num_heads)
         y = self.norm(self._attend(self.q_norm(q), self.k_norm(k), v, attn_mask, is_causal))
@@ -170,11 +179,13 @@ def _with_query_bias(module: Any, x: Tensor) -> Tensor:
 
 
 class _WithBias(Replaced):
-    """For modules whose relative position bias is a number for each pair of tokens."""
+    """For modules whose relative position bias is a number for each pair of tokens, their own or the whole model's."""
 
     @classmethod
-    def refuses(cls, module: Any, core: AttentionCore) -> str:
-        if core.takes_bias or getattr(module, "relative_position_bias_table", None) is None:
+    def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
+        own = getattr(module, "relative_position_bias_table", None) is not None
+        shared = any(getattr(part, "rel_pos_bias", None) is not None for part in model.modules())
+        if core.takes_bias or not (own or shared):
             return ""
         return (
             "it has a relative position bias, a number for each pair of tokens, and landmarks know no pairs; "

@@ -41,7 +41,7 @@ class HuggingFaceReplaced(Replaced):
     _has_forward = False
 
     @classmethod
-    def refuses(cls, module: Any, core: AttentionCore) -> str:
+    def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
         forward: Any = inspect.unwrap(plain_attention_class(module).forward)
         if "ALL_ATTENTION_FUNCTIONS" not in forward.__code__.co_names or not hasattr(module, "config"):
             return "in this version of transformers it does not choose its attention by their interface; upgrade to 5"

@@ -87,9 +87,9 @@ def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **se
 
     Raises ValueError, before anything is changed, for a block that cannot attend like this.
     """
-    chosen = select_blocks(find_blocks(model), blocks)
+    chosen = select_blocks(_blocks_of(model), blocks)
     wanted = AttentionSettings(name=name, settings=_checked_settings(name, settings))
-    plan = _plan((block, wanted) for block in chosen)
+    plan = _plan(model, ((block, wanted) for block in chosen))
     _warn(plan)
     return _change(model, chosen, plan)
 
@@ -127,7 +127,7 @@ def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) ->
     if unknown := sorted(wanted.keys() - blocks.keys()):
         raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
     present = attention_of(model)
-    plan = _plan((blocks[name], how) for name, how in wanted.items() if present.get(name) != how)
+    plan = _plan(model, ((blocks[name], how) for name, how in wanted.items() if present.get(name) != how))
     back: Plan = {_attention(b): None for name, b in blocks.items() if name not in wanted and _core_of(b) is not None}
     _check_classes(back)
     return plan | back
@@ -155,13 +155,28 @@ def put_attention(model: nn.Module, plan: Plan) -> None:
         forget_compiled_code()
 
 
-def _plan(wanted: Iterable[tuple[Block, AttentionSettings]]) -> Plan:
+def _blocks_of(model: nn.Module) -> list[Block]:
+    """The model's blocks; where there are none that we know, what may be done about its attention."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f'the model comes first: replace_attention(model, "skyformer"); got {type(model).__name__}')
+    try:
+        return find_blocks(model)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} has no blocks whose attention replace_attention could replace: it knows timm's "
+            "vision transformers, and of Hugging Face's models those that docs/attention.md names. In another model "
+            "put a module of wellcond.attention where it attends (SkyformerAttention(dim, num_heads)), or call one of "
+            "its functions as you would scaled_dot_product_attention"
+        ) from error
+
+
+def _plan(model: nn.Module, wanted: Iterable[tuple[Block, AttentionSettings]]) -> Plan:
     """The changes, checked but not made."""
     plan: Plan = {}
     for block, how in wanted:
         core, module = find_attention(how.name).core(**how.settings), _attention(block)
         made = _replaceable(block, module)
-        if why := made.refuses(module, core):
+        if why := made.refuses(module, core, model):
             raise ValueError(f"{block.name} cannot attend like {how.name}: {why}")
         plan[module] = core
     _check_classes(plan)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import addressable, batch_of_gradients, followed, fused_kernels, other_derivatives
+from .fastpaths import addressable, batch_of_gradients, exporting, followed, fused_kernels, other_derivatives
 from .first_order import first_order
 from .gaussian_weights import exact_dtype, gaussian_weights, weights_that_count, wide_dtype
 
@@ -58,7 +58,7 @@ def gaussian_product(
     fused = _fused(x, y, v)
     if keep is not None and not fused:  # what does not count may hold anything, and 0 · NaN is NaN
         y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
-    if not fused and (torch.compiler.is_compiling() or _few(x, y) or other_derivatives(x, y, v)):
+    if not fused and (exporting() or _few(x, y) or other_derivatives(x, y, v)):
         return _directly(x, y, v, keep, scale, is_causal)
     if x.ndim != 4:
         batch, heads = (lead[:-1].numel(), lead[-1]) if lead else (1, 1)

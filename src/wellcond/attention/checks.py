@@ -1,0 +1,75 @@
+"""What every attention asks of its arguments before it computes.
+
+check_inputs(query, key, value)          # tensors of floating point that fit together
+check_scale(scale)                       # a number, or None for the default
+check_dropout(dropout_p)
+refuse_both(attn_mask, is_causal)
+"""
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_dropout", "check_inputs", "check_scale", "refuse_both"]
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """ValueError for shapes that no attention takes: (…, n, p), (…, m, p) and (…, m, c) are wanted."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        kinds = ", ".join(type(t).__name__ for t in (query, key, value))
+        raise TypeError(f"query, key and value are tensors; got {kinds}. A numpy array: torch.from_numpy(array)")
+    q, k, v = query.shape, key.shape, value.shape
+    floating = query.is_floating_point() and key.is_floating_point() and value.is_floating_point()
+    if floating and len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]:
+        return  # the usual, and looked at in no more detail: it is every call's
+    if not floating:
+        kinds = ", ".join(str(t.dtype) for t in (query, key, value))
+        raise ValueError(
+            f"query, key and value are floating-point; got {kinds}. Convert them first, e.g. query.float()"
+        )
+    shapes = [tuple(t.shape) for t in (query, key, value)]
+    if not all(t.ndim >= 2 for t in (query, key, value)):
+        raise ValueError(f"query, key and value are (…, heads, tokens, width); got {shapes}")
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"query {shapes[0]}, key {shapes[1]} and value {shapes[2]} do not fit: query and key need the same width, "
+            "key and value the same number of tokens"
+        )
+    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        raise ValueError(
+            f"query {shapes[0]}, key {shapes[1]} and value {shapes[2]} differ in batch or heads; expand them first "
+            "(grouped-query attention: key.repeat_interleave(groups, dim=-3))"
+        )
+
+
+def check_scale(scale: Any, *, negative: bool = False) -> None:
+    """TypeError for what is no number, ValueError for one that cannot be; a `negative` one makes sense for logits."""
+    if scale is None:
+        return
+    if isinstance(scale, Tensor):
+        raise TypeError(
+            "scale is a number, and gets no gradient; for a learned one multiply query and key each by its square root"
+        )
+    if isinstance(scale, bool) or not isinstance(scale, int | float | Real | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"scale={scale!r} must be a number, or None for 1/√p")
+    number: Any = scale
+    if not -math.inf < number < math.inf or (number < 0 and not negative):
+        wanted = "finite" if negative else "finite and not negative: it multiplies squared distances"
+        raise ValueError(f"scale={scale} must be {wanted}")
+
+
+def check_dropout(dropout_p: float) -> None:
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p={dropout_p} is a probability, from 0 to 1")
+
+
+def refuse_both(attn_mask: Tensor | None, is_causal: bool) -> None:
+    """A mask and the flag: which of them would count?"""
+    if attn_mask is not None and is_causal:
+        raise ValueError(
+            "give attn_mask or is_causal, not both. One mask for both: with causal = torch.ones(n, m, dtype=torch.bool)"
+            ".tril(), mask & causal; of numbers to be added, mask.masked_fill(~causal, -torch.inf)"
+        )

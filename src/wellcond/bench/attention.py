@@ -141,7 +141,7 @@ class _Trial:
             "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads,
             "n": n, "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
             "forward ms": None, "both ms": None, "alone ms": None, "gpu ms": None, "calls": None, "memory MiB": None,
-            "note": "",
+            "forward memory MiB": None, "note": "",
         }  # fmt: skip
         generator = torch.Generator(device).manual_seed(SEED)
         q, k, v, self.grad = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
@@ -185,7 +185,7 @@ class _Trial:
 
     def _fail(self, error: Exception) -> None:
         self.failed, self.out_of_memory = True, _is_out_of_memory(error)
-        self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls", "memory MiB"))
+        self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls", "memory MiB", "forward memory MiB"))
         self.row["note"] = f"failed: {_in_short(error)}"
 
     @property
@@ -202,8 +202,9 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
         else:
             trial.guarded(trial.alone)()  # once before: what libraries set aside for themselves is not counted
             memory = _peak_mib(trial.guarded(trial.alone), device)
-            trial.guarded(trial.forward)()
-            trial.row["memory MiB"] = None if trial.failed else memory
+            forward = _peak_mib(trial.guarded(trial.forward), device)
+            if not trial.failed:
+                trial.row |= {"memory MiB": memory, "forward memory MiB": forward}
     running = [trial for trial in trials if not trial.failed and not trial.row["note"]]
     for trial in running:
         once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1) if device.type == "cuda" else CALLS_MS

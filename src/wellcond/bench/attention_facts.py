@@ -19,6 +19,7 @@ from typing import Any
 __all__ = [
     "ALONE",
     "CALLED",
+    "FORWARD",
     "GPU",
     "Record",
     "TORCH",
@@ -38,7 +39,7 @@ __all__ = [
 
 Record = dict[str, Any]
 TORCH = "softmax (SDPA)"
-CALLED, GPU, ALONE = "both ms", "gpu ms", "alone ms"
+CALLED, GPU, ALONE, FORWARD = "both ms", "gpu ms", "alone ms", "forward ms"
 
 
 def taken(record: Record, method: str | None = None, *, time: str = GPU) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from wellcond.bench.attention_facts import (
     CALLED,
+    FORWARD,
     GPU,
     TORCH,
     Record,
@@ -87,9 +88,15 @@ def _numbers(record: Record) -> str:
             "starts as one, so that its own time for each kernel is not in it:",
             _table("shape", every, methods, _timed(record, every, methods, time=GPU)),
         ]
-    if any(row["memory MiB"] for row in record["rows"]):
-        cells = [[_memory(record, method, shape) for method in methods] for shape in every]
-        parts += ["Peak memory above the inputs, forward and backward, in MiB:", _table("shape", every, methods, cells)]
+    if taken(record, time=FORWARD):
+        parts += [
+            "Forward alone, without a gradient, in milliseconds:",
+            _table("shape", every, methods, _timed(record, every, methods, time=FORWARD)),
+        ]
+    for column, what in (("memory MiB", "forward and backward"), ("forward memory MiB", "forward without a gradient")):
+        if any(row.get(column) for row in record["rows"]):
+            cells = [[_memory(record, method, shape, column) for method in methods] for shape in every]
+            parts += [f"Peak memory above the inputs, {what}, in MiB:", _table("shape", every, methods, cells)]
     also = "; `GPU` is on the GPU alone" if taken(record) else ""
     parts += [
         "From which n on each wins every measurement; by more than two measurements of its own were apart; how far "
@@ -197,8 +204,8 @@ def _time(record: Record, method: str, shape: str, time: str) -> str:
     return f"{times} ({bold})" if bold else times
 
 
-def _memory(record: Record, method: str, shape: str) -> str:
-    found = [row["memory MiB"] for row in rows_of(record, method, shape) if row["memory MiB"]]
+def _memory(record: Record, method: str, shape: str, column: str) -> str:
+    found = [row[column] for row in rows_of(record, method, shape) if row.get(column)]
     return three_digits(max(found)) if found else "–"
 
 

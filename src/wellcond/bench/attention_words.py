@@ -46,11 +46,11 @@ LONG = 4096
 
 def choice(record: Record) -> str:
     """What the numbers say to someone who chooses, a paragraph for each question."""
-    parts = (
-        _which_time, _at_vit_length, _at_long_lengths, _at_long_lengths_alone, _in_one_call, _in_memory, _kernelized,
-        _noise,
-    )  # fmt: skip
-    return "\n".join([f"**{advice(record)}**\n", *(f"- {text}" for part in parts if (text := part(record)))])
+    first = (_at_long_lengths, _at_long_lengths_alone, _which_time)
+    then = (_at_vit_length, _in_one_call, _in_memory, _kernelized, _noise)
+    lists = ["\n".join(f"- {text}" for part in parts if (text := part(record))) for parts in (first, then)]
+    more = f"<details><summary>At 197 tokens, in memory, and how noisy it was</summary>\n\n{lists[1]}\n\n</details>"
+    return "\n\n".join([f"**{advice(record)}**", lists[0], *([more] if lists[1] else [])])
 
 
 def advice(record: Record) -> str:

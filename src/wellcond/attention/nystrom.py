@@ -111,7 +111,7 @@ def _by_segments(
     times = torch.matmul
     if keep is None and query_keep is None:
         times = torch.bmm  # the same with fewer steps, forward and back
-        q, k, v = (t.reshape(t.shape[:-2].numel(), *t.shape[-2:]) for t in (q, k, v))
+        q, k, v = (t.flatten(0, -3) if t.ndim > 2 else t[None] for t in (q, k, v))
     of_queries, real_queries = segment_means(q, num_landmarks, query_keep)
     of_keys, real_keys = segment_means(k, num_landmarks, keep)
     scaled_keys = of_keys * scale

@@ -6,9 +6,10 @@
     spread(record, "skyformer")                    # how far two measurements of one shape were apart, as a ratio
 
 A method wins a row where it is faster, forward and backward, than torch's attention there; at each shape they took
-turns, but for what is compiled, which came last. A shape that was measured twice counts twice. There are several times: `CALLED`, as called from Python; in later records `GPU`, the same
-work captured as a CUDA graph, which the host starts as one; and in the latest `ALONE`, one call with a backward pass of
-its own, where `CALLED` is one of several calls in a backward pass, as a model has them.
+turns, but for what is compiled, which came last. A shape that was measured twice counts twice. There are several times:
+`CALLED`, as called from Python; in later records `GPU`, the same work captured as a CUDA graph, which the host starts
+as one; and in the latest `ALONE`, one call with a backward pass of its own, where `CALLED` is one of several calls in a
+backward pass, as a model has them.
 """
 
 import math

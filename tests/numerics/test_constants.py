@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from wellcond.numerics import constants
 from wellcond.numerics.constants import kept_constants
@@ -52,6 +53,24 @@ def test_what_is_made_during_a_capture_is_that_graphs_alone(numbers, capturing):
     capturing(False)
     assert ones(3, "cpu") is not inside
     assert made == [3, 3]
+
+
+def test_a_tracers_tensors_are_not_kept(numbers):
+    ones, made = numbers
+    with FakeTensorMode():
+        assert isinstance(ones(3, "cpu"), FakeTensor)
+    first = ones(3, "cpu")
+    assert type(first) is torch.Tensor
+    with FakeTensorMode():
+        assert isinstance(ones(3, "cpu"), FakeTensor)
+    assert ones(3, "cpu") is first
+    assert made == [3, 3, 3]
+
+
+def test_what_inference_asked_for_first_serves_gradients_too(numbers):
+    ones, _ = numbers
+    with torch.inference_mode():
+        assert not ones(3, "cpu").is_inference()
 
 
 def test_without_a_gpu_nothing_is_captured(monkeypatch):

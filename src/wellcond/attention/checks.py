@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_dropout", "check_inputs", "check_scale", "refuse_both"]
+__all__ = ["check_dropout", "check_inputs", "check_scale", "is_number", "refuse_both"]
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -45,6 +45,11 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+def is_number(value: object) -> bool:
+    """Whether it is a real number, numpy's or a compiler's too; a tensor or a truth value is none."""
+    return isinstance(value, int | float | Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
+
+
 def check_scale(scale: Any, *, negative: bool = False) -> None:
     """TypeError for what is no number, ValueError for one that cannot be; a `negative` one makes sense for logits."""
     if scale is None:
@@ -53,7 +58,7 @@ def check_scale(scale: Any, *, negative: bool = False) -> None:
         raise TypeError(
             "scale is a number, and gets no gradient; for a learned one multiply query and key each by its square root"
         )
-    if isinstance(scale, bool) or not isinstance(scale, int | float | Real | torch.SymFloat | torch.SymInt):
+    if not is_number(scale):
         raise TypeError(f"scale={scale!r} must be a number, or None for 1/√p")
     number: Any = scale
     if not -math.inf < number < math.inf or (number < 0 and not negative):

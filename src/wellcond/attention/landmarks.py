@@ -20,6 +20,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from wellcond.numerics.constants import kept_constants
+
 __all__ = [
     "LANDMARKS",
     "Landmarks",
@@ -31,9 +33,6 @@ __all__ = [
 ]
 
 LANDMARKS = ("spread", "random", "segment")
-MOST_KEPT = 256
-
-_kept_positions: dict[tuple[int, int, int, int, torch.device], Tensor] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,8 @@ def landmark_positions(
     """
     of_queries, of_keys = _halves(query.shape[-2], key.shape[-2], count)
     if method == "spread":
-        return _spread_positions(query.shape[-2], key.shape[-2], of_queries, of_keys, query.device), of_queries
+        made = _make_spread_positions if torch.compiler.is_compiling() else _kept_spread_positions
+        return made(query.shape[-2], key.shape[-2], of_queries, of_keys, query.device), of_queries
     parts = [_drawn(tokens, number, generator) for tokens, number in ((query, of_queries), (key, of_keys)) if number]
     return torch.cat(parts, -1), of_queries
 
@@ -153,22 +153,6 @@ def _halves(n: int, m: int, count: int) -> tuple[int, int]:
     return of_queries, min(m, count - of_queries)
 
 
-def _spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
-    """On a GPU they are kept: half a dozen launches that need not be repeated at every call."""
-    # What a graph captures must lie in the graph's own memory: what is kept here may be given up.
-    if device.type != "cuda" or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-        return _make_spread_positions(n, m, of_queries, of_keys, device)
-    key = (n, m, of_queries, of_keys, device)
-    found = _kept_positions.get(key)
-    if found is None:
-        with torch.inference_mode(False):  # whoever asks first, the gradient of a later call may need it
-            found = _make_spread_positions(n, m, of_queries, of_keys, device)
-        if len(_kept_positions) >= MOST_KEPT:
-            _kept_positions.clear()
-        _kept_positions[key] = found
-    return found
-
-
 def _make_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device: torch.device) -> Tensor:
     parts = [
         _spread(torch.arange(number, device=device), quarter, total, number) if number < total
@@ -177,6 +161,9 @@ def _make_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device
         if number
     ]  # fmt: skip
     return torch.cat(parts)
+
+
+_kept_spread_positions = kept_constants(256)(_make_spread_positions)  # half a dozen launches on a GPU
 
 
 def _drawn(tokens: Tensor, number: int, generator: torch.Generator | None) -> Tensor:

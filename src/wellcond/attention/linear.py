@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale, is_number, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.attention.masks import check_mask, key_mask, one_row
@@ -90,7 +90,7 @@ def _from_scores(
 
 
 def _check_divisor(divisor: float) -> None:
-    if not isinstance(divisor, int | float) or not 0 < divisor < math.inf:
+    if not is_number(divisor) or not 0 < divisor < math.inf:
         raise ValueError(f"divisor={divisor!r} must be a positive number; 16 is usual")
 
 

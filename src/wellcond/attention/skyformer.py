@@ -10,19 +10,19 @@ streaming products and a solve with a d × d matrix. With every query and key a 
 """
 
 import math
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellcond.attention.checks import check_dropout, check_inputs, check_scale
+from wellcond.attention.checks import check_dropout, check_inputs, check_scale, is_number
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
+from wellcond.attention.softmax_kernel import as_softmax, normalized
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.inverse import (
@@ -125,14 +125,14 @@ def skyformer_attention(
     with torch.autocast(query.device.type, enabled=False):
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
         if kernel == "softmax":
-            values = _as_softmax(values, key, mask, scale)
+            values = as_softmax(values, key, mask, scale)
         elif mask is not None and mask.weights is not None:
             values = weighted(values, mask.weights)
         sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
         solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
         out = gaussian_product(query, chosen.rows, solved, scale=scale)
         if kernel == "softmax":
-            out = _normalized(out)
+            out = normalized(out)
     return out.to(value.dtype)
 
 
@@ -189,28 +189,6 @@ def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: 
     return (r[..., None] * (inverse @ (r[..., None] * sums.to(inverse.dtype)))).to(sums.dtype)
 
 
-def _as_softmax(values: Tensor, key: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
-    """(w v, w) for each key, w = exp(scale · ‖k‖²/2 + mask) up to a factor: what turns Gaussian weights into softmax's.
-
-    exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2), and the first factor goes with the row sums.
-    """
-    logs = 0.5 * scale * key.to(values.dtype).square().sum(-1)
-    if mask is not None:
-        logs = logs if mask.bias is None else logs + mask.bias.to(logs.dtype)
-        logs = logs.masked_fill(~mask.keep, -math.inf)
-    largest = logs.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
-    w = (logs - largest).exp()[..., None]
-    return torch.cat([w * values, w], -1)
-
-
-def _normalized(out: Tensor) -> Tensor:
-    """The values divided by the row sums in the last column; where these vanish, so do the values."""
-    values, sums = out[..., :-1], out[..., -1:]
-    tiny = torch.finfo(out.dtype).tiny ** 0.5
-    gone = sums.abs() < tiny
-    return (values / sums.masked_fill(gone, 1)).masked_fill(gone, 0)
-
-
 def _check_settings(
     gamma: float, solver: str, kernel: str, num_landmarks: int, num_iterations: int, compat: bool
 ) -> None:
@@ -221,7 +199,7 @@ def _check_settings(
         raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (matrix products alone)")
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is unknown; use 'gaussian' or 'softmax'")
-    if isinstance(gamma, bool | Tensor) or not isinstance(gamma, int | float | Real | torch.SymFloat):
+    if not is_number(gamma):
         raise TypeError(f"gamma={gamma!r} must be a number; 0.1 is usual")
     if not 0 <= gamma < math.inf:
         raise ValueError(f"gamma={gamma} must be 0 or more; 0.1 is usual")

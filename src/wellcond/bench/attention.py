@@ -140,7 +140,7 @@ class _Trial:
         self.row: dict[str, Any] = {
             "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads,
             "n": n, "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
-            "forward ms": None, "both ms": None, "alone ms": None, "gpu ms": None, "calls": None, "memory MiB": None,
+            "forward ms": None, "both ms": None, "alone ms": None, "gpu ms": None, "calls": 1, "memory MiB": None,
             "forward memory MiB": None, "note": "",
         }  # fmt: skip
         generator = torch.Generator(device).manual_seed(SEED)
@@ -206,8 +206,8 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
             if not trial.failed:
                 trial.row |= {"memory MiB": memory, "forward memory MiB": forward}
     running = [trial for trial in trials if not trial.failed and not trial.row["note"]]
-    for trial in running:
-        once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1) if device.type == "cuda" else CALLS_MS
+    for trial in running if device.type == "cuda" else []:
+        once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1)
         if not trial.failed:
             trial.repeat(max(1, min(CALLS, int(CALLS_MS / max(once, 1e-3)))))
     kinds = {"both ms": _Trial.layered, "forward ms": _Trial.forward}

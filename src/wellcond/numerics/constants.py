@@ -5,7 +5,8 @@
 
 As `functools.lru_cache`, so many of them, but with an eye on CUDA graphs. What a graph read while it was captured is
 kept for good: at every replay it reads the same memory again, whatever the cache has given up since. And what is made
-while a graph is captured is that graph's alone: until a replay nobody has computed it.
+while a graph is captured is that graph's alone: until a replay nobody has computed it. Nor is anything kept that was
+made under a tracer or a dispatch mode, such as a fake tensor.
 """
 
 import functools
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from .fastpaths import followed
 
 __all__ = ["kept_constants"]
 
@@ -29,12 +32,15 @@ def kept_constants(most: int) -> Callable[[Callable[..., Made]], Callable[..., M
 
         @functools.wraps(make)
         def kept(*numbers: Any) -> Made:
+            if followed():
+                return make(*numbers)
             made = read_by_graphs.get(numbers)
             if made is not None:
                 return made
             made, capturing = recent.pop(numbers, None), _capturing()
             if made is None:
-                made = make(*numbers)
+                with torch.inference_mode(False), torch.no_grad():  # whoever asks first, a gradient may need it later
+                    made = make(*numbers)
                 if capturing:
                     return made
             recent[numbers] = made  # the last one used stands last

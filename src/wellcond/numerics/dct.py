@@ -37,13 +37,7 @@ def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "
 def _cached_basis(length: int, dtype: torch.dtype, device: str) -> Tensor:
     if type(torch.empty(0)) is not Tensor:  # a tracer without a compiler's flag, as where a compiled backward is made
         return _build_basis(length, dtype, device)
-    return _basis_cache(int(length), dtype, device)
-
-
-@kept_constants(64)
-def _basis_cache(length: int, dtype: torch.dtype, device: str) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return _build_basis(length, dtype, device)
+    return _kept_basis(int(length), dtype, device)
 
 
 def _build_basis(length: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -53,6 +47,9 @@ def _build_basis(length: int, dtype: torch.dtype, device: torch.device | str) ->
     phase = torch.remainder((2 * position + 1) * frequency, 4 * length)
     basis = torch.cos(phase * (math.pi / (2 * length))) * math.sqrt(2 / length)
     return torch.where(frequency == 0, 1 / math.sqrt(length), basis).to(dtype)
+
+
+_kept_basis = kept_constants(64)(_build_basis)
 
 
 def dct(x: Tensor, dim: int = -1) -> Tensor:

@@ -296,4 +296,5 @@ def test_a_record_that_cannot_be_read_is_one_line(tmp_path):
         assert done.returncode == 1
         assert done.stderr.startswith("error: ")
         assert len(done.stderr.splitlines()) == 1
+        assert record.name in done.stderr
     assert page.read_text() == "nothing"

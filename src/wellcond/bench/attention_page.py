@@ -46,7 +46,10 @@ def write_page(json_path: Path, page_path: Path) -> Path:
 
 def filled(json_path: Path, page_path: Path) -> str:
     """The page as `write_page` would leave it. ValueError for another file, or a page whose marks do not fit."""
-    record = read_json(json_path)
+    try:
+        record = read_json(json_path)
+    except ValueError as error:
+        raise ValueError(f"{json_path} holds no JSON ({error}); give the file that `wellcond bench` wrote") from error
     if not isinstance(record, dict) or record.get("benchmark") != "attention":
         raise ValueError(f"{json_path} is not a record of `wellcond bench attention`; give the JSON that it wrote")
     text = Path(page_path).read_text(encoding="utf-8")

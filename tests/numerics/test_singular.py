@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from wellcond.numerics import singular
+from wellcond.numerics import matrix_parts
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.singular import (
     Conditioning,
@@ -254,7 +254,7 @@ def test_chunks_change_nothing(monkeypatch):
 
     whole = everything()
     for size in (1, 120_000, 3_000_000):
-        monkeypatch.setitem(singular.CHUNK_BYTES, "cpu", size)
+        monkeypatch.setitem(matrix_parts.CHUNK_BYTES, "cpu", size)
         for expected, found in zip(whole, everything(), strict=True):
             assert_close(found, expected, rtol=1e-7, atol=0, equal_nan=True)
 
@@ -461,7 +461,7 @@ def test_cuda_agrees_with_the_cpu(fused):
 def test_cuda_in_chunks(monkeypatch):
     x = torch.randn(40, 64, 100, device="cuda")
     whole = condition_number(x)
-    monkeypatch.setitem(singular.CHUNK_BYTES, "cuda", 10**6)
+    monkeypatch.setitem(matrix_parts.CHUNK_BYTES, "cuda", 10**6)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)

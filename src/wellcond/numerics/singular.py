@@ -14,7 +14,7 @@ ill-conditioned one leaves the others of its batch alone. Results are float64 fo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from wellcond.numerics.device_memory import free_memory
 from wellcond.numerics.extremes import (
     RESOLVABLE,
     extreme_singular_values,
@@ -30,6 +29,7 @@ from wellcond.numerics.extremes import (
     prefers_eigvalsh,
     scaled_gram,
 )
+from wellcond.numerics.matrix_parts import MatrixPart, in_chunks
 from wellcond.numerics.spectral_sums import effective_rank_by_products
 
 __all__ = [
@@ -48,9 +48,6 @@ METHODS = ("auto", "svd", "gram")
 STATUSES = ("ok", "ceiling", "low_precision", "non_finite", "zero")
 OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO = range(5)
 
-# Float64 work space for the matrices taken at a time. On a CPU a little is faster than a lot: it stays in the cache.
-CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**30}
-
 
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     """The min(n, d) singular values of each matrix of (…, n, d), in descending order: (…, min(n, d)).
@@ -66,10 +63,10 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     batch = _as_batch(x, method)
     chosen = _choose(x, method, extremes=False)
 
-    def values(part: _Part) -> tuple[Tensor]:
+    def values(part: MatrixPart) -> tuple[Tensor]:
         return (part.restore(_all_by_svd(part.w) if chosen == "svd" else _all_by_gram(part.w)),)
 
-    (s,) = _in_chunks(values, batch)
+    (s,) = in_chunks(values, batch)
     return s.to(_result_dtype(x)).reshape(*x.shape[:-2], s.shape[-1])
 
 
@@ -134,7 +131,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
     # The edge is as sharp as the measurement: κ is known to 1e-4; of float64 itself σmin, to some eps·√max(n, d)·σmax.
     edge = ceiling / math.sqrt(max(x.shape[-2:])) if x.dtype == torch.float64 else ceiling * (1 + 1e-4)
 
-    def measure(part: _Part) -> tuple[Tensor, ...]:
+    def measure(part: MatrixPart) -> tuple[Tensor, ...]:
         if chosen == "svd":
             s = _all_by_svd(part.w)
             largest, smallest = s[:, 0], s[:, -1]
@@ -148,7 +145,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
             status = status.masked_fill(~part.finite, NON_FINITE).masked_fill(part.zero, ZERO)
         return part.clean(kappa), part.clean(kappa.log()), part.restore(largest), part.restore(smallest), status
 
-    *values, status = (value.reshape(x.shape[:-2]) for value in _in_chunks(measure, batch))
+    *values, status = (value.reshape(x.shape[:-2]) for value in in_chunks(measure, batch))
     kappa, log_kappa, sigma_max, sigma_min = (value.to(_result_dtype(x)) for value in values)
     return Conditioning(kappa, log_kappa, sigma_max, sigma_min, status, ceiling, chosen)
 
@@ -161,7 +158,7 @@ def stable_rank(x: Tensor) -> Tensor:
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=True)
 
-    def rank(part: _Part) -> tuple[Tensor]:
+    def rank(part: MatrixPart) -> tuple[Tensor]:
         if chosen == "svd":
             s = _all_by_svd(part.w)
             value = (s / s[:, :1]).square().sum(-1)
@@ -169,7 +166,7 @@ def stable_rank(x: Tensor) -> Tensor:
             value = (torch.linalg.vector_norm(part.w, dim=(-2, -1)) / largest_singular_value(part.w)).square()
         return (part.clean(value, zero=0.0),)
 
-    (value,) = _in_chunks(rank, batch)
+    (value,) = in_chunks(rank, batch)
     return value.to(_result_dtype(x)).reshape(x.shape[:-2])
 
 
@@ -183,7 +180,7 @@ def effective_rank(x: Tensor) -> Tensor:
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=False)
 
-    def rank(part: _Part) -> tuple[Tensor]:
+    def rank(part: MatrixPart) -> tuple[Tensor]:
         if chosen == "gram" and x.is_cuda:
             return (part.clean(effective_rank_by_products(scaled_gram(part.w)[0]), zero=0.0),)
         s = _all_by_svd(part.w) if chosen == "svd" else _all_by_gram(part.w)
@@ -191,7 +188,7 @@ def effective_rank(x: Tensor) -> Tensor:
         entropy = -(p * torch.where(p > 0, p, 1.0).log()).sum(-1)
         return (part.clean(entropy.exp(), zero=0.0),)
 
-    (value,) = _in_chunks(rank, batch)
+    (value,) = in_chunks(rank, batch)
     return value.to(_result_dtype(x)).reshape(x.shape[:-2])
 
 
@@ -251,55 +248,6 @@ def _as_batch(x: Tensor, method: str) -> Tensor:
 
 def _result_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-class _Part:
-    """Some of the matrices, made safe for linear algebra: in float64, short side first, finite, not zero, not huge."""
-
-    def __init__(self, x: Tensor):
-        x = x.float() if x.dtype.itemsize == 1 else x  # float8 has no arithmetic
-        peak = x.detach().abs().amax((-2, -1)).double()  # NaN and Inf come through it
-        usable = (peak > 0) & (peak < math.inf)
-        self.usable = bool(usable.all())
-        if not self.usable:
-            self.finite, self.zero = peak.isfinite(), peak == 0
-            # Backends raise for those matrices or invent numbers: they get an identity, and `clean` writes the answer.
-            x = torch.where(usable[:, None, None], x, torch.eye(*x.shape[1:], dtype=x.dtype, device=x.device))
-            peak = torch.where(usable, peak, 1.0)
-        self.unit = None
-        if x.dtype == torch.float64:  # whose squares may overflow; those of any other dtype fit into float64
-            exponent = torch.frexp(peak).exponent.long().clamp(-1021, 1021)
-            self.unit = (exponent + 1023).bitwise_left_shift(52).view(torch.float64)  # 2^exponent, to the bit
-            x = x / self.unit[:, None, None]
-        w = x.double()
-        self.w = w if w.shape[1] <= w.shape[2] else w.mT
-
-    def restore(self, sigma: Tensor) -> Tensor:
-        """Singular values of w, (b,) or (b, k), as those of the matrices themselves."""
-        if self.unit is not None:
-            sigma = sigma * _like(self.unit, sigma)
-        return self.clean(sigma, zero=0.0)
-
-    def clean(self, value: Tensor, *, zero: float = math.nan) -> Tensor:
-        """`value`, (b,) or (b, k), with NaN for the matrices that are not finite and `zero` for those of zeros."""
-        if self.usable:
-            return value
-        return torch.where(_like(self.zero, value), zero, torch.where(_like(self.finite, value), value, math.nan))
-
-
-def _like(per_matrix: Tensor, value: Tensor) -> Tensor:
-    return per_matrix.reshape(-1, *[1] * (value.ndim - 1))
-
-
-def _in_chunks(function: Callable[[_Part], tuple[Tensor, ...]], x: Tensor) -> list[Tensor]:
-    """The results of `function` for (b, n, d), each of length b, computed for as many matrices at a time as fit."""
-    short, long = sorted(x.shape[1:])
-    matrix_bytes = 8 * (3 * short * long + 8 * short * short)
-    budget = CHUNK_BYTES["cpu" if x.device.type == "cpu" else "cuda"]
-    if x.is_cuda and x.shape[0] * matrix_bytes > budget:
-        budget = max(budget, free_memory(x.device) // 8)
-    parts = [function(_Part(part)) for part in x.split(max(1, budget // matrix_bytes))]
-    return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
 def _all_by_svd(w: Tensor) -> Tensor:

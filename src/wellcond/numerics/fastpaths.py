@@ -165,7 +165,8 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
     of_nystrom = (
         little
-        or "; at most 128 landmarks and 6 steps, heads of 64 in bfloat16, in float16 up to 64 landmarks or heads of 32"
+        or "; at most 128 landmarks and 6 steps (8 in half precision), heads of 64 in bfloat16 or up to 64 landmarks, "
+        "of 32 else"
     )
     return [
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),

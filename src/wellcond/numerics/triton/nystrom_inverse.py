@@ -41,6 +41,7 @@ __all__ = ["MATRICES_BESIDE", "head_back_kernel", "head_kernel"]
 
 STEP = tl.constexpr(32)  # of the sum in a product
 SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
+LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
 MATRICES_BESIDE = tl.constexpr(3)  # in `work`, with W² and the other beside A; as many does the way back need at a time
 
 
@@ -50,6 +51,14 @@ def _unit(x):
     largest = tl.maximum(tl.max(tl.max(tl.abs(x), axis=1), axis=0), SMALLEST)
     power = tl.exp2(tl.ceil(tl.log2(largest)))
     return x / power, power
+
+
+@triton.jit
+def _unit_columns(x):
+    """The same for each column by itself: no column of the values is rounded beside a larger one."""
+    largest = tl.maximum(tl.max(tl.abs(x), axis=0), SMALLEST)
+    power = tl.exp2(tl.ceil(tl.log2(largest)))
+    return x / power[None, :], power
 
 
 @triton.jit
@@ -158,12 +167,13 @@ def head_kernel(
     right = tl.where((i < d)[:, None], acc / total[:, None], 0.0)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
     tl.store(space + to_right + at, right)
-    tl.store(space + to_log + which * SIDE + i, top + tl.log2(total))
+    tl.store(space + to_log + 2 * which * SIDE + i, top)
+    tl.store(space + to_log + (2 * which + 1) * SIDE + i, tl.log2(total))
 
     size = 2 * SIDE * SIDE
     a = work + which * ((MATRICES_BESIDE + w_places) * size)
     squared, other, w = a + size, a + 2 * size, a + MATRICES_BESIDE * size
-    powers = space + to_powers + which * (1 + 2 * w_places)
+    powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
     middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
@@ -173,8 +183,8 @@ def head_kernel(
     tl.store(powers, of_a)
     start = _product(a, a, SIDE, True, False) * (of_a * of_a / bound)
     a_high, a_low = _load_pair(a, SIDE)
-    y, of_y = _unit(right)
-    y = _times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * of_a / bound)
+    y, of_y = _unit_columns(right)
+    y = _times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * (of_a / bound))[None, :]
     if KEEP:
         tl.store(space + to_steps + _narrow(3 * iterations, which, matrices, SIDE, VALUES), y)
     start, of_w = _unit(start)
@@ -183,7 +193,7 @@ def head_kernel(
         now, after = w + (step % w_places) * size, w + ((step + 1) % w_places) * size
         tl.debug_barrier()
         w_high, w_low = _load_pair(now, SIDE)
-        y, of_y = _unit(y)
+        y, of_y = _unit_columns(y)
         x = y
         for j in range(3):  # y, t and u
             if KEEP:
@@ -192,8 +202,8 @@ def head_kernel(
             x = share_of_y * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
         if KEEP:
             tl.store(powers + 1 + step, of_w)
-            tl.store(powers + 1 + w_places + step, of_y)
-        y = (0.25 * of_y) * x
+            tl.store(powers + 1 + w_places + step * VALUES + o, of_y)
+        y = (0.25 * of_y)[None, :] * x
         if step + 1 < iterations:
             # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
             square = of_w * _product(now, now, SIDE, False, False)
@@ -217,7 +227,7 @@ def head_back_kernel(
     size = 2 * SIDE * SIDE
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     a = work + which * ((MATRICES_BESIDE + w_places) * size)
-    powers = space + to_powers + which * (1 + 2 * w_places)
+    powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
     everything = room + which * (MATRICES_BESIDE * size)
     p_pair, due_pair = everything + size, everything + 2 * size
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
@@ -226,7 +236,7 @@ def head_back_kernel(
     for back in range(iterations):
         step = iterations - 1 - back
         w = a + (MATRICES_BESIDE + step) * size
-        of_w, of_y = tl.load(powers + 1 + step), tl.load(powers + 1 + w_places + step)
+        of_w, of_y = tl.load(powers + 1 + step), tl.load(powers + 1 + w_places + step * VALUES + o)
         pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
         if back > 0:
             p = of_w * _product(everything, w, SIDE, False, False)
@@ -237,7 +247,9 @@ def head_back_kernel(
             pulls = (2.0 * of_w) * _product(due_pair, w, SIDE, False, False)
             pulls = of_all * (3.25 * _load_sum(everything, SIDE) + 1.75 * n + pulls)
         w_high, w_low = _load_pair(w, SIDE)
-        g, of_g = _unit(g)
+        g, of_g = _unit_columns(g)
+        both = tl.maximum(tl.max(of_y * of_g, axis=0), LEAST)
+        part = of_y * of_g / both
         x = g
         found = tl.zeros((SIDE, VALUES), dtype=tl.float32)
         outer = tl.zeros((SIDE, SIDE), dtype=tl.float32)
@@ -245,10 +257,10 @@ def head_back_kernel(
             y = tl.load(space + to_steps + _narrow(3 * step + 2 - j, which, matrices, SIDE, VALUES))
             found += tl.where(j == 0, 3.25, tl.where(j == 1, 15.0, 7.0)) * x
             share = tl.where(j == 0, 0.25, 1.0)
-            outer = _plus_outer(share * x, y, outer)
+            outer = _plus_outer((share * part)[None, :] * x, y, outer)
             x = (-share * of_w) * _times(w_high, w_low, x, SIDE, VALUES)
-        g = of_g * (found + x)
-        pulls, of_all = _unit(_symmetric(pulls - (of_y * of_g) * outer))
+        g = of_g[None, :] * (found + x)
+        pulls, of_all = _unit(_symmetric(pulls - both * outer))
         _store_pair(everything, pulls, SIDE)
 
     # From here g is the gradient of y at the start, AᵀB/c, and `everything` that of W there, AᵀA/c.
@@ -265,13 +277,14 @@ def head_back_kernel(
         shared = _load_sum(everything, SIDE) * _load_sum(a + MATRICES_BESIDE * size, SIDE)
         along += of_all * tl.load(powers + 1) * tl.sum(tl.sum(shared, axis=1), axis=0)
     a_high, a_low = _load_pair(a, SIDE)
-    g, of_g = _unit(g)
-    unit_right, of_right = _unit(right)
-    sums = (of_a * of_g / bound) * _times(a_high, a_low, g, SIDE, VALUES)
+    g, of_g = _unit_columns(g)
+    unit_right, of_right = _unit_columns(right)
+    both = tl.maximum(tl.max(of_right * of_g, axis=0), LEAST)
+    sums = (of_g * (of_a / bound))[None, :] * _times(a_high, a_low, g, SIDE, VALUES)
     tl.store(scratch + to_sums + at, sums)
     tl.store(scratch + to_inner + which * SIDE + i, tl.sum(sums * right, axis=1))
-    outer = _plus_outer(unit_right, g, tl.zeros((SIDE, SIDE), dtype=tl.float32))
-    pulls += (of_right * of_g / bound) * outer
+    outer = _plus_outer((of_right * of_g / both)[None, :] * unit_right, g, tl.zeros((SIDE, SIDE), dtype=tl.float32))
+    pulls += (both / bound) * outer
     # Columns that share the largest sum share its gradient.
     largest = tl.where(columns == bound, 1.0, 0.0)
     pulls -= (largest * (along / (bound * tl.sum(largest, axis=0))))[None, :]
@@ -280,10 +293,10 @@ def head_back_kernel(
     tl.debug_barrier()
     high, low = _load_pair(p_pair, SIDE)
     at = (which * SIDE + i[:, None]) * WIDTH + c[None, :]
-    of_keys, of_k = _unit(head_matrix(space + to_keys, which, SIDE, WIDTH))
+    of_keys, of_k = _unit_columns(head_matrix(space + to_keys, which, SIDE, WIDTH))
     due = _times(high, low, of_keys, SIDE, WIDTH)
-    tl.store(scratch + to_due_queries + at, (scale * of_pulls * of_k) * due)
-    of_queries, of_q = _unit(head_matrix(space, which, SIDE, WIDTH))
-    due = (scale * of_pulls * of_q) * _times(tl.trans(high), tl.trans(low), of_queries, SIDE, WIDTH)
+    tl.store(scratch + to_due_queries + at, (scale * of_pulls * of_k)[None, :] * due)
+    of_queries, of_q = _unit_columns(head_matrix(space, which, SIDE, WIDTH))
+    due = (scale * of_pulls * of_q)[None, :] * _times(tl.trans(high), tl.trans(low), of_queries, SIDE, WIDTH)
     due += added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_due_keys + at, due)

@@ -190,11 +190,11 @@ def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int, iterations
     """Where each part of `space` begins; it starts with the means of the queries."""
     side, width, values = sizes
     lengths = {
-        "q_means": side * width, "k_means": side * width, "right": side * values, "solved": side * values, "log": side,
-        "steps": (1 + 3 * iterations) * side * values, "d_right": side * values,
+        "q_means": side * width, "k_means": side * width, "right": side * values, "solved": side * values,
+        "log": 2 * side, "steps": (1 + 3 * iterations) * side * values, "d_right": side * values,
         "inner": side, "due_queries": side * width, "due_keys": side * width, "parts_s": shares * side * values,
         "parts_l": shares * side * width, "parts_top": shares * side, "parts_total": shares * side,
-        "powers": 1 + 2 * max(2, iterations), "end": 0,
+        "powers": 1 + max(2, iterations) * (1 + values), "end": 0,
     }  # fmt: skip
     found, total = {}, 0
     for name, length in lengths.items():

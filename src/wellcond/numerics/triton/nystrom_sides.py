@@ -149,7 +149,8 @@ def keys_kernel(
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     means = head_matrix(space, which, SIDE, WIDTH)
     sums = head_matrix(scratch + to_sums, which, SIDE, VALUES)
-    log = tl.load(space + to_log + which * SIDE + i)
+    top = tl.load(space + to_log + 2 * which * SIDE + i)
+    log = tl.load(space + to_log + (2 * which + 1) * SIDE + i)
     inner = tl.load(scratch + to_inner + which * SIDE + i)
     acc = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
     first = share * each
@@ -158,7 +159,7 @@ def keys_kernel(
         r = start + tl.arange(0, BLOCK)
         yt = rows_of(y, r, r < last, yn, width, WIDTH)
         vt = rows_of(v, r, r < last, vn, values, VALUES)
-        exponent = _against(yt, means, PARTS) * (scale * LOG2E) - log[None, :]
+        exponent = _against(yt, means, PARTS) * (scale * LOG2E) - top[None, :] - log[None, :]
         weights = tl.where(
             (r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)), 0.0
         )

@@ -177,7 +177,7 @@ def test_what_bfloat16_parts_lose(smooth, monkeypatch):
     make = nystrom_plan.Plan._make_launches
 
     def make_in_parts(self, longer):
-        self.parts = {"PARTS": True}
+        self.tokens = {"PARTS": True}
         make(self, longer)
 
     monkeypatch.setattr(nystrom_plan.Plan, "_make_launches", make_in_parts)
@@ -243,11 +243,35 @@ def test_the_operators_of_compiled_code(device):
     weight, eager = with_gradients(
         lambda *t: fused_nystrom(*t, num_landmarks=6, num_iterations=3, scale=0.3), tensors
     )  # fmt: skip
-    _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3)[0], tensors, weight)
+    _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, True)[0], tensors, weight)
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
-    torch.library.opcheck(
-        nystrom_fused._forward_op, (*tensors, 6, 3, 0.3), test_utils=("test_schema", "test_faketensor")
-    )  # fmt: skip
+    with torch.no_grad():
+        out, *nothing = nystrom_fused._forward_op(*tensors, 6, 3, 0.3, False)
+    assert torch.equal(out, eager[0])
+    assert not any(t.numel() for t in nothing)
+    for wanted, given in ((True, tensors), (False, [t.detach() for t in tensors])):
+        torch.library.opcheck(
+            nystrom_fused._forward_op, (*given, 6, 3, 0.3, wanted), test_utils=("test_schema", "test_faketensor")
+        )  # fmt: skip
+
+
+def test_a_graph_that_is_kept_gives_the_same_again(device):
+    """Nothing that the gradient needs is written to on the way back."""
+    tensors = tokens((1, 2, 70, 60, 8, 8, 10), device)
+    out = fused_nystrom(*tensors, num_landmarks=10, num_iterations=5, scale=0.3)
+    first, again = (torch.autograd.grad(out.sum(), tensors, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_what_is_kept_for_the_gradient(device):
+    """A large matrix for A and each step, a narrow one for each step: twelve layers have all that at once."""
+    tensors = tokens((2, 3, 197, 197, 64, 64, 64), device)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        fused_nystrom(*tensors, num_landmarks=64, num_iterations=6, scale=0.125)
+    beside = sum(t.nbytes for t in kept if not any(t is given for given in tensors)) / 6  # of a head
+    large, narrow = 4 * 64 * 64, 4 * 64 * 64
+    assert beside < 1.05 * (7 * large + (4 + 6) * narrow)
 
 
 def test_only_where_the_kernels_can():
@@ -299,8 +323,11 @@ def test_compiled_is_the_same(conv):
         return nystrom_attention(q, k, v, num_landmarks=64, conv_kernel=kernel)
 
     weight, eager = with_gradients(attend, tensors)
-    _, compiled = with_gradients(torch.compile(attend, fullgraph=True), tensors, weight)
+    faster = torch.compile(attend, fullgraph=True)
+    _, compiled = with_gradients(faster, tensors, weight)
     assert_close(compiled, [t.double() for t in eager], 1e-2)
+    with torch.no_grad():
+        assert_close([faster(*tensors)], [eager[0].double()], 1e-2)
 
 
 @pytest.mark.gpu

@@ -54,9 +54,9 @@ def fused_nystrom(
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
     tokens = (packed(query), packed(key), packed(value), num_landmarks, num_iterations)
-    if torch.compiler.is_compiling():
-        return _forward_op(*tokens, scale)[0]
     wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if torch.compiler.is_compiling():
+        return _forward_op(*tokens, scale, wanted)[0]
     out = _Nystrom.apply(*tokens, float(scale), wanted)  # an integer would be a constant of the kernels
     assert isinstance(out, Tensor)
     return out
@@ -81,34 +81,38 @@ class _Nystrom(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_batch(grads[0])
         query, key, value, space, work = ctx.saved_tensors
-        found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work, space)
+        found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work)
         return (*found, None, None, None, None)
 
 
 @torch.library.custom_op("wellcond::nystrom", mutates_args=())
 def _forward_op(
-    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, then what the gradient needs)."""
+    """(out, then what the gradient needs, or nothing where none is wanted)."""
     from wellcond.numerics.triton.nystrom_plan import plan_for
 
     query, key, value = packed(query), packed(key), packed(value)
     plan = plan_for(query, key, value, num_landmarks, num_iterations)
-    return plan.forward(query, key, value, scale, differentiable=True)
+    out, space, work = plan.forward(query, key, value, scale, differentiable=wanted)
+    return (out, space, work) if wanted else (out, *_nothing(query))
+
+
+def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
+    return query.new_empty(0, dtype=torch.float32), query.new_empty((0, 0, 0, 0), dtype=torch.float16)
 
 
 @_forward_op.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     from wellcond.numerics.triton.nystrom_plan import space_sizes
 
+    out = query.new_empty(*query.shape[:3], value.shape[3])
+    if not wanted:
+        return (out, *_nothing(query))
     size, of_work = space_sizes(query, value, num_landmarks, num_iterations)
-    return (
-        query.new_empty(*query.shape[:3], value.shape[3]),
-        query.new_empty(size, dtype=torch.float32),
-        query.new_empty(of_work, dtype=torch.float16),
-    )
+    return out, query.new_empty(size, dtype=torch.float32), query.new_empty(of_work, dtype=torch.float16)
 
 
 @torch.library.custom_op("wellcond::nystrom_gradient", mutates_args=())
@@ -127,8 +131,7 @@ def _backward_op(
 
     grad, query, key, value = packed(grad), packed(query), packed(key), packed(value)
     plan = plan_for(query, key, value, num_landmarks, num_iterations)
-    # An operator may not write to what it was given: it has scratch of its own.
-    return plan.backward(grad, query, key, value, scale, space, work, torch.empty_like(space))
+    return plan.backward(grad, query, key, value, scale, space, work)
 
 
 @_backward_op.register_fake
@@ -147,14 +150,15 @@ def _(
 
 
 def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale = inputs
+    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, wanted = inputs
+    assert wanted  # torch asks for what to save only where a gradient is
     ctx.save_for_backward(query, key, value, *output[1:])
 
 
 def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, space, work = ctx.saved_tensors
     found = _backward_op(grad, query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, space, work)
-    return (*found, None, None, None)
+    return (*found, None, None, None, None)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_save)

@@ -112,7 +112,7 @@ class _Skyformer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_batch(grads[0])
         *tensors, space, work = ctx.saved_tensors
-        found = ctx.plan.backward(packed(grads[0]), *tensors, ctx.scale, space, work, space)
+        found = ctx.plan.backward(packed(grads[0]), *tensors, ctx.scale, space, work)
         return (*found, None, None, None, None, None, None)
 
 
@@ -175,11 +175,8 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, query, key, value, rows = (t if t is None else packed(t) for t in (grad, query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = _plans()(query, key, value, rows, positions, split, valid, keep)
-    # An operator may not write to what it was given: it has scratch of its own.
-    scratch, counters = torch.empty_like(space), plan.counters.fresh()
-    *tokens, d_rows = plan.backward(
-        grad, query, key, value, rows, positions, keep, scale, space, work, scratch, counters
-    )
+    counters = plan.counters.fresh()
+    *tokens, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work, counters)
     return (*tokens, query.new_empty(0) if d_rows is None else d_rows)  # pyright: ignore[reportReturnType]
 
 

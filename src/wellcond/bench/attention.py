@@ -26,8 +26,9 @@ from torch import Tensor
 from wellcond.bench.attention_facts import cost_exponent
 from wellcond.bench.attention_peers import Function, Peer, peers_on
 from wellcond.bench.attention_plot import plot
-from wellcond.bench.tables import destination, show, write
+from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
+from wellcond.records import write_record
 
 __all__ = ["run"]
 
@@ -91,13 +92,14 @@ def run(
         exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
         payload = {"benchmark": "attention", "on": where.type, "sizes": sizes.name, "quick": quick}
         payload |= {"tokens": sizes.tokens, "landmarks": sizes.landmarks}
-        write(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
+        write_record(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)  # so far: it may be stopped
     columns = ("method", "shape", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster")
-    show("attention, forward and with its gradient", rows, columns, whole=2)
+    show("attention, forward and with its gradient", rows, columns)
     for note in _notes(rows):
         Console().print(note, soft_wrap=True, highlight=False)
+    Console().print(f"wrote {path}", soft_wrap=True)
     if any(row["both ms"] for row in rows):
-        Console().print(f"wrote {plot(path)}")
+        Console().print(f"wrote {plot(path)}", soft_wrap=True)
     return path
 
 
@@ -141,7 +143,7 @@ class _Trial:
             "kind": kind, "method": peer.name, "shape": "×".join(map(str, shape)), "batch": batch, "heads": heads,
             "n": n, "width": width, "tokens": batch * n, "dtype": str(peer.dtype).removeprefix("torch."),
             "forward ms": None, "both ms": None, "alone ms": None, "gpu ms": None, "calls": 1, "memory MiB": None,
-            "forward memory MiB": None, "note": "",
+            "forward memory MiB": None, "kept memory MiB": None, "note": "",
         }  # fmt: skip
         generator = torch.Generator(device).manual_seed(SEED)
         q, k, v, self.grad = (torch.randn(shape, generator=generator, device=device).to(peer.dtype) for _ in range(4))
@@ -168,6 +170,13 @@ class _Trial:
         with torch.no_grad():
             self.peer.function(*self.inputs)
 
+    def keep(self) -> None:
+        """Notes what lies in a GPU's memory between the two passes: the result, and what its gradient needs."""
+        before = torch.cuda.memory_allocated(self.device)
+        out = self.peer.function(*self.inputs)
+        self.row["kept memory MiB"] = (torch.cuda.memory_allocated(self.device) - before) / 2**20
+        del out
+
     def guarded(self, function: Callable[[], None]) -> Callable[[], None]:
         """`function`, which fails at most once: whatever one peer raises, the others are measured."""
 
@@ -185,7 +194,8 @@ class _Trial:
 
     def _fail(self, error: Exception) -> None:
         self.failed, self.out_of_memory = True, _is_out_of_memory(error)
-        self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls", "memory MiB", "forward memory MiB"))
+        self.row |= dict.fromkeys(("forward ms", "both ms", "alone ms", "calls"))
+        self.row |= dict.fromkeys(("memory MiB", "forward memory MiB", "kept memory MiB"))
         self.row["note"] = f"failed: {_in_short(error)}"
 
     @property
@@ -205,6 +215,8 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
             forward = _peak_mib(trial.guarded(trial.forward), device)
             if not trial.failed:
                 trial.row |= {"memory MiB": memory, "forward memory MiB": forward}
+            if device.type == "cuda":
+                trial.guarded(trial.keep)()
     running = [trial for trial in trials if not trial.failed and not trial.row["note"]]
     for trial in running if device.type == "cuda" else []:
         once = median_ms(trial.guarded(trial.alone), device, repeats=3, warmup=1)

@@ -35,6 +35,12 @@ from wellcond.records import read_json, write_text
 
 __all__ = ["filled", "write_page"]
 
+MEMORIES = {
+    "memory MiB": "Peak memory above the inputs, forward and backward",
+    "kept memory MiB": "What lies there between the two passes, the result and what its gradient needs: a model has "
+    "that of all layers at once",
+    "forward memory MiB": "Peak memory above the inputs, forward without a gradient",
+}
 FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for the README
 
 
@@ -96,10 +102,10 @@ def _numbers(record: Record) -> str:
             "Forward alone, without a gradient, in milliseconds:",
             _table("shape", every, methods, _timed(record, every, methods, time=FORWARD)),
         ]
-    for column, what in (("memory MiB", "forward and backward"), ("forward memory MiB", "forward without a gradient")):
+    for column, what in MEMORIES.items():
         if any(row.get(column) for row in record["rows"]):
             cells = [[_memory(record, method, shape, column) for method in methods] for shape in every]
-            parts += [f"Peak memory above the inputs, {what}, in MiB:", _table("shape", every, methods, cells)]
+            parts += [f"{what}, in MiB:", _table("shape", every, methods, cells)]
     also = "; `GPU` is on the GPU alone" if taken(record) else ""
     parts += [
         "From which n on each wins every measurement; by more than two measurements of its own were apart; how far "

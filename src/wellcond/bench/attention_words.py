@@ -42,6 +42,7 @@ PLACES = {  # what a shape is known for
 }
 VIT = 197  # tokens of 224 pixels in patches of 16, with the class token
 LONG = 4096
+PEAK, KEPT = "memory MiB", "kept memory MiB"
 
 
 def choice(record: Record) -> str:
@@ -103,7 +104,9 @@ def _at_vit_length(record: Record) -> str:
         for time in times:
             won[time] |= {row["method"] for row in _compared(record, shape, time) if row["ratio"] > 1}
         said.append(f" {named(shape)}: {'; on the GPU alone '.join(costs)}")
-        said[-1] += f"; in MiB, {memory}." if (memory := _memories(record, shape)) else "."
+        said[-1] += f"; in MiB at the peak, {memory}" if (memory := _memories(record, shape)) else ""
+        said[-1] += f"; kept until the backward pass, {memory}" if (memory := _memories(record, shape, KEPT)) else ""
+        said[-1] += "."
     if not said:
         return ""
     verdicts = [f"{', '.join(sorted(won[time]))} can be" if won[time] else "nothing is" for time in times]
@@ -183,11 +186,11 @@ def _long(record: Record, time: str, question: str) -> str:
 
 
 def _in_memory(record: Record) -> str:
-    rows = [row for row in rows_of(record, TORCH) if row["kind"] == "length" and row["memory MiB"]]
+    rows = [row for row in rows_of(record, TORCH) if row["kind"] == "length" and row[PEAK]]
     same = [row for row in rows if row["tokens"] == record["tokens"]]
     if not same:
         return ""
-    longest, own = max(same, key=lambda row: row["n"]), [row["memory MiB"] for row in same]
+    longest, own = max(same, key=lambda row: row["n"]), [row[PEAK] for row in same]
     text = f"**Memory, in MiB, for one sequence of {longest['n']:,}:** {_memories(record, longest['shape'])}."
     if len(own) > 1 and max(own) < 1.1 * min(own):
         text += f" Torch's attention takes as much for the same {record['tokens']:,} tokens in shorter sequences: "
@@ -247,11 +250,10 @@ def _pairs(found: Sequence[tuple[str, tuple[Record, Record]]], time: str) -> str
     return ", ".join(f"{method} {three_digits(a[time])} and {three_digits(b[time])}" for method, (a, b) in found)
 
 
-def _memories(record: Record, shape: str) -> str:
-    found = [row for method in (TORCH, *OURS) for row in rows_of(record, method, shape)[:1] if row["memory MiB"]]
-    return ", ".join(
-        f"{row['method']} {three_digits(row['memory MiB'])}" for row in sorted(found, key=lambda row: row["memory MiB"])
-    )
+def _memories(record: Record, shape: str, column: str = PEAK) -> str:
+    found = [row for method in (TORCH, *OURS) for row in rows_of(record, method, shape)[:1] if row.get(column)]
+    found.sort(key=lambda row: row[column])
+    return ", ".join(f"{row['method']} {three_digits(row[column])}" for row in found)
 
 
 def length_of(shape: str) -> int:

@@ -1,5 +1,6 @@
 """Prints a benchmark's rows as a table and writes them as JSON."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from wellcond.report.writable import check_writable
 
 __all__ = ["destination", "show", "write"]
 
+LONGEST_WORD = 24  # what is longer may be cut
+
 
 def destination(output: Path | None, default: str) -> Path:
     """Where the JSON goes, with its folder made: what cannot be written should fail before anything is measured."""
@@ -22,14 +25,14 @@ def destination(output: Path | None, default: str) -> Path:
     return path
 
 
-def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: int = 1) -> None:
-    """Prints the columns that hold anything. The first `whole` of them are never cut; others break where there is no
-    room."""
+def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Prints the columns that hold anything; where there is little room, lines break between words."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     for place, column in enumerate(columns):
         justify = "left" if place == 0 else "right"
-        table.add_column(column, justify=justify, no_wrap=place < whole, overflow="fold")
+        words = " ".join([column, *(_cell(row.get(column)) for row in rows)]).split()
+        table.add_column(column, justify=justify, overflow="fold", min_width=min(max(map(len, words)), LONGEST_WORD))
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)
@@ -39,7 +42,9 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) >= 1e-2 else f"{value:.1e}"
+        if not 1e-2 <= abs(value) < math.inf:
+            return f"{value:.1e}"
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
     return str(value)
 
 

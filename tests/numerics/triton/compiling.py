@@ -71,10 +71,10 @@ def attention() -> None:
         positions = torch.zeros(2, 128, dtype=torch.int64)
         plan = landmark_plan.plan_for(q, k, v, None, positions, 64, None, None)
         out, space, work = plan.forward(q, k, v, None, positions, None, None, 0.1, 0.1)
-        plan.backward(out, q, k, v, None, positions, None, 0.1, space, work, space)
+        plan.backward(out, q, k, v, None, positions, None, 0.1, space, work)
         nystrom = nystrom_plan.plan_for(q, k, v, 64, 6)
         out, space, work = nystrom.forward(q, k, v, 0.1, differentiable=True)
-        nystrom.backward(out, q, k, v, 0.1, space, work, space)
+        nystrom.backward(out, q, k, v, 0.1, space, work)
         linear = linear_plan.plan_for(q, k, v)
         out, small = linear.forward(q, k, v, 0.1)
         linear.backward(out, q, k, v, 0.1, small)
@@ -82,7 +82,7 @@ def attention() -> None:
     rows, valid = torch.zeros(2, 2, 70, 32, dtype=torch.float16), torch.ones(2, 2, 70, dtype=torch.bool)
     plan = landmark_plan.plan_for(q, k, v, rows, None, 0, valid, keep)
     out, space, work = plan.forward(q, k, v, rows, None, valid, keep, 0.1, 0.1)
-    plan.backward(out, q, k, v, rows, None, keep, 0.1, space, work, space)
+    plan.backward(out, q, k, v, rows, None, keep, 0.1, space, work)
 
 
 def numerics() -> None:

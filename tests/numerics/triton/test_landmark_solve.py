@@ -14,7 +14,7 @@ def solved(rows, tokens, scale):
     d, p = rows.shape[2:]
     plan = plan_for(tokens, tokens, tokens, rows, None, 0, None, None)
     _, space, work = plan.forward(tokens, tokens, tokens, rows, None, None, None, scale, GAMMA)
-    y = space[plan.offsets["solved"] : plan.offsets["d_sums"]].view(plan.matrices, plan.side, plan.values)
+    y = space[plan.kept["solved"] : plan.kept["end"]].view(plan.matrices, plan.side, plan.values)
     assert not y[:, d:].any()
     return work[:, :d, :d], y[:, :d, :p]
 

@@ -2,11 +2,12 @@
 
     plan = plan_for(query, key, value, rows, positions, split, valid, keep)
     out, space, work = plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
-    dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work, space)
+    dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work)
 
-`space` is one buffer of float32 for each call: landmarks, their halves, what was solved (these the gradient needs) and
-then scratch, which the backward pass may use again, or another of the same size. `work` holds −Z in float64. Counters
-say which program of a head is the last; they are zero between launches, and each stream has its own.
+The gradient needs `space`, which holds landmarks, their halves and what was solved, in float32, and `work`, which holds
+−Z in float64. All else lies in buffers that are given back at the end of each pass: a model keeps every layer's until
+its backward pass. Counters say which program of a head is the last; they are zero between launches, and each stream has
+its own.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from .counters import Counters
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, layout, placed
-from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of
+from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of, side_by_side
 from .tiles import packed
 
 __all__ = ["Plan", "padded_sizes", "plan_for", "space_size"]
@@ -71,7 +72,13 @@ class Plan:
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.device = matrices, query.device
         self.placed, self.split = placed(query, key, value, keep), split
-        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares))
+        self.kept = _kept(matrices, sizes)
+        side, width, values = sizes
+        self.parts_size = matrices * self.key_shares * side * values
+        self.scratch = side_by_side(
+            matrices, d_sums=side * values, d_rows=side * width, parts_s=self.query_shares * side * values,
+            parts_l=max(self.query_shares, self.key_shares) * side * width,
+        )  # fmt: skip
         self.out_shape = (b, h, n, c)
         self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
         self.tokens = {
@@ -127,18 +134,19 @@ class Plan:
         counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(out, space, work); `counters` where the plan's own may not be taken."""
-        space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
+        space = torch.empty(self.kept["end"], dtype=torch.float32, device=self.device)
+        parts = torch.empty(self.parts_size, dtype=torch.float32, device=self.device)
         work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
-        at = self.offsets
+        at = self.kept
         with on_device(self.device):
-            *tokens, to_space, to_work, to_counters = self.sums.addresses(
+            *tokens, to_space, to_parts, to_work, to_counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
-                key if valid is None else valid, key if keep is None else keep, space, work,
+                key if valid is None else valid, key if keep is None else keep, space, parts, work,
                 self.counters() if counters is None else counters,
             )  # fmt: skip
             self.sums(
-                *tokens, to_space, at["halves"], at["solved"], at["parts_s"], to_work, to_counters,
+                *tokens, to_space, at["halves"], at["solved"], to_parts, to_work, to_counters,
                 *self.sums_numbers, scale, gamma, *self.sums_strides,
             )  # fmt: skip
             x, to_space, y = self.output.addresses(query, space, out)
@@ -157,7 +165,6 @@ class Plan:
         scale: float,
         space: Tensor,
         work: Tensor,
-        scratch: Tensor,
         counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
@@ -165,9 +172,10 @@ class Plan:
             query, key, value = packed(query), packed(key), packed(value)
             keep = None if keep is None else packed(keep)
             other = plan_for(query, key, value, rows, positions, self.split, None, keep)
-            return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, scratch, counters)
+            return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, counters)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
+        scratch = torch.empty(self.scratch["end"], dtype=torch.float32, device=self.device)
         of_grad = placed(grad)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
@@ -191,19 +199,18 @@ class Plan:
 
     def _around(self, where: Any, space: Any, work: Any, counters: Any, scratch: Any) -> tuple[Any, ...]:
         """What both pulls are given beside tokens."""
-        at = self.offsets
+        kept, at = self.kept, self.scratch
         return (
-            where, space, at["halves"], at["solved"], work, counters,
+            where, space, kept["halves"], kept["solved"], work, counters,
             scratch, at["d_sums"], at["d_rows"], at["parts_s"], at["parts_l"],
         )  # fmt: skip
 
 
 def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Tensor | None) -> tuple[int, int]:
     """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
-    (b, h, n, p), (m, c) = query.shape, value.shape[2:]
-    sizes = padded_sizes(_landmarks(rows, positions), p, c)
-    shares = max(shares_of(tokens)[0] for tokens in (n, m))
-    return _offsets(b * h, sizes, shares)["end"], sizes[0]
+    b, h, _, p = query.shape
+    sizes = padded_sizes(_landmarks(rows, positions), p, value.shape[3])
+    return _kept(b * h, sizes)["end"], sizes[0]
 
 
 def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
@@ -219,18 +226,10 @@ def padded_sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 
-def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int) -> dict[str, int]:
-    """Where each part of `space` begins; it starts with the landmarks."""
+def _kept(matrices: int, sizes: tuple[int, int, int]) -> dict[str, int]:
+    """Where each part of `space` begins."""
     side, width, values = sizes
-    lengths = {
-        "rows": side * width, "halves": side, "solved": side * values, "d_sums": side * values, "d_rows": side * width,
-        "parts_s": shares * side * values, "parts_l": shares * side * width, "end": 0,
-    }  # fmt: skip
-    found, total = {}, 0
-    for name, length in lengths.items():
-        found[name] = total
-        total += matrices * length
-    return found
+    return side_by_side(matrices, rows=side * width, halves=side, solved=side * values)
 
 
 def _strides(mask: Tensor | None) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def _half_norms(x, counts, factor):
 
 @triton.jit
 def sums_kernel(
-    x, y, v, positions, valid, keep, space, to_halves, to_solved, to_parts, work, counters,
+    x, y, v, positions, valid, keep, space, to_halves, to_solved, parts, work, counters,
     m, heads, d, split, width, values, each, scale, gamma,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, pb, ab, ah, kb, kh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, GATHER: tl.constexpr,
@@ -110,10 +110,10 @@ def sums_kernel(
         weights = _weights(rows, halves, tl.trans(yt), _half_norms(yt, counts, factor), factor, PRECISION)
         acc = dot_tokens(weights, vt, acc, PARTS)
     shares, matrices = tl.num_programs(0), tl.num_programs(1)
-    tl.store(space + to_parts + ((share * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :], acc)
+    tl.store(parts + ((share * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :], acc)
     if is_last(counters + which, shares):
         solve_head(
-            space, to_halves, to_solved, to_parts, work, which, matrices, shares, scale, gamma, SIDE, WIDTH, VALUES
+            space, to_halves, to_solved, parts, work, which, matrices, shares, scale, gamma, SIDE, WIDTH, VALUES
         )
         tl.store(counters + which, 0)
 

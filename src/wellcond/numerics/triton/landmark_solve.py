@@ -85,7 +85,7 @@ def _weights(space, to_halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.const
 
 @triton.jit
 def solve_head(
-    space, to_halves, to_solved, to_parts, work, which, matrices, shares, scale, gamma,
+    space, to_halves, to_solved, parts, work, which, matrices, shares, scale, gamma,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     work += which * SIDE * SIDE
@@ -117,7 +117,7 @@ def solve_head(
                 tl.store(at, swept, mask=beside)
                 tl.store(work + r[:, None] * SIDE + p[None, :], scaled)
     tl.debug_barrier()
-    found = _solved(work, space + to_parts, which, matrices, shares, SIDE, VALUES)
+    found = _solved(work, parts, which, matrices, shares, SIDE, VALUES)
     o = tl.arange(0, VALUES)
     tl.store(space + to_solved + (which * SIDE + i[:, None]) * VALUES + o[None, :], found)
 

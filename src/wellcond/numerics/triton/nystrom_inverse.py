@@ -20,9 +20,9 @@ and g the gradients of the new W and y, symmetric parts are all that count:
 
 Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16, 22
 bits in all of what was first divided by the largest entry, which is as good as float32 and several times as fast as
-three TF32 products. In `work` each head has the pairs of A, then of W of each step, and two more for W² and what it is
-multiplied by; `space` has y, t and u of each step, y at the start, and what matrices were divided by. Where no gradient
-is wanted, two places for W are used again and again.
+three TF32 products. In `work` each head has the pairs of A and of W of each step, and in `room` those that it needs for
+a while; `space` has y of each step and what matrices were divided by. The way back finds t and u again, which would be
+most of what a model keeps until then. Where no gradient is wanted, two places for W are used again and again.
 
 Large products are loops over a few columns, and narrow ones stand in a loop too: what is written out in full needs more
 descriptors of matrices than the GPU has registers for.
@@ -37,12 +37,13 @@ from .landmark_solve import added_shares
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
-__all__ = ["MATRICES_BESIDE", "head_back_kernel", "head_kernel"]
+__all__ = ["ROOM", "ROOM_BACK", "head_back_kernel", "head_kernel"]
 
 STEP = tl.constexpr(32)  # of the sum in a product
 SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
 LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
-MATRICES_BESIDE = tl.constexpr(3)  # in `work`, with W² and the other beside A; as many does the way back need at a time
+ROOM = tl.constexpr(2)  # matrices that a step needs for a while: W² and what it is multiplied by
+ROOM_BACK = tl.constexpr(3)  # and the way back: the gradient of W, P and D
 
 
 @triton.jit
@@ -148,7 +149,7 @@ def _narrow(place, which, matrices, SIDE: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def head_kernel(
-    space, to_keys, to_right, to_log, to_solved, to_steps, to_powers, to_acc, to_top, to_total, work,
+    space, to_keys, to_right, to_log, to_solved, to_steps, to_powers, parts, to_top, to_total, work, room,
     shares, d, iterations, w_places, scale,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -156,14 +157,14 @@ def head_kernel(
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
     top = tl.full((SIDE,), float("-inf"), dtype=tl.float32)
     for share in range(shares):
-        top = tl.maximum(top, tl.load(space + to_top + (share * matrices + which) * SIDE + i))
+        top = tl.maximum(top, tl.load(parts + to_top + (share * matrices + which) * SIDE + i))
     total = tl.zeros((SIDE,), dtype=tl.float32)
     acc = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     for share in range(shares):
         line = (share * matrices + which) * SIDE + i
-        weight = tl.exp2(tl.load(space + to_top + line) - top)
-        total += weight * tl.load(space + to_total + line)
-        acc += weight[:, None] * tl.load(space + to_acc + line[:, None] * VALUES + o[None, :])
+        weight = tl.exp2(tl.load(parts + to_top + line) - top)
+        total += weight * tl.load(parts + to_total + line)
+        acc += weight[:, None] * tl.load(parts + line[:, None] * VALUES + o[None, :])
     right = tl.where((i < d)[:, None], acc / total[:, None], 0.0)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
     tl.store(space + to_right + at, right)
@@ -171,8 +172,10 @@ def head_kernel(
     tl.store(space + to_log + (2 * which + 1) * SIDE + i, tl.log2(total))
 
     size = 2 * SIDE * SIDE
-    a = work + which * ((MATRICES_BESIDE + w_places) * size)
-    squared, other, w = a + size, a + 2 * size, a + MATRICES_BESIDE * size
+    a = work + which * ((1 + w_places) * size)
+    w = a + size
+    squared = room + which * (ROOM * size)
+    other = squared + size
     powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
@@ -180,13 +183,15 @@ def head_kernel(
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
     middle, of_a = _unit(middle)
     _store_pair(a, middle, SIDE)
-    tl.store(powers, of_a)
     start = _product(a, a, SIDE, True, False) * (of_a * of_a / bound)
     a_high, a_low = _load_pair(a, SIDE)
     y, of_y = _unit_columns(right)
     y = _times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * (of_a / bound))[None, :]
     if KEEP:
-        tl.store(space + to_steps + _narrow(3 * iterations, which, matrices, SIDE, VALUES), y)
+        unit_y, of_y = _unit_columns(y)
+        tl.store(powers, of_a)
+        tl.store(powers + 1 + w_places + o, of_y)
+        tl.store(space + to_steps + _narrow(0, which, matrices, SIDE, VALUES), unit_y)
     start, of_w = _unit(start)
     _store_pair(w, start, SIDE)
     for step in range(iterations):
@@ -195,9 +200,9 @@ def head_kernel(
         w_high, w_low = _load_pair(now, SIDE)
         y, of_y = _unit_columns(y)
         x = y
-        for j in range(3):  # y, t and u
-            if KEEP:
-                tl.store(space + to_steps + _narrow(3 * step + j, which, matrices, SIDE, VALUES), x)
+        if KEEP:
+            tl.store(space + to_steps + _narrow(step, which, matrices, SIDE, VALUES), y)
+        for j in range(3):  # t, u and the next y
             share_of_y = tl.where(j == 0, 7.0, tl.where(j == 1, 15.0, 13.0))
             x = share_of_y * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
         if KEEP:
@@ -219,23 +224,23 @@ def head_kernel(
 @triton.jit
 def head_back_kernel(
     space, to_keys, to_right, to_steps, to_powers, work,
-    scratch, to_parts_s, to_parts_l, to_sums, to_inner, to_due_queries, to_due_keys, room,
+    scratch, to_parts_s, to_parts_l, to_again, to_sums, to_inner, to_due_queries, to_due_keys, room,
     shares, d, iterations, w_places, scale,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     size = 2 * SIDE * SIDE
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
-    a = work + which * ((MATRICES_BESIDE + w_places) * size)
+    a = work + which * ((1 + w_places) * size)
     powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
-    everything = room + which * (MATRICES_BESIDE * size)
+    everything = room + which * (ROOM_BACK * size)
     p_pair, due_pair = everything + size, everything + 2 * size
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
     g = added_shares(scratch + to_parts_s, which, matrices, i, shares, SIDE, VALUES)
     of_all = 1.0  # what the gradient of W was divided by
     for back in range(iterations):
         step = iterations - 1 - back
-        w = a + (MATRICES_BESIDE + step) * size
+        w = a + (1 + step) * size
         of_w, of_y = tl.load(powers + 1 + step), tl.load(powers + 1 + w_places + step * VALUES + o)
         pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
         if back > 0:
@@ -247,6 +252,14 @@ def head_back_kernel(
             pulls = (2.0 * of_w) * _product(due_pair, w, SIDE, False, False)
             pulls = of_all * (3.25 * _load_sum(everything, SIDE) + 1.75 * n + pulls)
         w_high, w_low = _load_pair(w, SIDE)
+        y = tl.load(space + to_steps + _narrow(step, which, matrices, SIDE, VALUES))
+        x = y
+        tl.debug_barrier()  # all threads have read what stands there from the step before
+        tl.store(scratch + to_again + _narrow(0, which, matrices, SIDE, VALUES), y)
+        for j in range(2):  # t and u
+            x = tl.where(j == 0, 7.0, 15.0) * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
+            tl.store(scratch + to_again + _narrow(1 + j, which, matrices, SIDE, VALUES), x)
+        tl.debug_barrier()
         g, of_g = _unit_columns(g)
         both = tl.maximum(tl.max(of_y * of_g, axis=0), LEAST)
         part = of_y * of_g / both
@@ -254,7 +267,7 @@ def head_back_kernel(
         found = tl.zeros((SIDE, VALUES), dtype=tl.float32)
         outer = tl.zeros((SIDE, SIDE), dtype=tl.float32)
         for j in range(3):  # g with u, h with t, k with y
-            y = tl.load(space + to_steps + _narrow(3 * step + 2 - j, which, matrices, SIDE, VALUES))
+            y = tl.load(scratch + to_again + _narrow(2 - j, which, matrices, SIDE, VALUES))
             found += tl.where(j == 0, 3.25, tl.where(j == 1, 15.0, 7.0)) * x
             share = tl.where(j == 0, 0.25, 1.0)
             outer = _plus_outer((share * part)[None, :] * x, y, outer)
@@ -269,12 +282,13 @@ def head_back_kernel(
     columns = tl.sum(middle, axis=0)
     bound = tl.max(columns, axis=0)
     right = tl.load(space + to_right + at)
-    first = tl.load(space + to_steps + _narrow(3 * iterations, which, matrices, SIDE, VALUES))
+    first = tl.load(space + to_steps + _narrow(0, which, matrices, SIDE, VALUES))
+    first *= tl.load(powers + 1 + w_places + o)[None, :]
     along = tl.sum(tl.sum(g * first, axis=1), axis=0)
     pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
     if iterations > 0:
         pulls = (2.0 * of_a * of_all / bound) * _product(a, everything, SIDE, False, False)
-        shared = _load_sum(everything, SIDE) * _load_sum(a + MATRICES_BESIDE * size, SIDE)
+        shared = _load_sum(everything, SIDE) * _load_sum(a + size, SIDE)
         along += of_all * tl.load(powers + 1) * tl.sum(tl.sum(shared, axis=1), axis=0)
     a_high, a_low = _load_pair(a, SIDE)
     g, of_g = _unit_columns(g)

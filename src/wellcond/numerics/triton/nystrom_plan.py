@@ -2,11 +2,11 @@
 
     plan = plan_for(query, key, value, num_landmarks, num_iterations)
     out, space, work = plan.forward(query, key, value, scale, differentiable=True)
-    dq, dk, dv = plan.backward(grad, query, key, value, scale, space, work, space)
+    dq, dk, dv = plan.backward(grad, query, key, value, scale, space, work)
 
-`space` is one buffer of float32 for each call: the means, what was solved and the narrow matrix of each step (these the
-gradient needs), and then scratch, which the backward pass may use again, or another of the same size. `work` holds the
-large matrices of the steps, in pairs of float16.
+The gradient needs `space`, which holds the means, what was solved and the narrow matrix of each step, in float32, and
+`work`, which holds the large matrices of the steps, in pairs of float16. All else lies in buffers that are given back
+at the end of each pass: a model keeps every layer's until its backward pass.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from .landmark_plan import padded_sizes
 from .launch import Launch, layout, placed
-from .nystrom_inverse import MATRICES_BESIDE, head_back_kernel, head_kernel
+from .nystrom_inverse import ROOM, ROOM_BACK, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
-from .plans import LARGE_BLOCK, Kept, on_device, shares_of
+from .plans import LARGE_BLOCK, Kept, on_device, shares_of, side_by_side
 from .tiles import packed
 
 __all__ = ["Plan", "plan_for", "space_sizes"]
@@ -51,11 +51,19 @@ class Plan:
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
         self.placed = placed(query, key, value)
-        self.offsets = _offsets(matrices, sizes, max(self.query_shares, self.key_shares), num_iterations)
+        self.kept = {wanted: _kept(matrices, sizes, num_iterations, wanted) for wanted in (False, True)}
+        narrow, line = self.side * self.width, self.side  # values are as wide
+        self.parts = side_by_side(
+            matrices, sums=self.key_shares * narrow, top=self.key_shares * line, total=self.key_shares * line
+        )
+        self.scratch = side_by_side(
+            matrices, d_right=narrow, inner=line, due_queries=narrow, due_keys=narrow, again=3 * narrow,
+            parts_s=self.query_shares * narrow, parts_l=max(self.query_shares, self.key_shares) * narrow,
+        )  # fmt: skip
         self.out_shape = (b, h, n, c)
         self.landmarks = d
         self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": values}
-        self.parts = {"PARTS": query.dtype == torch.bfloat16}
+        self.tokens = {"PARTS": query.dtype == torch.bfloat16}
         self.query_strides = query.stride()[:3]
         self.key_strides, self.value_strides = key.stride()[:3], value.stride()[:3]
         self.means_numbers = (n, m, h, d, p, *self.query_strides, *self.key_strides)
@@ -76,7 +84,7 @@ class Plan:
         self.right = self._long(right_kernel, self.key_shares, num_warps=8 if self.side > 64 else 4)
         self.output = Launch(
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
-            **self.shape, BLOCK=BLOCKS[1:], **self.parts,
+            **self.shape, BLOCK=BLOCKS[1:], **self.tokens,
         )  # fmt: skip
         # One warp for 16 rows: with more or fewer, Triton 3.6 made a backward kernel that went astray on an H200.
         self.head_options = {"num_warps": max(4, self.side // 16), "num_stages": 1, **self.shape}
@@ -87,25 +95,18 @@ class Plan:
     def _long(self, kernel: Any, shares: int, num_warps: int = 8) -> Launch:
         return Launch(
             kernel, (shares, self.matrices), num_warps=num_warps, num_stages=1,
-            **self.shape, BLOCK=BLOCKS if self.parts["PARTS"] else BLOCKS[1:], **self.parts,
+            **self.shape, BLOCK=BLOCKS if self.tokens["PARTS"] else BLOCKS[1:], **self.tokens,
         )  # fmt: skip
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, *, differentiable: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(out, space, work); only where it is `differentiable` does `work` hold what the gradient needs."""
-        w_places = _places(self.iterations, differentiable)
-        space = torch.empty(self.offsets["end"], dtype=torch.float32, device=self.device)
-        work = torch.empty(
-            self.matrices,
-            2 * (MATRICES_BESIDE.value + w_places),
-            self.side,
-            self.side,
-            dtype=torch.float16,
-            device=self.device,
-        )
+        w_places, at, of_parts = _places(self.iterations, differentiable), self.kept[differentiable], self.parts
+        space = torch.empty(at["end"], dtype=torch.float32, device=self.device)
+        parts = torch.empty(of_parts["end"], dtype=torch.float32, device=self.device)
+        work, room = self._pairs(1 + w_places), self._pairs(ROOM.value)
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
-        at = self.offsets
         head = self.heads.get(differentiable)
         if head is None:
             head = self.heads[differentiable] = Launch(
@@ -114,13 +115,13 @@ class Plan:
         with on_device(self.device):
             self.means(query, key, space, at["k_means"], *self.means_numbers)
             self.right(
-                key, value, space, at["parts_s"], at["parts_top"], at["parts_total"], *self.right_numbers, scale,
+                key, value, space, parts, of_parts["top"], of_parts["total"], *self.right_numbers, scale,
                 *self.key_strides, *self.value_strides,
             )  # fmt: skip
             head(
-                space, at["k_means"], at["right"], at["log"], at["solved"], at["steps"], at["powers"], at["parts_s"],
-                at["parts_top"], at["parts_total"], work, self.key_shares, self.landmarks, self.iterations, w_places,
-                scale,
+                space, at["k_means"], at["right"], at["log"], at["solved"], at["steps"], at["powers"], parts,
+                of_parts["top"], of_parts["total"], work, room, self.key_shares, self.landmarks, self.iterations,
+                w_places, scale,
             )  # fmt: skip
             self.output(
                 query, space, at["k_means"], at["solved"], out, *self.output_numbers, scale, *self.query_strides
@@ -128,57 +129,52 @@ class Plan:
         return out, space, work
 
     def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        space: Tensor,
-        work: Tensor,
-        scratch: Tensor,
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, space: Tensor, work: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
         if self.placed != placed(query, key, value):
             query, key, value = packed(query), packed(key), packed(value)
             other = plan_for(query, key, value, self.landmarks, self.iterations)
-            return other.backward(grad, query, key, value, scale, space, work, scratch)
+            return other.backward(grad, query, key, value, scale, space, work)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-        room = torch.empty(
-            self.matrices, 2 * MATRICES_BESIDE.value, self.side, self.side, dtype=torch.float16, device=self.device
-        )
-        at = self.offsets
+        kept, at = self.kept[True], self.scratch
+        scratch = torch.empty(at["end"], dtype=torch.float32, device=self.device)
+        room = self._pairs(ROOM_BACK.value)
         of_grad = placed(grad)
         pull = self.pulls_of_queries.get(of_grad)
         if pull is None:
             pull = self.pulls_of_queries[of_grad] = self._long(queries_kernel, self.query_shares)
         with on_device(self.device):
             pull(
-                query, grad, space, at["k_means"], at["solved"], scratch, at["parts_s"], at["parts_l"], dq,
+                query, grad, space, kept["k_means"], kept["solved"], scratch, at["parts_s"], at["parts_l"], dq,
                 *self.query_numbers, scale, *self.query_strides, *grad.stride()[:3],
             )  # fmt: skip
             self.head_back(
-                space, at["k_means"], at["right"], at["steps"], at["powers"], work, scratch, at["parts_s"],
-                at["parts_l"], at["d_right"], at["inner"], at["due_queries"], at["due_keys"], room, self.query_shares,
-                self.landmarks, self.iterations, _places(self.iterations, True), scale,
+                space, kept["k_means"], kept["right"], kept["steps"], kept["powers"], work, scratch, at["parts_s"],
+                at["parts_l"], at["again"], at["d_right"], at["inner"], at["due_queries"], at["due_keys"], room,
+                self.query_shares, self.landmarks, self.iterations, _places(self.iterations, True), scale,
             )  # fmt: skip
             self.pull_of_keys(
-                key, value, space, at["log"], scratch, at["d_right"], at["inner"], at["due_keys"], at["parts_l"], dk,
+                key, value, space, kept["log"], scratch, at["d_right"], at["inner"], at["due_keys"], at["parts_l"], dk,
                 dv, *self.key_numbers, scale, *self.key_strides, *self.value_strides,
             )  # fmt: skip
             self.finish(scratch, at["due_queries"], at["parts_l"], dq, *self.finish_numbers)
         return dq, dk, dv
+
+    def _pairs(self, number: int) -> Tensor:
+        """Room for so many large matrices of each head."""
+        shape = (self.matrices, 2 * number, self.side, self.side)
+        return torch.empty(shape, dtype=torch.float16, device=self.device)
 
 
 def space_sizes(
     query: Tensor, value: Tensor, num_landmarks: int, num_iterations: int
 ) -> tuple[int, tuple[int, int, int, int]]:
     """(the size of `space`, the shape of `work` for a gradient), for tensors that hold nothing yet."""
-    (b, h, n, p), (m, c) = query.shape, value.shape[2:]
-    sizes = padded_sizes(num_landmarks, p, c)
-    shares = max(shares_of(tokens)[0] for tokens in (n, m))
-    of_work = (b * h, 2 * (MATRICES_BESIDE.value + _places(num_iterations, True)), sizes[0], sizes[0])
-    return _offsets(b * h, sizes, shares, num_iterations)["end"], of_work
+    b, h, _, p = query.shape
+    sizes = padded_sizes(num_landmarks, p, value.shape[3])
+    of_work = (b * h, 2 * (1 + _places(num_iterations, True)), sizes[0], sizes[0])
+    return _kept(b * h, sizes, num_iterations, True)["end"], of_work
 
 
 def _places(iterations: int, differentiable: bool) -> int:
@@ -186,18 +182,11 @@ def _places(iterations: int, differentiable: bool) -> int:
     return max(1, iterations if differentiable else min(2, iterations))
 
 
-def _offsets(matrices: int, sizes: tuple[int, int, int], shares: int, iterations: int) -> dict[str, int]:
-    """Where each part of `space` begins; it starts with the means of the queries."""
+def _kept(matrices: int, sizes: tuple[int, int, int], iterations: int, differentiable: bool) -> dict[str, int]:
+    """Where each part of `space` begins; the steps have some only where a gradient is wanted."""
     side, width, values = sizes
-    lengths = {
-        "q_means": side * width, "k_means": side * width, "right": side * values, "solved": side * values,
-        "log": 2 * side, "steps": (1 + 3 * iterations) * side * values, "d_right": side * values,
-        "inner": side, "due_queries": side * width, "due_keys": side * width, "parts_s": shares * side * values,
-        "parts_l": shares * side * width, "parts_top": shares * side, "parts_total": shares * side,
-        "powers": 1 + max(2, iterations) * (1 + values), "end": 0,
-    }  # fmt: skip
-    found, total = {}, 0
-    for name, length in lengths.items():
-        found[name] = total
-        total += matrices * length
-    return found
+    places = _places(iterations, True) if differentiable else 0
+    return side_by_side(
+        matrices, q_means=side * width, k_means=side * width, right=side * values, solved=side * values, log=2 * side,
+        steps=places * side * values, powers=1 + places * (1 + values),
+    )  # fmt: skip

@@ -53,7 +53,7 @@ def head_matrix(base, which, SIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def right_kernel(
-    y, v, space, to_acc, to_top, to_total,
+    y, v, space, parts, to_top, to_total,
     m, heads, width, values, each, scale, yb, yh, yn, vb, vh, vn,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -81,9 +81,9 @@ def right_kernel(
         acc = dot_tokens(weights, vt, acc * shrink[:, None], PARTS)
         top = higher
     line = (share * tl.num_programs(1) + which) * SIDE + i
-    tl.store(space + to_acc + line[:, None] * VALUES + o[None, :], acc)
-    tl.store(space + to_top + line, top)
-    tl.store(space + to_total + line, total)
+    tl.store(parts + line[:, None] * VALUES + o[None, :], acc)
+    tl.store(parts + to_top + line, top)
+    tl.store(parts + to_total + line, total)
 
 
 @triton.jit

@@ -1,4 +1,5 @@
-"""What plans have in common: being kept by the layout of their tensors, the device they launch on, shares of tokens.
+"""What plans have in common: being kept by the layout of their tensors, the device they launch on, shares of tokens,
+buffers of many parts.
 
 _plans: Kept["Plan"] = Kept(1024)
 plan = _plans.get(given) or _plans.add(given, Plan(…))
@@ -11,7 +12,7 @@ import torch
 
 from .tiles import ceil_div, padded
 
-__all__ = ["LARGE_BLOCK", "Kept", "on_device", "padded_alike", "shares_of"]
+__all__ = ["LARGE_BLOCK", "Kept", "on_device", "padded_alike", "shares_of", "side_by_side"]
 
 LARGE_BLOCK = 128  # tokens at a time
 SHARE = 512  # tokens that one program has, at least
@@ -55,3 +56,12 @@ def shares_of(n: int) -> tuple[int, int]:
     shares = max(1, min(MOST_SHARES, n // SHARE))
     each = ceil_div(ceil_div(n, LARGE_BLOCK), shares) * LARGE_BLOCK
     return ceil_div(n, each), each
+
+
+def side_by_side(matrices: int, **lengths: int) -> dict[str, int]:
+    """Where each part of a buffer begins, of so many numbers for each matrix; and its "end"."""
+    found, total = {}, 0
+    for name, length in lengths.items():
+        found[name] = total
+        total += matrices * length
+    return found | {"end": total}

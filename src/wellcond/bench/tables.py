@@ -14,8 +14,6 @@ from wellcond.report.writable import check_writable
 
 __all__ = ["destination", "show", "write"]
 
-LONGEST_WORD = 24  # what is longer may be cut
-
 
 def destination(output: Path | None, default: str) -> Path:
     """Where the JSON goes, with its folder made: what cannot be written should fail before anything is measured."""
@@ -26,13 +24,13 @@ def destination(output: Path | None, default: str) -> Path:
 
 
 def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Prints the columns that hold anything; where there is little room, lines break between words."""
+    """Prints the columns that hold anything; what has several words has as much room as the others leave it."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     for place, column in enumerate(columns):
         justify = "left" if place == 0 else "right"
-        words = " ".join([column, *(_cell(row.get(column)) for row in rows)]).split()
-        table.add_column(column, justify=justify, overflow="fold", min_width=min(max(map(len, words)), LONGEST_WORD))
+        whole = not any(" " in _cell(row.get(column)) for row in rows)
+        table.add_column(column.replace(" ", "\n"), justify=justify, vertical="bottom", no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)

@@ -112,9 +112,7 @@ def sums_kernel(
     shares, matrices = tl.num_programs(0), tl.num_programs(1)
     tl.store(parts + ((share * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :], acc)
     if is_last(counters + which, shares):
-        solve_head(
-            space, to_halves, to_solved, parts, work, which, matrices, shares, scale, gamma, SIDE, WIDTH, VALUES
-        )
+        solve_head(space, to_halves, to_solved, parts, work, which, matrices, shares, scale, gamma, SIDE, WIDTH, VALUES)
         tl.store(counters + which, 0)
 
 

@@ -22,7 +22,8 @@ Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside the
 bits in all of what was first divided by the largest entry, which is as good as float32 and several times as fast as
 three TF32 products. In `work` each head has the pairs of A and of W of each step, and in `room` those that it needs for
 a while; `space` has y of each step and what matrices were divided by. The way back finds t and u again, which would be
-most of what a model keeps until then. Where no gradient is wanted, two places for W are used again and again.
+most of what a model keeps until then. Where no gradient is wanted, two places for W are used again and again, and that
+of A for W²: there is no other room.
 
 Large products are loops over a few columns, and narrow ones stand in a loop too: what is written out in full needs more
 descriptors of matrices than the GPU has registers for.
@@ -37,13 +38,12 @@ from .landmark_solve import added_shares
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
-__all__ = ["ROOM", "ROOM_BACK", "head_back_kernel", "head_kernel"]
+__all__ = ["ROOM_BACK", "head_back_kernel", "head_kernel"]
 
 STEP = tl.constexpr(32)  # of the sum in a product
 SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
 LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
-ROOM = tl.constexpr(2)  # matrices that a step needs for a while: W² and what it is multiplied by
-ROOM_BACK = tl.constexpr(3)  # and the way back: the gradient of W, P and D
+ROOM_BACK = tl.constexpr(3)  # matrices that the way back needs for a while: the gradient of W, P and D
 
 
 @triton.jit
@@ -167,15 +167,15 @@ def head_kernel(
         acc += weight[:, None] * tl.load(parts + line[:, None] * VALUES + o[None, :])
     right = tl.where((i < d)[:, None], acc / total[:, None], 0.0)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
-    tl.store(space + to_right + at, right)
-    tl.store(space + to_log + 2 * which * SIDE + i, top)
-    tl.store(space + to_log + (2 * which + 1) * SIDE + i, tl.log2(total))
+    if KEEP:
+        tl.store(space + to_right + at, right)
+        tl.store(space + to_log + 2 * which * SIDE + i, top)
+        tl.store(space + to_log + (2 * which + 1) * SIDE + i, tl.log2(total))
 
     size = 2 * SIDE * SIDE
     a = work + which * ((1 + w_places) * size)
     w = a + size
-    squared = room + which * (ROOM * size)
-    other = squared + size
+    squared = room + which * size if KEEP else a
     powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
@@ -213,8 +213,8 @@ def head_kernel(
             # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
             square = of_w * _product(now, now, SIDE, False, False)
             _store_pair(squared, square, SIDE)
-            _store_pair(other, 7.0 * _load_sum(now, SIDE) - square, SIDE)
-            grown = 13.0 * _load_sum(now, SIDE) - 15.0 * square + of_w * _product(squared, other, SIDE, False, False)
+            _store_pair(after, 7.0 * _load_sum(now, SIDE) - square, SIDE)  # for a while
+            grown = 13.0 * _load_sum(now, SIDE) - 15.0 * square + of_w * _product(squared, after, SIDE, False, False)
             grown, power = _unit(0.25 * grown)
             _store_pair(after, grown, SIDE)
             of_w = of_w * power

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .landmark_plan import padded_sizes
 from .launch import Launch, layout, placed
-from .nystrom_inverse import ROOM, ROOM_BACK, head_back_kernel, head_kernel
+from .nystrom_inverse import ROOM_BACK, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
 from .plans import LARGE_BLOCK, Kept, on_device, shares_of, side_by_side
@@ -105,7 +105,8 @@ class Plan:
         w_places, at, of_parts = _places(self.iterations, differentiable), self.kept[differentiable], self.parts
         space = torch.empty(at["end"], dtype=torch.float32, device=self.device)
         parts = torch.empty(of_parts["end"], dtype=torch.float32, device=self.device)
-        work, room = self._pairs(1 + w_places), self._pairs(ROOM.value)
+        work = self._pairs(1 + w_places)
+        room = self._pairs(1) if differentiable else work
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
         head = self.heads.get(differentiable)
         if head is None:
@@ -183,10 +184,10 @@ def _places(iterations: int, differentiable: bool) -> int:
 
 
 def _kept(matrices: int, sizes: tuple[int, int, int], iterations: int, differentiable: bool) -> dict[str, int]:
-    """Where each part of `space` begins; the steps have some only where a gradient is wanted."""
+    """Where each part of `space` begins; some are empty where no gradient is wanted."""
     side, width, values = sizes
-    places = _places(iterations, True) if differentiable else 0
-    return side_by_side(
-        matrices, q_means=side * width, k_means=side * width, right=side * values, solved=side * values, log=2 * side,
-        steps=places * side * values, powers=1 + places * (1 + values),
-    )  # fmt: skip
+    found = {"q_means": side * width, "k_means": side * width, "solved": side * values}
+    of_gradient = {"right": side * values, "log": 2 * side}
+    places = _places(iterations, True)
+    of_gradient |= {"steps": places * side * values, "powers": 1 + places * (1 + values)}
+    return side_by_side(matrices, **found, **{k: v * differentiable for k, v in of_gradient.items()})

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from wellcond.numerics.autocast import no_autocast
 from wellcond.numerics.dct import dct_power
 from wellcond.numerics.fastpaths import exporting, fused_kernels
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
@@ -86,7 +87,7 @@ class TokenGraying(nn.Module):
         if self._takes_images(images):
             _check_finite(images)
             fused = gray_dct if self.method == "dct" else spectral_power_images
-            with torch.autocast(images.device.type, enabled=False):
+            with no_autocast(images):
                 return fused(images.contiguous(), ph, pw, self.epsilon, self.restore_scale)
         tokens = tokens_of(images, ph, pw)
         grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)

@@ -90,9 +90,9 @@ def test_any_number_of_steps_and_any_scale(iterations, scale, device):
     )
 
 
-@pytest.mark.parametrize("dtype", nystrom_fused.MOST_STEPS)
+@pytest.mark.parametrize("dtype", nystrom_fused.MOST_STEPS, ids=str)
 def test_as_many_steps_as_there_may_be(dtype, device):
-    """Rounding has grown by 3.25 in each: 2,000 times in six, 12,000 times in eight."""
+    """Rounding has grown by 3.25 in each, 12,000 times in eight."""
     if dtype == torch.bfloat16 and str(device) == "cpu":
         pytest.skip("Triton's interpreter cannot compute in bfloat16")
     steps = nystrom_fused.MOST_STEPS[dtype]
@@ -269,6 +269,64 @@ def test_the_operators_of_compiled_code(device):
         )  # fmt: skip
 
 
+def test_a_graph_compiled_without_a_gradient_may_get_one(device):
+    """Exported under no_grad, or a region compiled there and called elsewhere: the forward pass is run once more."""
+    tensors = tokens((1, 2, 45, 38, 8, 12, 6), device)
+    weight, want = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, True)[0], tensors)
+    _, found = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, False)[0], tensors, weight)
+    assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+
+
+def test_numbers_of_numpy(device):
+    import numpy as np
+
+    tensors = [t.detach() for t in tokens((1, 2, 30, 30, 8, 8, 6), device)]
+    want = fused_nystrom(*tensors, num_landmarks=6, num_iterations=3, scale=0.3)
+    of_numpy = {"num_landmarks": np.int64(6), "num_iterations": np.int32(3), "scale": np.float64(0.3)}
+    for settings in (of_numpy, {"num_landmarks": 6, "num_iterations": 3, "scale": 0.3}):
+        assert torch.equal(fused_nystrom(*tensors, **settings), want)
+
+
+@pytest.mark.parametrize("moved", ["unaligned", "transposed"])
+def test_saved_tensors_may_come_back_otherwise(moved, device):
+    """As hooks leave them that offload: somewhere in a larger buffer, or in another order of dimensions."""
+
+    def back(t):
+        if moved == "transposed":
+            return t.mT.contiguous().mT if t.ndim > 2 else t
+        buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+        return buffer[1:].view(t.shape).copy_(t)
+
+    tensors = tokens((1, 2, 45, 38, 8, 12, 6), device)
+    weight, want = with_gradients(lambda *t: fused_nystrom(*t, num_landmarks=6, num_iterations=3, scale=0.3), tensors)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, back):
+        found = with_gradients(
+            lambda *t: fused_nystrom(*t, num_landmarks=6, num_iterations=3, scale=0.3), tensors, weight
+        )[1]
+    assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+
+
+def test_inference_mode_with_gradients_asked_for(device):
+    tensors = tokens((1, 2, 45, 38, 8, 12, 6), device)
+    settings = {"num_landmarks": 6, "num_iterations": 3, "scale": 0.3}
+    with torch.inference_mode(), torch.enable_grad():
+        out = fused_nystrom(*tensors, **settings)
+    assert torch.equal(out, fused_nystrom(*tensors, **settings))
+
+
+@pytest.mark.parametrize("size", [1e-35, 1e-33, 1e33])
+def test_values_of_any_size(size, device):
+    both_ways(
+        [
+            *tokens((1, 1, 40, 40, 8, 8, 10), device)[:2],
+            (torch.randn(1, 1, 40, 8, device=device) * size).requires_grad_(),
+        ],
+        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=10, num_iterations=6, scale=0.3) / size,
+        lambda q, k, v: plain(q, k, v, 10, scale=0.3) / size,
+        TOLERANCE[torch.float32],
+    )
+
+
 def test_a_graph_that_is_kept_gives_the_same_again(device):
     """Nothing that the gradient needs is written to on the way back."""
     tensors = tokens((1, 2, 70, 60, 8, 8, 10), device)
@@ -303,8 +361,7 @@ def test_only_what_the_kernels_can_do(monkeypatch):
     far, many = q.as_strided(q.shape, (1, 1, 2**30, 1)), q[:1].expand(40_000, 2, 10, 8)
     assert nystrom_fused.can_fuse(q, q, q, num_landmarks=4, num_iterations=8)
     assert not nystrom_fused.can_fuse(q, q, q, num_landmarks=4, num_iterations=9)  # where errors have grown
-    assert nystrom_fused.can_fuse(*[q.float()] * 3, num_landmarks=4, num_iterations=6)
-    assert not nystrom_fused.can_fuse(*[q.float()] * 3, num_landmarks=4, num_iterations=7)
+    assert not nystrom_fused.can_fuse(*[q.float()] * 3, num_landmarks=4, num_iterations=6)
     assert not nystrom_fused.can_fuse(far, q, q, num_landmarks=4, num_iterations=6)
     assert not nystrom_fused.can_fuse(q, q, far, num_landmarks=4, num_iterations=6)
     assert not nystrom_fused.can_fuse(many, many, many, num_landmarks=4, num_iterations=6)
@@ -318,7 +375,7 @@ def test_only_what_the_kernels_can_do(monkeypatch):
 )
 def test_on_a_gpu(dtype, n, width, landmarks):
     tensors = [torch.randn(4, 2, n, width, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
-    fits = width <= 32 or landmarks <= 64 or dtype == torch.bfloat16
+    fits = dtype == torch.bfloat16 or (dtype == torch.float16 and (width <= 32 or landmarks <= 64))
     assert can_fuse(*tensors, num_landmarks=landmarks, num_iterations=6) == fits
 
     def attend(q, k, v):

@@ -111,12 +111,31 @@ def test_half_precision_is_finite_where_the_result_fits(name, settings, dtype, n
     assert beyond.any() == (dtype == torch.float16 and norm == 1e4 and (name == "linear" or (sums and alike)))
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES[1:], ids=str)  # all but softmax: torch's own follows autocast
-def test_autocast_changes_nothing_inside(name: str, settings: dict) -> None:
+@every
+def test_autocast_takes_tokens_as_torch_does_and_changes_nothing_inside(name: str, settings: dict) -> None:
     q, k, v = parts(2, 2, dtype=torch.float32)
-    expected = function(name, settings)(q, k, v)
+    expected = function(name, settings)(*(t.bfloat16() for t in (q, k, v)))
+    assert expected.dtype == torch.bfloat16
+    for tokens in ((q, k, v), (q, k, v.bfloat16()), (q.half(), k, v)):  # norms of queries and keys give float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = function(name, settings)(*tokens)
+        if tokens[0].dtype == torch.float32:
+            assert torch.equal(out, expected)
+        assert out.dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(function(name, settings)(q, k, v), expected)
+        out = function(name, settings)(*(t.double() for t in (q, k, v)))
+    torch.testing.assert_close(out, function(name, settings)(*(t.double() for t in (q, k, v))), rtol=0, atol=0)
+
+
+@every
+def test_on_no_device_at_all(name: str, settings: dict) -> None:
+    """The meta device tells shapes, and costs nothing."""
+    q, k, v = (t.to("meta").requires_grad_() for t in parts(2, 2))
+    out = function(name, settings)(q, k, v)
+    out.sum().backward()
+    assert (out.device.type, out.shape, q.grad.shape) == ("meta", v.shape, q.shape)
+    with pytest.raises(ValueError, match="on one device"):
+        function(name, settings)(torch.zeros_like(q, device="cpu"), k, torch.zeros_like(v, device="cpu"))
 
 
 @every

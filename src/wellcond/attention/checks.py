@@ -23,8 +23,13 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise TypeError(f"query, key and value are tensors; got {kinds}. A numpy array: torch.from_numpy(array)")
     q, k, v = query.shape, key.shape, value.shape
     floating = query.is_floating_point() and key.is_floating_point() and value.is_floating_point()
-    if floating and len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]:
+    together = query.device == key.device == value.device
+    fits = len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]
+    if floating and together and fits:
         return  # the usual, and looked at in no more detail: it is every call's
+    if not together:
+        devices = ", ".join(str(t.device) for t in (query, key, value))
+        raise ValueError(f"query, key and value are on one device; got {devices}. Move them first, e.g. key.to(query)")
     if not floating:
         kinds = ", ".join(str(t.dtype) for t in (query, key, value))
         raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from wellcond.attention.checks import check_inputs
 from wellcond.attention.landmarks import check_counts, prefix_positions
 from wellcond.attention.masks import key_mask
+from wellcond.numerics.autocast import no_autocast
 from wellcond.numerics.inverse import invert_by_iteration, normalize_spd, transposed_start
 
 __all__ = ["skyformer_compat"]
@@ -58,7 +59,7 @@ def skyformer_compat(
     mask = key_mask(attn_mask, query, key, method="Skyformer")
     if min(query.numel(), value.numel()) == 0:
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(query):
         q, k, v = query.to(wide) * math.sqrt(scale), key.to(wide) * math.sqrt(scale), value.to(wide)
         lengths = torch.full((1,) * (query.ndim - 2), n, device=query.device)
         if mask is not None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask, key_mask, one_row
+from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 
@@ -45,6 +46,7 @@ def kernelized_attention(
     A query whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
+    query, key, value = autocast_like_sdpa(query, key, value)
     check_scale(scale)
     check_dropout(dropout_p)
     refuse_both(attn_mask, is_causal)
@@ -76,7 +78,7 @@ def _with_weights(
 ) -> Tensor:
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(query):
         weights = gaussian_weights(query, key, scale=scale, mask=attn_mask)
         return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
 

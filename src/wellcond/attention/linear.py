@@ -19,6 +19,7 @@ from wellcond.attention.checks import check_dropout, check_inputs, check_scale, 
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.attention.masks import check_mask, key_mask, one_row
+from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 
 __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
@@ -46,6 +47,7 @@ def linear_attention(
     A query whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
+    query, key, value = autocast_like_sdpa(query, key, value)
     check_scale(scale, negative=True)
     check_dropout(dropout_p)
     refuse_both(attn_mask, is_causal)
@@ -78,7 +80,7 @@ def _from_scores(
     bias: Tensor | None = None,
 ) -> Tensor:
     wide = torch.promote_types(value.dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(query):
         scores = query.to(wide) @ key.to(wide).mT * factor
         if bias is not None:
             scores = scores + bias.to(wide)

@@ -17,6 +17,7 @@ from wellcond.numerics.fastpaths import (
     batch_of_gradients,
     followed,
     fused_kernels,
+    gradient_wanted,
 )
 from wellcond.numerics.tall import tall_product, thin_product
 
@@ -42,9 +43,19 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
-    out = _Linear.apply(packed(query), packed(key), packed(value), float(factor))
+    query, key, value = packed(query), packed(key), packed(value)
+    if not gradient_wanted(query, key, value):
+        return _plan(query, key, value).forward(query, key, value, float(factor))[0]
+    out = _Linear.apply(query, key, value, float(factor))
     assert isinstance(out, Tensor)
     return out
+
+
+def _plan(*given: Tensor) -> Any:
+    """Not imported before it is needed: there may be no Triton."""
+    from wellcond.numerics.triton.linear_plan import plan_for
+
+    return plan_for(*given)
 
 
 def plain_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
@@ -55,9 +66,7 @@ def plain_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) ->
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
-        from wellcond.numerics.triton.linear_plan import plan_for
-
-        ctx.plan, ctx.factor = plan_for(query, key, value), factor
+        ctx.plan, ctx.factor = _plan(query, key, value), factor
         out, small = ctx.plan.forward(query, key, value, factor)
         ctx.save_for_backward(query, key, value, small)
         return out

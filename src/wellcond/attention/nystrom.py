@@ -20,6 +20,7 @@ from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.attention.softmax import softmax_attention
+from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.inverse import invert_by_iteration
 from wellcond.numerics.tall import flat_product, tall_product, thin_product
 
@@ -59,6 +60,7 @@ def nystrom_attention(
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
+    query, key, value = autocast_like_sdpa(query, key, value)
     check_scale(scale, negative=True)
     check_counts(num_landmarks, num_iterations)
     check_dropout(dropout_p)
@@ -87,7 +89,7 @@ def nystrom_attention(
         if mask is None and query_mask is None and can_fuse(query, key, value, **counts):
             out = fused_nystrom(query, key, value, **counts, scale=scale)
         else:
-            with torch.autocast(query.device.type, enabled=False):
+            with no_autocast(query):
                 out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)
     if conv_kernel is not None:
         out = out + _convolved(value, conv_kernel, mask).to(out.dtype)

@@ -18,19 +18,20 @@ import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed, refuse_batch
-from wellcond.numerics.fastpaths import addressable, followed, fused_kernels, large_programs
+from wellcond.numerics.fastpaths import addressable, followed, fused_kernels, gradient_wanted, large_programs
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]
 
 MOST_LANDMARKS = 128
-MOST_STEPS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 6}
-"""Errors grow by 3.25 in each step of the iteration as the kernels have it: 1e-5 or so in six, 1e-4 in eight."""
+MOST_STEPS = {torch.bfloat16: 8, torch.float16: 8}
+"""Errors grow by 3.25 in each step of the iteration as the kernels have it: far below half precision's own in eight
+steps. Not so for float32, which has plain operations."""
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int) -> bool:
     """Whether the kernels take these: on a large GPU, at most 128 landmarks and no fewer tokens, heads of at most 64
-    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), few steps, no float64."""
+    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), half precision, few steps."""
     return (
         query.ndim == 4
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
@@ -53,13 +54,23 @@ def fused_nystrom(
     """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
-    tokens = (packed(query), packed(key), packed(value), num_landmarks, num_iterations)
-    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    query, key, value = packed(query), packed(key), packed(value)
+    counts, wanted = (int(num_landmarks), int(num_iterations)), gradient_wanted(query, key, value)
     if torch.compiler.is_compiling():
-        return _forward_op(*tokens, scale, wanted)[0]
-    out = _Nystrom.apply(*tokens, float(scale), wanted)  # an integer would be a constant of the kernels
+        return _forward_op(query, key, value, *counts, scale, wanted)[0]
+    scale = float(scale)  # an integer would be a constant of the kernels
+    if not wanted:
+        return _plan(query, key, value, *counts).forward(query, key, value, scale, differentiable=False)[0]
+    out = _Nystrom.apply(query, key, value, *counts, scale)
     assert isinstance(out, Tensor)
     return out
+
+
+def _plan(*given: Any) -> Any:
+    """Not imported before it is needed: there may be no Triton."""
+    from wellcond.numerics.triton.nystrom_plan import plan_for
+
+    return plan_for(*given)
 
 
 class _Nystrom(torch.autograd.Function):
@@ -67,13 +78,10 @@ class _Nystrom(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        from wellcond.numerics.triton.nystrom_plan import plan_for
-
-        query, key, value, num_landmarks, num_iterations, scale, wanted = given
-        ctx.plan, ctx.scale = plan_for(query, key, value, num_landmarks, num_iterations), scale
-        out, space, work = ctx.plan.forward(query, key, value, scale, differentiable=wanted)
-        if wanted:
-            ctx.save_for_backward(query, key, value, space, work)
+        query, key, value, num_landmarks, num_iterations, scale = given
+        ctx.plan, ctx.scale = _plan(query, key, value, num_landmarks, num_iterations), scale
+        out, space, work = ctx.plan.forward(query, key, value, scale, differentiable=True)
+        ctx.save_for_backward(query, key, value, space, work)
         return out
 
     @staticmethod
@@ -82,7 +90,7 @@ class _Nystrom(torch.autograd.Function):
         refuse_batch(grads[0])
         query, key, value, space, work = ctx.saved_tensors
         found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work)
-        return (*found, None, None, None, None)
+        return (*found, None, None, None)
 
 
 @torch.library.custom_op("wellcond::nystrom", mutates_args=())
@@ -90,10 +98,8 @@ def _forward_op(
     query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, then what the gradient needs, or nothing where none is wanted)."""
-    from wellcond.numerics.triton.nystrom_plan import plan_for
-
     query, key, value = packed(query), packed(key), packed(value)
-    plan = plan_for(query, key, value, num_landmarks, num_iterations)
+    plan = _plan(query, key, value, num_landmarks, num_iterations)
     out, space, work = plan.forward(query, key, value, scale, differentiable=wanted)
     return (out, space, work) if wanted else (out, *_nothing(query))
 
@@ -127,10 +133,8 @@ def _backward_op(
     space: Tensor,
     work: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from wellcond.numerics.triton.nystrom_plan import plan_for
-
     grad, query, key, value = packed(grad), packed(query), packed(key), packed(value)
-    plan = plan_for(query, key, value, num_landmarks, num_iterations)
+    plan = _plan(query, key, value, num_landmarks, num_iterations)
     return plan.backward(grad, query, key, value, scale, space, work)
 
 
@@ -150,14 +154,16 @@ def _(
 
 
 def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, wanted = inputs
-    assert wanted  # torch asks for what to save only where a gradient is
+    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, _ = inputs
     ctx.save_for_backward(query, key, value, *output[1:])
 
 
 def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, space, work = ctx.saved_tensors
-    found = _backward_op(grad, query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, space, work)
+    settings = (ctx.num_landmarks, ctx.num_iterations, ctx.scale)
+    if space.numel() == 0:  # compiled where no gradient was wanted, called where one is
+        _, space, work = _forward_op(query, key, value, *settings, True)
+    found = _backward_op(grad, query, key, value, *settings, space, work)
     return (*found, None, None, None, None)
 
 

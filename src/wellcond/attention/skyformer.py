@@ -23,6 +23,7 @@ from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
 from wellcond.attention.softmax_kernel import as_softmax, normalized
+from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.inverse import (
@@ -86,6 +87,7 @@ def skyformer_attention(
     A sample whose keys are all masked gets zeros.
     """
     check_inputs(query, key, value)
+    query, key, value = autocast_like_sdpa(query, key, value)
     check_scale(scale)
     _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
     check_dropout(dropout_p)
@@ -122,7 +124,7 @@ def skyformer_attention(
         lead = query.shape[:2]
         keep, valid = (None if t is None else packed(t).expand(*lead, t.shape[-1]) for t in (keep, chosen.valid))
         return fused_skyformer(query, key, value, keep, rows=chosen.rows, valid=valid, scale=scale, gamma=gamma)
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(query):
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
         if kernel == "softmax":
             values = as_softmax(values, key, mask, scale)

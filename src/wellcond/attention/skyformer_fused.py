@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.fastpaths import addressable, batch_of_gradients, followed, fused_kernels, large_programs
+from wellcond.numerics.fastpaths import (
+    addressable,
+    batch_of_gradients,
+    followed,
+    fused_kernels,
+    gradient_wanted,
+    large_programs,
+)
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_skyformer", "packed", "refuse_batch"]
@@ -65,10 +72,13 @@ def fused_skyformer(
     query, key, value = packed(query), packed(key), packed(value)
     rows = None if rows is None else packed(rows)
     keep, valid = None if keep is None else packed(keep), None if valid is None else packed(valid)
-    tokens = (query, key, value, rows, positions, of_queries, valid, keep)
+    tokens = (query, key, value, rows, positions, int(of_queries), valid, keep)
     if torch.compiler.is_compiling():
         return _forward_op(*tokens, scale, gamma)[0]
-    out = _Skyformer.apply(*tokens, float(scale), float(gamma))  # an integer would be a constant of the kernels
+    scale, gamma = float(scale), float(gamma)  # an integer would be a constant of the kernels
+    if not gradient_wanted(query, key, value, rows):
+        return _plans()(*tokens).forward(query, key, value, rows, positions, valid, keep, scale, gamma)[0]
+    out = _Skyformer.apply(*tokens, scale, gamma)
     assert isinstance(out, Tensor)
     return out
 

@@ -13,6 +13,8 @@ import operator
 import torch
 from torch import Tensor
 
+from wellcond.numerics.autocast import no_autocast
+
 from .constants import kept_constants
 from .fastpaths import exporting
 
@@ -84,7 +86,7 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
         raise ValueError(f"the DCT along dim={dim} of shape {tuple(x.shape)} has no values to transform")
     compute = x.dtype if x.dtype == torch.float64 else torch.float32
     basis = dct_basis(length, dtype=compute, device=x.device)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         if dim % x.ndim == x.ndim - 2:
             out = (basis.mT if inverse else basis) @ x.to(compute)
         else:
@@ -102,7 +104,7 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tenso
     """
     double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
     floor = coefficient_floor(x.dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         coefficients = dct2(x.to(torch.float64 if double else torch.float32))
         peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
         peak = torch.where(peak == 0, 1.0, peak)  # a NaN stays

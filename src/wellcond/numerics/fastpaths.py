@@ -29,6 +29,7 @@ __all__ = [
     "fast_paths",
     "followed",
     "fused_kernels",
+    "gradient_wanted",
     "large_programs",
     "other_derivatives",
     "plain_twins",
@@ -107,7 +108,7 @@ def _shared_memory(index: int) -> int:
 def other_derivatives(*tensors: Tensor) -> bool:
     """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
     if torch.compiler.is_compiling():
-        return False
+        return _compiled_derivatives()
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     if functorch.peek_interpreter_stack() is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors)):
         return True
@@ -116,11 +117,18 @@ def other_derivatives(*tensors: Tensor) -> bool:
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
+@torch.compiler.assume_constant_result
+def _compiled_derivatives() -> bool:
+    """The same of code that is being compiled: an operator of ours has no tangents there, and they would be zero."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def followed(*tensors: Tensor) -> bool:
     """Whether somebody follows single operations, and would see nothing of a kernel: forward-mode derivatives,
     torch.func, a tracer, a dispatch mode, a tensor that computes in its own way (a fake or a distributed one)."""
     if torch.compiler.is_compiling():
-        return False
+        return _compiled_derivatives()
     torch_c: Any = torch._C
     if torch_c._len_torch_dispatch_stack() or torch_c._get_tracing_state() is not None:
         return True
@@ -128,6 +136,13 @@ def followed(*tensors: Tensor) -> bool:
     if any(kind.__torch_dispatch__ is not torch_c._disabled_torch_dispatch_impl for kind in kinds):
         return True
     return other_derivatives(*tensors)
+
+
+def gradient_wanted(*tensors: Tensor | None) -> bool:
+    """Whether there may be a backward pass; what is made in inference mode can have none."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def batch_of_gradients(grad: Tensor) -> bool:
@@ -165,8 +180,8 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
     limits = little or "; at most 128 landmarks, heads of 64 in bfloat16 and of 32 else"
     of_nystrom = (
         little
-        or "; at most 128 landmarks and 6 steps (8 in half precision), heads of 64 in bfloat16 or up to 64 landmarks, "
-        "of 32 else"
+        or "; half precision, at most 128 landmarks and 8 steps, heads of 64 in bfloat16 or up to 64 landmarks, of 32 "
+        "else"
     )
     return [
         FastPath(name="fused Skyformer (Triton)", available=large, taken=taken and large, why=why + limits),

@@ -23,7 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fastpaths import addressable, batch_of_gradients, exporting, followed, fused_kernels, other_derivatives
+from wellcond.numerics.autocast import no_autocast
+
+from .fastpaths import (
+    addressable,
+    batch_of_gradients,
+    exporting,
+    followed,
+    fused_kernels,
+    gradient_wanted,
+    other_derivatives,
+)
 from .first_order import first_order
 from .gaussian_weights import exact_dtype, gaussian_weights, weights_that_count, wide_dtype
 
@@ -74,13 +84,16 @@ def gaussian_product(
 
             x, y, v = packed(x), packed(y), packed(v)
             plan = plan_for(x, y, v, is_causal)
-        out = _Product.apply(x, y, v, keep, float(scale), is_causal, plan)
+        if plan is not None and not gradient_wanted(x, y, v):
+            out = plan.forward(x, y, v, float(scale))[0]
+        else:
+            out = _Product.apply(x, y, v, keep, float(scale), is_causal, plan)
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 def _directly(x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool) -> Tensor:
     weights = gaussian_weights(x, y, scale=scale, mask=weights_that_count(x, y, keep, is_causal, 0))
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         return (weights @ v.to(weights.dtype)).to(v.dtype)
 
 
@@ -237,7 +250,7 @@ def _plain_gradients(
     wide, exact = wide_dtype(x), exact_dtype(x)  # the latter for what is a difference of tokens
     y_exact, v_wide = y.to(exact), v.to(wide)
     dy, dv, dx = torch.zeros_like(y_exact), torch.zeros_like(v_wide), []
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         for first, part in _row_chunks(x, y):
             rows = slice(first, first + part.shape[-2])
             g, part = grad[..., rows, :].to(wide), part.to(exact)

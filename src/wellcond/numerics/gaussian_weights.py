@@ -9,6 +9,8 @@ Exponents are computed in float64 where it is fast, so that weights are right at
 import torch
 from torch import Tensor
 
+from wellcond.numerics.autocast import no_autocast
+
 from .fastpaths import fast_double
 
 __all__ = ["exact_dtype", "gaussian_weights", "weights_that_count", "wide_dtype"]
@@ -21,7 +23,7 @@ def gaussian_weights(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None 
     numbers that are added to the exponent.
     """
     dtype, exact = wide_dtype(x), exact_dtype(x)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         x, y = x.to(exact), y.to(exact)
         exponent = x @ (scale * y).mT
         exponent -= (0.5 * scale) * x.square().sum(-1)[..., :, None]  # in place: this is the largest of all tensors

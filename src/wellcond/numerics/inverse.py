@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellcond.numerics.autocast import no_autocast
+
 from .fastpaths import other_derivatives
 from .first_order import first_order
 
@@ -44,7 +46,7 @@ def solve_spd(matrix: Tensor, rhs: Tensor, *, smallest: float) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(matrix.dtype, rhs.dtype), torch.float32)
     lead = torch.broadcast_shapes(matrix.shape[:-2], rhs.shape[:-2])
     work, method = _arithmetic(matrix.shape[-1], smallest, dtype)
-    with torch.autocast(matrix.device.type, enabled=False):
+    with no_autocast(matrix):
         w = matrix.to(work).expand(*lead, *matrix.shape[-2:])
         u = rhs.to(work).expand(*lead, *rhs.shape[-2:])
         if other_derivatives(w, u):
@@ -60,7 +62,7 @@ def normalize_spd(matrix: Tensor) -> tuple[Tensor, Tensor]:
     largest is 1 exactly (that of the vector 1/r): the iteration converges on it from the identity.
     """
     dtype = torch.promote_types(matrix.dtype, torch.float32)
-    with torch.autocast(matrix.device.type, enabled=False):
+    with no_autocast(matrix):
         r = matrix.to(dtype).sum(-1).rsqrt()
         return matrix.to(dtype) * r[..., :, None] * r[..., None, :], r
 
@@ -93,7 +95,7 @@ def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tenso
     if start is None and matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"{tuple(matrix.shape)} is not square: start from transposed_start(matrix)")
     dtype = torch.promote_types(matrix.dtype, torch.float32)
-    with torch.autocast(matrix.device.type, enabled=False):
+    with no_autocast(matrix):
         n = matrix.to(dtype)
         z = None if start is None else start.to(dtype)
         if num_iterations == 0:
@@ -153,7 +155,7 @@ class _Iterate(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
             return *_plain_gradients(n, kept[0], ctx.num_iterations, grads[0]), None
         g, dn, transposed = grads[0], None, n.mT
-        with torch.autocast(n.device.type, enabled=False):  # a backward pass may be run inside one
+        with no_autocast(n):  # a backward pass may be run inside one
             for step in reversed(range(ctx.num_iterations)):
                 z, r, s = kept[3 * step : 3 * step + 3]
                 z, r = None if z is None else z.mT, r.mT

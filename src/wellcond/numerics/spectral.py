@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from wellcond.numerics.autocast import no_autocast
+
 from .fastpaths import FUSED_SIDE, exporting, fused_kernels
 from .first_order import first_order
 from .power_fit import direct_fit, folded_fit
@@ -69,7 +71,7 @@ def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_s
     flat = x.reshape(-1, n, d)
     if flat.shape[0] == 0:
         return x.clone()
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         if method == "products" and _fused(x.shape, x.dtype, x.device, epsilon):
             from .fused import spectral_power_images
 

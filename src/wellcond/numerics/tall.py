@@ -12,11 +12,12 @@ sum, and the gradients of `q kv` and `means kᵀ` in their small factor are. Par
 Where the fused kernels are off, on a CPU, and in forward mode or torch.func, all are plain products.
 """
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from wellcond.numerics.autocast import no_autocast
 
 from .fastpaths import fused_kernels, other_derivatives
 
@@ -38,7 +39,7 @@ def tall_product(a: Tensor, b: Tensor, *, parts: int | None = None) -> Tensor:
     _check(a, b, a.ndim >= 2 and b.ndim >= 2 and a.shape[-2] == b.shape[-2], "(…, n, r) and (…, n, c)")
     parts = _parts(a, b, a.shape[-2], parts)
     wide = _wide(a, b)
-    with _no_autocast(a):
+    with no_autocast(a):
         if parts < 2:
             return a.to(wide).mT @ b.to(wide)
         a, b = _with_one_lead(a, b)
@@ -50,7 +51,7 @@ def thin_product(x: Tensor, small: Tensor, *, dtype: torch.dtype | None = None, 
     _check(x, small, x.ndim >= 2 and small.ndim >= 2 and x.shape[-1] == small.shape[-2], "(…, n, r) and (…, r, c)")
     parts = _parts(x, small, x.shape[-2], parts)
     wide = _wide(x, small)
-    with _no_autocast(x):
+    with no_autocast(x):
         if parts < 2:
             return (x.to(wide) @ small.to(wide)).to(dtype or wide)
         x, small = _with_one_lead(x, small)
@@ -63,7 +64,7 @@ def flat_product(small: Tensor, x: Tensor, *, parts: int | None = None) -> Tenso
     _check(small, x, x.ndim >= 2 and small.ndim >= 2 and x.shape[-1] == small.shape[-1], "(…, d, p) and (…, n, p)")
     parts = _parts(small, x, x.shape[-2], parts)
     wide = _wide(small, x)
-    with _no_autocast(x):
+    with no_autocast(x):
         if parts < 2:
             return small.to(wide) @ x.to(wide).mT
         small, x = _with_one_lead(small, x)
@@ -206,13 +207,6 @@ def _with_one_lead(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _wide(x: Tensor, y: Tensor) -> torch.dtype:
     # what promote_types says of floating-point dtypes, without a call into torch for each of a dozen products
     return torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
-
-
-def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Asked for only where it changes something: entering it costs as much as a product."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _check(x: Tensor, y: Tensor, fits: bool, wanted: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from wellcond.numerics.autocast import no_autocast
 from wellcond.probe.separate import whose_pass
 
 __all__ = ["AttentionListener", "Heard"]
@@ -120,7 +121,7 @@ class AttentionListener(TorchFunctionMode):
     def _hear(self, chunks: Iterator[Tensor], like: Tensor) -> None:
         total = torch.zeros(2, dtype=torch.float64, device=like.device)
         largest = torch.full((), -math.inf, dtype=torch.float64, device=like.device)
-        with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+        with torch.no_grad(), no_autocast(like):
             for logits in chunks:  # (…, queries, keys)
                 top = logits.amax(-1)
                 attends = ~top.isneginf()  # a query without keys attends to nothing, one of the padding too

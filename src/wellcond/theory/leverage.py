@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wellcond.numerics.autocast import no_autocast
+
 __all__ = ["Leverage", "completion", "leverage", "leverage_scores", "statistical_dimension", "sufficient_landmarks"]
 
 
@@ -71,7 +73,7 @@ def leverage(q: Tensor, k: Tensor, epsilon: float, *, scale: float | None = None
     batch, dtype = q.shape[:-2], torch.float64 if q.dtype == torch.float64 else torch.float32
     count = q.shape[-2] + k.shape[-2]
     heads_q, heads_k = q.detach().reshape(-1, *q.shape[-2:]), k.detach().reshape(-1, *k.shape[-2:])
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(q):
         parts = [_one(a, b, epsilon, scale) for a, b in zip(heads_q, heads_k, strict=True)]
     scores = torch.stack([part.scores for part in parts]) if parts else q.new_zeros(0, count)
     lam = torch.stack([part.lam for part in parts]) if parts else q.new_zeros(0)

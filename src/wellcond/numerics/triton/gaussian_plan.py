@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .gaussian import grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
 from .half_norms import BLOCK, half_norms_kernel
-from .launch import Launch, layout, placed
+from .launch import Launch, dense, layout, placed
 from .plans import Kept, on_device
 from .tiles import ceil_div, packed, padded
 
@@ -97,6 +97,7 @@ class Plan:
             other = plan_for(x, y, v, self.is_causal)
             assert other is not None
             return other.backward(grad, x, y, v, scale, halves)
+        halves = dense(halves)
         dx, dy, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (x, y, v))
         of_grad = placed(grad)
         pulls = self.pulls.get(of_grad)

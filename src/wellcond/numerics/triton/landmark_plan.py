@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .counters import Counters
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
-from .launch import Launch, layout, placed
+from .launch import Launch, dense, layout, placed
 from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of, side_by_side
 from .tiles import packed
 
@@ -45,9 +45,9 @@ def plan_for(
     Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; so are the masks `valid`
     (b, h, d) and `keep` (b, h, m).
     """
-    given = layout(query, key, value, rows, positions, valid, keep), split
+    given = layout(query, key, value, rows, positions, valid, keep), int(split)
     plan = _plans.get(given)
-    return plan or _plans.add(given, Plan(query, key, value, rows, positions, split, valid, keep))
+    return plan or _plans.add(given, Plan(query, key, value, rows, positions, int(split), valid, keep))
 
 
 class Plan:
@@ -173,6 +173,8 @@ class Plan:
             keep = None if keep is None else packed(keep)
             other = plan_for(query, key, value, rows, positions, self.split, None, keep)
             return other.backward(grad, query, key, value, rows, positions, keep, scale, space, work, counters)
+        space, work = dense(space), dense(work)
+        positions = None if positions is None else dense(positions)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         d_rows = None if rows is None else torch.empty(rows.shape, dtype=rows.dtype, device=self.device)
         scratch = torch.empty(self.scratch["end"], dtype=torch.float32, device=self.device)

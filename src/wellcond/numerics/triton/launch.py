@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 from .plans import Kept
 
-__all__ = ["Launch", "launch", "layout", "placed"]
+__all__ = ["Launch", "dense", "launch", "layout", "placed"]
 
 Grid = tuple[int, ...] | Callable[[Any], tuple[int, ...]]
 
@@ -89,6 +89,13 @@ def layout(*tensors: Tensor | None) -> tuple[Any, ...]:
 def placed(*tensors: Tensor | None) -> tuple[Any, ...]:
     """How tensors of known shapes lie in memory. What autograd saved may come back otherwise: hooks move it about."""
     return tuple(None if t is None else (t.stride(), t.data_ptr() & 15) for t in tensors)
+
+
+def dense(t: Tensor) -> Tensor:
+    """As a pass of ours made it, aligned and without gaps: what autograd saved may come back otherwise."""
+    if t.is_contiguous() and t.data_ptr() & 15 == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], key: Any, args: tuple[Any, ...], **settings: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .counters import Counters
-from .launch import Launch, layout, placed
+from .launch import Launch, dense, layout, placed
 from .linear_sides import keys_kernel, output_kernel, queries_kernel, sums_kernel
 from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of
 from .tiles import ceil_div, packed
@@ -80,6 +80,7 @@ class Plan:
         if self.placed != placed(query, key, value):
             query, key, value = packed(query), packed(key), packed(value)
             return plan_for(query, key, value).backward(grad, query, key, value, factor, small)
+        small = dense(small)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=self.device) for t in (query, key, value))
         pulls = torch.empty(self.small, dtype=torch.float32, device=self.device)
         parts = self._parts(self.query_shares, pulls)

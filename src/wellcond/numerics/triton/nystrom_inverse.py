@@ -41,24 +41,28 @@ from .tiles import LOG2E
 __all__ = ["ROOM_BACK", "head_back_kernel", "head_kernel"]
 
 STEP = tl.constexpr(32)  # of the sum in a product
-SMALLEST = tl.constexpr(1e-30)  # what is smaller is not worth a scale of its own
+SMALLEST = tl.constexpr(1e-36)  # what is smaller is not worth a scale of its own
+HIGHEST = tl.constexpr(126.0)  # exponent: one over it is no subnormal number
 LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
 ROOM_BACK = tl.constexpr(3)  # matrices that the way back needs for a while: the gradient of W, P and D
 
 
 @triton.jit
+def _power(largest):
+    return tl.exp2(tl.minimum(tl.ceil(tl.log2(tl.maximum(largest, SMALLEST))), HIGHEST))
+
+
+@triton.jit
 def _unit(x):
     """x divided by a power of two, so that no entry is beyond ±1; and that power."""
-    largest = tl.maximum(tl.max(tl.max(tl.abs(x), axis=1), axis=0), SMALLEST)
-    power = tl.exp2(tl.ceil(tl.log2(largest)))
+    power = _power(tl.max(tl.max(tl.abs(x), axis=1), axis=0))
     return x / power, power
 
 
 @triton.jit
 def _unit_columns(x):
     """The same for each column by itself: no column of the values is rounded beside a larger one."""
-    largest = tl.maximum(tl.max(tl.abs(x), axis=0), SMALLEST)
-    power = tl.exp2(tl.ceil(tl.log2(largest)))
+    power = _power(tl.max(tl.abs(x), axis=0))
     return x / power[None, :], power
 
 

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from .landmark_plan import padded_sizes
-from .launch import Launch, layout, placed
+from .launch import Launch, dense, layout, placed
 from .nystrom_inverse import ROOM_BACK, head_back_kernel, head_kernel
 from .nystrom_means import finish_kernel, means_kernel
 from .nystrom_sides import keys_kernel, output_kernel, queries_kernel, right_kernel
@@ -34,6 +34,7 @@ _plans: Kept["Plan"] = Kept(1024)
 def plan_for(query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int) -> "Plan":
     """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; at least as many of each
     as landmarks."""
+    num_landmarks, num_iterations = int(num_landmarks), int(num_iterations)  # numpy's would be no numbers for a kernel
     given = layout(query, key, value), num_landmarks, num_iterations
     plan = _plans.get(given)
     return plan or _plans.add(given, Plan(query, key, value, num_landmarks, num_iterations))
@@ -137,6 +138,7 @@ class Plan:
             query, key, value = packed(query), packed(key), packed(value)
             other = plan_for(query, key, value, self.landmarks, self.iterations)
             return other.backward(grad, query, key, value, scale, space, work)
+        space, work = dense(space), dense(work)
         dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         kept, at = self.kept[True], self.scratch
         scratch = torch.empty(at["end"], dtype=torch.float32, device=self.device)

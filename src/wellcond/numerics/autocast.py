@@ -1,0 +1,33 @@
+"""Autocast: what must not happen under it, and what a function does that torch's autocast does not know.
+
+with no_autocast(x):                                        # products of float32 stay float32
+    weights = x.float() @ y.float().mT
+query, key, value = autocast_like_sdpa(query, key, value)   # as scaled_dot_product_attention takes its inputs
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["autocast_like_sdpa", "no_autocast"]
+
+
+def no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Turns autocast off for x's kind of device, where it is on: entering a context costs as much as a product."""
+    return torch.autocast(x.device.type, enabled=False) if _is_on(x) else contextlib.nullcontext()
+
+
+def autocast_like_sdpa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast all but float64 in its dtype: norms of queries and keys leave these in float32 there."""
+    if not _is_on(query):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(query.device.type)
+    query, key, value = (t if t.dtype in (dtype, torch.float64) else t.to(dtype) for t in (query, key, value))
+    return query, key, value
+
+
+def _is_on(x: Tensor) -> bool:
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)  # torch knows no autocast there, and raises

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellcond.numerics.autocast import no_autocast
 from wellcond.numerics.dct import dct_power
-from wellcond.numerics.fastpaths import exporting, fused_kernels
+from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 from wellcond.numerics.trust import is_trusted
@@ -95,7 +95,7 @@ class TokenGraying(nn.Module):
 
     def _takes_images(self, images: Tensor) -> bool:
         """Whether a fused kernel reads the images themselves, with no copy of their tokens."""
-        if not images.is_floating_point() or images.shape[0] == 0:
+        if not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
             return False
         return (
             explain_graying(self.method, self.token_shape(images.shape), images.dtype, images.device, self.epsilon)[0]
@@ -148,7 +148,7 @@ def _pair(patch_size) -> tuple[int, int]:
 
 
 def _fused_dct(x: Tensor, epsilon: float) -> bool:
-    if x.numel() == 0:
+    if x.numel() == 0 or other_derivatives(x):
         return False
     return explain_graying("dct", (x.shape[-2], x.shape[-1]), x.dtype, x.device, epsilon)[0] == "fused"
 

@@ -147,3 +147,20 @@ def test_tokens_without_width_are_all_alike(attention):
     out = attention(X[..., :0], X[..., :0], X)
     assert out.shape == X.shape
     assert out.isfinite().all()
+
+
+def test_landmarks_are_tokens_and_a_generator_is_one():
+    with pytest.raises(ValueError, match=r"landmarks are tokens.*not torch\.int64.*key\[\.\.\., positions, :\]"):
+        skyformer_attention(X, X, X, landmarks=torch.arange(8).reshape(2, 4))
+    for landmarks in ("spread", "random"):
+        with pytest.raises(TypeError, match=r"generator=3 must be a torch\.Generator"):
+            skyformer_attention(X, X, X, landmarks=landmarks, generator=3)
+
+
+@pytest.mark.parametrize("attention", [skyformer_attention, nystrom_attention])
+def test_a_mask_of_queries_is_told_its_place(attention):
+    mask = torch.ones(2, 1, 80, 1, dtype=torch.bool)
+    mask[1, :, 50:] = False
+    with pytest.raises(ValueError, match=r"says which queries count: pass query_mask=mask\.mT"):
+        attention(X, X, X, mask)
+    attention(X, X, X, query_mask=mask.mT)

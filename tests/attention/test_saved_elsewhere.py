@@ -49,15 +49,32 @@ def side_by_side(device: torch.device) -> list[Tensor]:
     return [t.detach().requires_grad_() for t in tokens]
 
 
+def dense(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def turned(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT if t.ndim > 1 else t.clone()
+
+
+def in_a_buffer(t: Tensor) -> Tensor:
+    """Not aligned as memory of its own is."""
+    buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    return buffer[1:].view(t.shape).copy_(t)
+
+
 @every
-def test_gradients_of_what_hooks_have_moved(attention: Attention, device: torch.device) -> None:
+@pytest.mark.parametrize("moved_to", [dense, turned, in_a_buffer])
+def test_gradients_of_what_hooks_have_moved(
+    moved_to: Callable[[Tensor], Tensor], attention: Attention, device: torch.device
+) -> None:
     tokens, weight = side_by_side(device), torch.randn(2, 2, 20, 8, device=device)
     want = torch.autograd.grad(attention(*tokens), tokens, weight)
     moved: list[Tensor] = []
 
     def away(t: Tensor) -> Tensor:
         moved.append(t)
-        return t.clone(memory_format=torch.contiguous_format)
+        return moved_to(t)
 
     with torch.autograd.graph.saved_tensors_hooks(away, lambda t: t):
         out = attention(*tokens)

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 
 from wellcond.attention import ATTENTIONS, SkyformerAttention, find_attention
 from wellcond.models.attending import Replaced
-from wellcond.models.replace import AttentionSettings, attention_of, replace_attention, restore_attention
+from wellcond.models.attention_settings import AttentionSettings, attention_of
+from wellcond.models.replace import replace_attention, restore_attention
 from wellcond.models.skips import remove_skip
 
 Make = Callable[..., nn.Module]
@@ -239,7 +240,7 @@ def test_what_it_does_not_know_is_refused(make_vit: Make) -> None:
     built = make_vit(attn_layer=SkyformerAttention)
     with pytest.raises(ValueError, match="was built with SkyformerAttention"):
         replace_attention(built, "linear")
-    assert attention_of(built) == {}
+    assert {how.name for how in attention_of(built).values()} == {"skyformer"}
     mixer = timm.models.ConvMixer(dim=16, depth=1)
     with pytest.raises(ValueError, match="no single module that attends"):
         replace_attention(mixer, "linear")

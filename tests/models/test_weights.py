@@ -1,9 +1,11 @@
 """Files of weights: plain for others, and with us a grayed checkpoint is never evaluated without graying unnoticed."""
 
 import argparse
+import functools
 import json
 import logging
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from wellcond.attention import NystromAttention, SkyformerAttention
 from wellcond.models import weights
-from wellcond.models.replace import attention_of, replace_attention
+from wellcond.models.attention_settings import attention_of
+from wellcond.models.replace import replace_attention
 from wellcond.models.skips import remove_skip, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
 from wellcond.models.weight_files import read_weights
@@ -122,6 +126,49 @@ def test_replaced_attention_comes_back_with_the_weights(make_vit: Make, images: 
     with pytest.warns(UserWarning, match=r"saved with linear and skyformer attention .* until now it had kernelized"):
         load(other, file)
     assert torch.equal(other(images), model(images))
+
+
+def skyformer_of(landmarks: int) -> type[SkyformerAttention]:
+    class Built(SkyformerAttention):
+        __init__ = functools.partialmethod(SkyformerAttention.__init__, num_landmarks=landmarks)  # type: ignore[assignment]
+
+    return Built
+
+
+def test_an_attention_that_was_built_in_is_remembered_too(make_vit: Make, images: Tensor, file: Path) -> None:
+    """By either way to it: what a model was built with, and what was replaced."""
+    built, plain = make_vit(attn_layer=skyformer_of(6)), make_vit()
+    save(built, file)
+    assert load(plain, file).attention == attention_of(built) == attention_of(plain)
+    assert torch.equal(plain(images), built(images))
+    save(plain, file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(make_vit(attn_layer=skyformer_of(6)), file).attention == attention_of(plain)
+    other = make_vit(attn_layer=skyformer_of(5))
+    before = snapshot(other)
+    with pytest.raises(ValueError, match=r"blocks\.0 was built with .*num_landmarks=5.* not with .*num_landmarks=6"):
+        load(other, file)
+    assert_untouched(other, before, None)
+
+
+def test_weights_of_the_models_own_attention_in_one_built_otherwise(make_vit: Make, file: Path) -> None:
+    save(make_vit(), file)
+    built = make_vit(attn_layer=skyformer_of(6))
+    with pytest.warns(UserWarning, match=r"saved with the model's own attention; this model was built with skyformer"):
+        assert load(built, file).attention == attention_of(built)
+
+
+def test_a_convolution_beside_attention_has_weights_of_its_own(make_vit: Make, images: Tensor, file: Path) -> None:
+    class Convolved(NystromAttention):
+        __init__ = functools.partialmethod(NystromAttention.__init__, num_landmarks=4, conv_kernel=3)  # type: ignore[assignment]
+
+    model, same = make_vit(attn_layer=Convolved), make_vit(attn_layer=Convolved)
+    save(model, file)
+    load(same, file)
+    assert torch.equal(same(images), model(images))
+    with pytest.raises(ValueError, match="conv_kernel has weights"):
+        load(make_vit(), file)
 
 
 def test_a_file_with_its_own_attention_restores_it(make_vit: Make, images: Tensor, file: Path) -> None:

@@ -69,6 +69,11 @@ def key_mask(
         return None
     check_mask(attn_mask, query, key)
     if not one_row(attn_mask):
+        if attn_mask.shape[-1] == 1 != key.shape[-2]:
+            raise ValueError(
+                f"{method} takes masks of keys, (b, 1, 1, m); this one, {tuple(attn_mask.shape)}, says which queries "
+                "count: pass query_mask=mask.mT instead, boolean"
+            )
         reduced = f"mask.{'any' if attn_mask.dtype == torch.bool else 'amax'}(-2, keepdim=True)"
         raise ValueError(
             f"{method} takes masks of keys only, (b, 1, 1, m), since landmarks mix the queries; this one is "

@@ -90,6 +90,10 @@ def skyformer_attention(
     query, key, value = autocast_like_sdpa(query, key, value)
     check_scale(scale)
     _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r} must be a torch.Generator, e.g. torch.Generator(query.device).manual_seed(3)"
+        )
     check_dropout(dropout_p)
     if dropout_p > 0:
         raise ValueError(
@@ -158,6 +162,11 @@ def _landmarks(
 def _count_rows(landmarks: Tensor, query: Tensor) -> int:
     """How many landmarks a tensor of them holds; ValueError where it does not fit the queries."""
     d, p = landmarks.shape[-2] if landmarks.ndim > 1 else 0, query.shape[-1]
+    if not landmarks.is_floating_point() or landmarks.device != query.device:
+        raise ValueError(
+            f"landmarks are tokens like the queries, ({query.dtype}, on {query.device}), not {landmarks.dtype} on "
+            f"{landmarks.device}; tokens by their positions: landmarks=key[..., positions, :]"
+        )
     if d == 0 or landmarks.shape[-1] != p or not broadcasts(landmarks, (*query.shape[:-2], d, p)):
         raise ValueError(
             f"landmarks {tuple(landmarks.shape)} do not fit queries {tuple(query.shape)}: give (…, d, {p}) with d at "

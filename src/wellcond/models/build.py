@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from wellcond.attention import find_attention
-from wellcond.models.replace import AttentionSettings
+from wellcond.models.attention_settings import AttentionSettings
 from wellcond.models.surgery_metadata import METADATA_KEY
 from wellcond.models.weight_files import read_weights
 from wellcond.models.weights import Loaded, load, match_names

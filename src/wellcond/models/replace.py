@@ -20,8 +20,17 @@ from typing import Any, Self, cast
 from torch import nn
 from torch.nn.utils import parametrize
 
-from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_attention
+from wellcond.attention import AttentionCore, AttentionLayer, find_attention
 from wellcond.models.attending import Replaced, plain_attention_class, replaced_class
+from wellcond.models.attention_settings import (
+    AttentionSettings,
+    any_replaced,
+    attention_module,
+    attention_of,
+    built_attention,
+    core_of,
+    in_words,
+)
 from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation, is_asked
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.skips import SHARDED
@@ -29,8 +38,6 @@ from wellcond.models.surgery import forget_compiled_code
 
 __all__ = [
     "AttentionChange",
-    "AttentionSettings",
-    "attention_of",
     "plan_attention",
     "put_attention",
     "replace_attention",
@@ -38,16 +45,6 @@ __all__ = [
 ]
 
 Plan = dict[nn.Module, AttentionCore | None]  # attention module → how it is to attend; None for its own way
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionSettings:
-    """How one block attends."""
-
-    name: str
-    """`softmax`, `linear`, `kernelized`, `skyformer` or `nystrom`."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """All its settings, those left at their defaults too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,36 +96,32 @@ def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionCha
 
     Returns what was changed; `with restore_attention(…):` replaces it again at the end.
     """
-    if blocks is None and not _any_replaced(model):
+    if blocks is None and not any_replaced(model):
         return AttentionChange(blocks=(), _model=model)
-    chosen = [block for block in select_blocks(find_blocks(model), blocks) if _core_of(block) is not None]
-    plan: Plan = {_attention(block): None for block in chosen}
+    chosen = [block for block in select_blocks(find_blocks(model), blocks) if core_of(block) is not None]
+    plan: Plan = {attention_module(block): None for block in chosen}
     _check_classes(plan)
     return _change(model, chosen, plan)
 
 
-def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
-    """How the blocks attend whose attention was replaced: {"blocks.3": AttentionSettings(name="skyformer", …)}.
-
-    Those of a Hugging Face model are not among them once its `set_attn_implementation` has chosen another attention:
-    then they attend like that. `replace_attention` again puts ours back.
-    """
-    if not _any_replaced(model):
-        return {}
-    cores = {b.name: core for b in find_blocks(model) if (core := _core_of(b)) is not None and is_asked(_attention(b))}
-    return {name: _settings_of(core) for name, core in cores.items()}
-
-
 def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) -> Plan:
     """What `put_attention` must do so that exactly these blocks attend like this; ValueError where it could not."""
-    if not wanted and not _any_replaced(model):
+    if not wanted and not any_replaced(model):
         return {}
     blocks = {block.name: block for block in find_blocks(model)}
     if unknown := sorted(wanted.keys() - blocks.keys()):
         raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
-    present = attention_of(model)
+    present, built = attention_of(model), built_attention(model)
+    for name in sorted(wanted.keys() & built.keys()):
+        if built[name] != wanted[name]:
+            raise ValueError(
+                f"{name} was built with {in_words(built[name])}, and not with {in_words(wanted[name])}; build the "
+                "model with that attention, or without attn_layer="
+            )
     plan = _plan(model, ((blocks[name], how) for name, how in wanted.items() if present.get(name) != how))
-    back: Plan = {_attention(b): None for name, b in blocks.items() if name not in wanted and _core_of(b) is not None}
+    back: Plan = {
+        attention_module(b): None for name, b in blocks.items() if name not in wanted and core_of(b) is not None
+    }
     _check_classes(back)
     return plan | back
 
@@ -163,10 +156,10 @@ def _blocks_of(model: nn.Module) -> list[Block]:
         return find_blocks(model)
     except ValueError as error:
         raise ValueError(
-            f"{type(model).__name__} has no blocks whose attention replace_attention could replace: it knows timm's "
-            "vision transformers, and of Hugging Face's models those that docs/attention.md names. In another model "
-            "put a module of wellcond.attention where it attends (SkyformerAttention(dim, num_heads)), or call one of "
-            "its functions as you would scaled_dot_product_attention"
+            f"{type(model).__name__} has no blocks whose attention replace_attention could replace: docs/attention.md "
+            "names the models of timm and Hugging Face that it knows. In another one put a module of "
+            "wellcond.attention where it attends (SkyformerAttention(dim, num_heads)), or call one of its functions as "
+            "you would scaled_dot_product_attention"
         ) from error
 
 
@@ -174,7 +167,7 @@ def _plan(model: nn.Module, wanted: Iterable[tuple[Block, AttentionSettings]]) -
     """The changes, checked but not made."""
     plan: Plan = {}
     for block, how in wanted:
-        core, module = find_attention(how.name).core(**how.settings), _attention(block)
+        core, module = find_attention(how.name).core(**how.settings), attention_module(block)
         made = _replaceable(block, module)
         if why := made.refuses(module, core, model):
             raise ValueError(f"{block.name} cannot attend like {how.name}: {why}")
@@ -193,24 +186,11 @@ def _replaceable(block: Block, module: nn.Module) -> type[Replaced]:
     if made is None or "forward" in vars(module):
         raise ValueError(
             f"the attention of {block.name}, a {kind}, has a forward that replace_attention does not know (its own, "
-            "one replaced by a hook, or that of another version of its library). Build the model with "
-            "attn_layer=wellcond.attention.SkyformerAttention or the like, where its library takes one"
+            "one replaced by a hook, or that of another version of its library). docs/attention.md names those it "
+            "knows; some of timm's models can be built with attn_layer=wellcond.attention.SkyformerAttention"
         )
     assert issubclass(made, Replaced)
     return made
-
-
-def _attention(block: Block) -> nn.Module:
-    if block.attention is None:
-        raise ValueError(f"{block.name} ({type(block.module).__name__}) has no single module that attends")
-    return block.module.get_submodule(block.attention)
-
-
-def _core_of(block: Block) -> AttentionCore | None:
-    if block.attention is None:
-        return None
-    module = block.module.get_submodule(block.attention)
-    return module.attention_core if isinstance(module, Replaced) else None
 
 
 def _check_classes(plan: Iterable[nn.Module]) -> None:
@@ -236,15 +216,6 @@ def _checked_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             "conv_kernel has weights, which a model that exists lacks; build it with attn_layer=NystromAttention"
         )
     return kind.core(**settings).settings
-
-
-def _settings_of(core: AttentionCore) -> AttentionSettings:
-    name = next(name for name, kind in ATTENTIONS.items() if type(core) is kind.core)
-    return AttentionSettings(name=name, settings=core.settings)
-
-
-def _any_replaced(model: nn.Module) -> bool:
-    return any(isinstance(module, Replaced) for module in model.modules())
 
 
 def _change(model: nn.Module, blocks: Iterable[Block], plan: Plan) -> AttentionChange:

@@ -132,7 +132,7 @@ def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
         return blocks
     chosen: set[int] = set()
     for wanted in which if isinstance(which, Iterable) and not isinstance(which, str) else [which]:
-        if not isinstance(wanted, str | int):
+        if not isinstance(wanted, str | int) or isinstance(wanted, bool):
             raise ValueError(f"blocks are named by index, name or pattern, not by {wanted!r}")
         if isinstance(wanted, str):
             hits = {block.index for block in blocks if fnmatch.fnmatchcase(block.name, wanted)}

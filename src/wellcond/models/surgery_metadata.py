@@ -13,7 +13,7 @@ from torch import nn
 
 from wellcond.attention import find_attention
 from wellcond.graying import TokenGraying
-from wellcond.models.replace import AttentionSettings, attention_of
+from wellcond.models.attention_settings import AttentionSettings, attention_of
 from wellcond.models.skips import skips_of
 from wellcond.models.surgery import GrayingSettings, graying_of
 
@@ -40,6 +40,13 @@ def surgery_metadata(model: nn.Module) -> dict[str, str]:
     return {METADATA_KEY: json.dumps(surgery)}
 
 
+def _check_attention(how: AttentionSettings) -> None:
+    """The name, and names and values of the settings."""
+    core, settings = find_attention(how.name).core, dict(how.settings)
+    with_weights = settings.get("conv_kernel") is not None  # for each head, of which a file has no number here
+    core(**settings, **({"num_heads": 1} if with_weights else {}))
+
+
 def parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attention]:
     """Graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
     try:
@@ -52,7 +59,7 @@ def parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attenti
         skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
         attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
         for how in attention.values():
-            find_attention(how.name).core(**how.settings)  # checks the names and values
+            _check_attention(how)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "

@@ -12,8 +12,9 @@ from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from wellcond.models.attention_settings import attention_of
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.replace import attention_of, plan_attention, put_attention
+from wellcond.models.replace import plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import gray, graying_of, ungray
 

@@ -25,8 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from wellcond.models.attention_settings import attention_of, built_attention
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.replace import attention_of, plan_attention, put_attention
+from wellcond.models.replace import plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 from wellcond.models.surgery_metadata import METADATA_KEY, Attention, Skips, parse, surgery_metadata
@@ -130,7 +131,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
         put_skips(plan)
         _tell_of_skips(wanted_skips, present_skips, path)
         put_attention(model, attention_plan)
-        _tell_of_attention(wanted_attention, present_attention, path)
+        _tell_of_attention(wanted_attention, present_attention, path, attention_of(model))
     elif present is not None:
         warnings.warn(
             f"{path} does not say whether its weights were trained with graying; the model stays grayed ({present}). "
@@ -144,7 +145,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
             "the answer for the next time",
             stacklevel=2,
         )
-    if not recorded and present_attention:
+    if not recorded and present_attention.keys() - built_attention(model).keys():
         warnings.warn(
             f"{path} does not say with which attention its weights were trained; the model stays as it is "
             f"({_attention_in_words(present_attention)}). If they were trained with the model's own, call "
@@ -196,7 +197,15 @@ def _in_words(skips: Skips) -> str:
     return f"removed skips ({'; '.join(blocks[:3])}{f' and {len(blocks) - 3} blocks more' if len(blocks) > 3 else ''})"
 
 
-def _tell_of_attention(wanted: Attention, present: Attention, path: Path) -> None:
+def _tell_of_attention(wanted: Attention, present: Attention, path: Path, now: Attention) -> None:
+    if now != wanted:  # what a model was built with cannot be restored
+        built = {name: how for name, how in now.items() if name not in wanted}
+        warnings.warn(
+            f"{path} was saved with {_attention_in_words(wanted)}; this model was built with "
+            f"{_attention_in_words(built)}, which stays, and its weights were not trained for that",
+            stacklevel=3,
+        )
+        return
     if wanted == present:
         return
     if not present:

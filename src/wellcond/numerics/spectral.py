@@ -20,7 +20,7 @@ from torch import Tensor
 
 from wellcond.numerics.autocast import no_autocast
 
-from .fastpaths import FUSED_SIDE, exporting, fused_kernels
+from .fastpaths import FUSED_SIDE, exporting, fused_kernels, other_derivatives
 from .first_order import first_order
 from .power_fit import direct_fit, folded_fit
 
@@ -72,7 +72,7 @@ def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_s
     if flat.shape[0] == 0:
         return x.clone()
     with no_autocast(x):
-        if method == "products" and _fused(x.shape, x.dtype, x.device, epsilon):
+        if method == "products" and _fused(x.shape, x.dtype, x.device, epsilon) and not other_derivatives(x):
             from .fused import spectral_power_images
 
             out = spectral_power_images(flat.contiguous(), 0, 0, epsilon, restore_scale)

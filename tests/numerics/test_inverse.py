@@ -188,3 +188,27 @@ def test_mistakes_are_named() -> None:
         invert_by_iteration(torch.ones(3, 4))
     with pytest.raises(ValueError, match="num_iterations"):
         invert_by_iteration(torch.eye(3), num_iterations=-1)
+
+
+def solve_with_itself(matrix):
+    return solve_spd(matrix, matrix.square(), smallest=0.1)
+
+
+def iterate_from_its_transpose(matrix):
+    return invert_by_iteration(matrix, num_iterations=4, start=transposed_start(matrix))
+
+
+@pytest.mark.parametrize("invert", [solve_with_itself, iterate_from_its_transpose])
+def test_a_compiled_gradient_stays_wide_under_autocast(invert):
+    """Compilers run the backward pass under the autocast around the call, though ours is off inside."""
+    a = torch.randn(2, 16, 16)
+    spd = a @ a.mT / 8 + torch.eye(16) / 2
+    torch.compiler.reset()
+    compiled = torch.compile(invert, backend="aot_eager", fullgraph=True)
+    x, wide = spd.clone().requires_grad_(), spd.double().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = compiled(x)
+    weight = torch.randn_like(out)
+    (found,) = torch.autograd.grad(out, x, weight)
+    (want,) = torch.autograd.grad(invert(wide), wide, weight.double())
+    assert (found - want).norm() < 1e-5 * want.norm()

@@ -14,9 +14,14 @@ from torch import Tensor
 __all__ = ["autocast_like_sdpa", "no_autocast"]
 
 
-def no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Turns autocast off for x's kind of device, where it is on: entering a context costs as much as a product."""
-    return torch.autocast(x.device.type, enabled=False) if _is_on(x) else contextlib.nullcontext()
+def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """Turns autocast off for x's kind of device, where it is on: entering a context costs as much as a product.
+
+    In a `backward` pass always: compilers look at it where the forward pass was called, and may run it elsewhere.
+    """
+    if x.device.type == "meta" or not (backward or _is_on(x)):
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def autocast_like_sdpa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -140,7 +140,9 @@ def followed(*tensors: Tensor) -> bool:
 
 def gradient_wanted(*tensors: Tensor | None) -> bool:
     """Whether there may be a backward pass; what is made in inference mode can have none."""
-    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    if not torch.is_grad_enabled():
+        return False
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # compilers cannot ask
         return False
     return any(t is not None and t.requires_grad for t in tensors)
 

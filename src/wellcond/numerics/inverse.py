@@ -155,7 +155,7 @@ class _Iterate(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
             return *_plain_gradients(n, kept[0], ctx.num_iterations, grads[0]), None
         g, dn, transposed = grads[0], None, n.mT
-        with no_autocast(n):  # a backward pass may be run inside one
+        with no_autocast(n, backward=True):
             for step in reversed(range(ctx.num_iterations)):
                 z, r, s = kept[3 * step : 3 * step + 3]
                 z, r = None if z is None else z.mT, r.mT
@@ -221,8 +221,9 @@ class _Solve(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         factor, y = ctx.saved_tensors
-        du = _apply_factor(factor, grads[0], ctx.method)
-        return -du @ y.mT if ctx.needs_input_grad[0] else None, du, None
+        with no_autocast(y, backward=True):
+            du = _apply_factor(factor, grads[0], ctx.method)
+            return -du @ y.mT if ctx.needs_input_grad[0] else None, du, None
 
 
 def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:

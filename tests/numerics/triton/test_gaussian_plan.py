@@ -68,13 +68,13 @@ def test_any_gradients_of_tokens_with_any_strides(needed, device, monkeypatch):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_launches_are_given_addresses():
+def test_compiled_launches_are_given_addresses(device):
     """From the second call on a launch takes numbers instead of tensors: here what they are is looked at."""
-    x, y, v, g = made((1, 2, 24, 40, 8, 16), torch.device("cpu"))
+    x, y, v, g = made((1, 2, 24, 40, 8, 16), device)
     plan = plan_for(x, y, v, False)
     assert plan is not None
     seen: list[tuple[Any, ...]] = []
-    plan.backward(g, x, y, v, 0.3, torch.zeros(plan.halves_size))  # makes its launches
+    plan.backward(g, x, y, v, 0.3, torch.zeros(plan.halves_size, device=device))  # makes its launches
     of_rows, _, _, of_columns, *_ = next(iter(plan.pulls.values()))
     launches = (plan.norms, plan.stream, of_rows, of_columns)
     try:

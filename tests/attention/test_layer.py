@@ -1,9 +1,12 @@
 """The modules inside timm's models: constructor, weights, training, compile, autocast, copies."""
 
+import contextlib
 import copy
 import functools
 import inspect
+import io
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
@@ -149,3 +152,17 @@ def test_an_unknown_setting_is_named_beside_those_there_are() -> None:
     with pytest.raises(ValueError, match="or give attn_head_dim"):
         SkyformerAttention(50, num_heads=3)
     assert SkyformerAttention(50, num_heads=3, attn_head_dim=16)(torch.randn(1, 9, 50)).shape == (1, 9, 50)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+@every
+def test_exports_to_onnx(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    solver = {"solver": "iteration"} if name == "skyformer" else {}  # ONNX has no Cholesky factors
+    layer = ATTENTIONS[name].layer(12, num_heads=3, **SETTINGS.get(name, {}), **solver).eval()
+    x, file = torch.randn(2, 20, 12), tmp_path / "layer.onnx"
+    with contextlib.redirect_stdout(io.StringIO()):
+        torch.onnx.export(layer, (x,), file, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(out), layer(x).detach(), rtol=1e-4, atol=1e-4)

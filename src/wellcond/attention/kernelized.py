@@ -38,7 +38,7 @@ def kernelized_attention(
 
     Args:
         attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask),
-            which overflows float32 from 89 on.
+            which overflows float32 from 88 on.
         dropout_p: drops weights.
         is_causal: key j counts for query i only if j ≤ i.
         scale: 1/√p unless given, as in softmax attention.

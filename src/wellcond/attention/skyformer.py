@@ -64,7 +64,7 @@ def skyformer_attention(
 
     Args:
         attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers that would be added to softmax's logits, here
-            factors exp(mask), which overflow float32 from 89 on. With the softmax kernel only their differences count.
+            factors exp(mask), which overflow float32 from 88 on. With the softmax kernel only their differences count.
             Padding never changes the row of a token that counts. A mask that differs by query raises, and so does
             `is_causal`: landmarks mix all tokens.
         dropout_p: must be 0; the weights it would drop are never made.

@@ -90,17 +90,17 @@ def test_any_number_of_steps_and_any_scale(iterations, scale, device):
     )
 
 
-@pytest.mark.parametrize("dtype", nystrom_fused.MOST_STEPS, ids=str)
-def test_as_many_steps_as_there_may_be(dtype, device):
-    """Rounding has grown by 3.25 in each, 12,000 times in eight."""
+@pytest.mark.parametrize(("dtype", "tolerance"), {**TOLERANCE, torch.float32: 3e-4}.items(), ids=str)
+def test_as_many_steps_as_there_may_be(dtype, tolerance, device):
+    """Rounding has grown by 3.25 in each, 12,000 times in eight: in float32 it is seen, and below half precision's."""
     if dtype == torch.bfloat16 and str(device) == "cpu":
         pytest.skip("Triton's interpreter cannot compute in bfloat16")
-    steps = nystrom_fused.MOST_STEPS[dtype]
+    steps = nystrom_fused.MOST_STEPS
     both_ways(
         tokens((1, 2, 150, 140, 16, 16, 40), device, dtype),
         lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=40, num_iterations=steps, scale=0.25),
         lambda q, k, v: plain(q, k, v, 40, steps, 0.25),
-        TOLERANCE[dtype],
+        tolerance,
     )
 
 
@@ -275,16 +275,6 @@ def test_a_graph_compiled_without_a_gradient_may_get_one(device):
     weight, want = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, True)[0], tensors)
     _, found = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, False)[0], tensors, weight)
     assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
-
-
-def test_numbers_of_numpy(device):
-    import numpy as np
-
-    tensors = [t.detach() for t in tokens((1, 2, 30, 30, 8, 8, 6), device)]
-    want = fused_nystrom(*tensors, num_landmarks=6, num_iterations=3, scale=0.3)
-    of_numpy = {"num_landmarks": np.int64(6), "num_iterations": np.int32(3), "scale": np.float64(0.3)}
-    for settings in (of_numpy, {"num_landmarks": 6, "num_iterations": 3, "scale": 0.3}):
-        assert torch.equal(fused_nystrom(*tensors, **settings), want)
 
 
 def test_inference_mode_with_gradients_asked_for(device):

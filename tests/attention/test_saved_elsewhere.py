@@ -6,10 +6,12 @@ queries, keys and values that stand side by side, as one projection makes them.
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from wellcond.attention import find_attention, nystrom_fused, skyformer_fused
 from wellcond.attention.linear_fused import fused_linear
 from wellcond.attention.nystrom_fused import fused_nystrom
 from wellcond.attention.skyformer_fused import fused_skyformer
@@ -81,6 +83,28 @@ def test_gradients_of_what_hooks_have_moved(
     assert any(not t.is_contiguous() for t in moved)
     for found, other in zip(torch.autograd.grad(out, tokens, weight), want, strict=True):
         torch.testing.assert_close(found, other)
+
+
+@pytest.mark.parametrize("name", ["skyformer", "nystrom"])
+def test_kernels_are_given_no_numbers_of_numpy(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be no numbers for a compiled kernel; and equal to the next caller's, who would get its plan."""
+    given: list[object] = []
+    real = Launch.__call__
+
+    def seen(launch: Launch, *args: object) -> None:
+        given.extend(args)
+        real(launch, *args)
+
+    monkeypatch.setattr(Launch, "__call__", seen)
+    for module in (nystrom_fused, skyformer_fused):
+        for asked in ("fused_kernels", "large_programs"):
+            monkeypatch.setattr(module, asked, lambda _: True)
+    tokens = [t.half() for t in side_by_side(device)]
+    find_attention(name).function(*tokens, num_landmarks=np.int64(6), scale=np.float64(0.3))
+    assert given
+    assert not any(isinstance(x, np.generic) for x in given)
 
 
 @every

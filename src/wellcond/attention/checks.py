@@ -29,7 +29,9 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         return  # the usual, and looked at in no more detail: it is every call's
     if not together:
         devices = ", ".join(str(t.device) for t in (query, key, value))
-        raise ValueError(f"query, key and value are on one device; got {devices}. Move them first, e.g. key.to(query)")
+        raise ValueError(
+            f"query, key and value are on one device; got {devices}. Move them first, e.g. key.to(query.device)"
+        )
     if not floating:
         kinds = ", ".join(str(t.dtype) for t in (query, key, value))
         raise ValueError(

@@ -24,9 +24,10 @@ from wellcond.numerics.first_order import first_order
 __all__ = ["can_fuse", "fused_nystrom"]
 
 MOST_LANDMARKS = 128
-MOST_STEPS = {torch.bfloat16: 8, torch.float16: 8}
-"""Errors grow by 3.25 in each step of the iteration as the kernels have it: far below half precision's own in eight
-steps. Not so for float32, which has plain operations."""
+MOST_STEPS = 8
+"""Errors grow by 3.25 in each step of the iteration as the kernels have it, and are below half precision's own in
+eight. They would not be for float32, which has plain operations."""
+DTYPES = (torch.bfloat16, torch.float16)
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int) -> bool:
@@ -36,7 +37,8 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, n
         query.ndim == 4
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
         and query.dtype == key.dtype == value.dtype
-        and num_iterations <= MOST_STEPS.get(query.dtype, -1)
+        and query.dtype in DTYPES
+        and num_iterations <= MOST_STEPS
         and max(query.shape[3], value.shape[3]) <= (64 if query.dtype == torch.bfloat16 or num_landmarks <= 64 else 32)
         and min(query.numel(), value.numel()) > 0
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
@@ -55,7 +57,8 @@ def fused_nystrom(
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
     query, key, value = packed(query), packed(key), packed(value)
-    counts, wanted = (int(num_landmarks), int(num_iterations)), gradient_wanted(query, key, value)
+    counts = (int(num_landmarks), int(num_iterations))  # numpy's are no numbers for a kernel
+    wanted = gradient_wanted(query, key, value)
     if torch.compiler.is_compiling():
         return _forward_op(query, key, value, *counts, scale, wanted)[0]
     scale = float(scale)  # an integer would be a constant of the kernels

@@ -164,7 +164,7 @@ def _count_rows(landmarks: Tensor, query: Tensor) -> int:
     d, p = landmarks.shape[-2] if landmarks.ndim > 1 else 0, query.shape[-1]
     if not landmarks.is_floating_point() or landmarks.device != query.device:
         raise ValueError(
-            f"landmarks are tokens like the queries, ({query.dtype}, on {query.device}), not {landmarks.dtype} on "
+            f"landmarks are tokens like the queries, {query.dtype} on {query.device}, and not {landmarks.dtype} on "
             f"{landmarks.device}; tokens by their positions: landmarks=key[..., positions, :]"
         )
     if d == 0 or landmarks.shape[-1] != p or not broadcasts(landmarks, (*query.shape[:-2], d, p)):

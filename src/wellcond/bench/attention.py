@@ -74,6 +74,7 @@ def run(
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
     Console().print(_in_words(sizes), soft_wrap=True)
+    Console().print(f"{path} is written after each shape, and complete at the end", soft_wrap=True)
     peers = peers_on(where, landmarks=sizes.landmarks)
     shapes = sizes.shapes()
     measured: dict[tuple[int, int], dict[str, Any]] = {}
@@ -92,7 +93,7 @@ def run(
         exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
         payload = {"benchmark": "attention", "on": where.type, "sizes": sizes.name, "quick": quick}
         payload |= {"tokens": sizes.tokens, "landmarks": sizes.landmarks}
-        write_record(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)  # so far: it may be stopped
+        write_record(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
     columns = ("method", "shape", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster")
     show("attention, forward and with its gradient", rows, columns)
     for note in _notes(rows):

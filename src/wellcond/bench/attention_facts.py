@@ -22,6 +22,9 @@ __all__ = [
     "CALLED",
     "FORWARD",
     "GPU",
+    "KEPT",
+    "PEAK",
+    "PEAK_FORWARD",
     "Record",
     "TORCH",
     "cost_exponent",
@@ -41,6 +44,7 @@ __all__ = [
 Record = dict[str, Any]
 TORCH = "softmax (SDPA)"
 CALLED, GPU, ALONE, FORWARD = "both ms", "gpu ms", "alone ms", "forward ms"
+PEAK, KEPT, PEAK_FORWARD = "memory MiB", "kept memory MiB", "forward memory MiB"
 
 
 def taken(record: Record, method: str | None = None, *, time: str = GPU) -> bool:

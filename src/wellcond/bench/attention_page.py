@@ -18,6 +18,9 @@ from wellcond.bench.attention_facts import (
     CALLED,
     FORWARD,
     GPU,
+    KEPT,
+    PEAK,
+    PEAK_FORWARD,
     TORCH,
     Record,
     exponent,
@@ -36,10 +39,10 @@ from wellcond.records import read_json, write_text
 __all__ = ["filled", "write_page"]
 
 MEMORIES = {
-    "memory MiB": "Peak memory above the inputs, forward and backward",
-    "kept memory MiB": "What lies there between the two passes, the result and what its gradient needs: a model has "
+    PEAK: "Peak memory above the inputs, forward and backward",
+    KEPT: "What lies there between the two passes, the result and what its gradient needs: a model has "
     "that of all layers at once",
-    "forward memory MiB": "Peak memory above the inputs, forward without a gradient",
+    PEAK_FORWARD: "Peak memory above the inputs, forward without a gradient",
 }
 FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for the README
 

@@ -14,6 +14,8 @@ from wellcond.bench.attention_facts import (
     ALONE,
     CALLED,
     GPU,
+    KEPT,
+    PEAK,
     TORCH,
     Record,
     faster,
@@ -42,7 +44,6 @@ PLACES = {  # what a shape is known for
 }
 VIT = 197  # tokens of 224 pixels in patches of 16, with the class token
 LONG = 4096
-PEAK, KEPT = "memory MiB", "kept memory MiB"
 
 
 def choice(record: Record) -> str:

@@ -52,7 +52,7 @@ def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
         if replaced:
             raise
         return {}  # a model of somebody's own, whose blocks have no names for us
-    cores = {block.name: core_of(block, built=True) for block in blocks}
+    cores = {block.name: _attending_core(block) for block in blocks}
     return {name: how for name, core in cores.items() if (how := _settings_of(core)) is not None}
 
 
@@ -60,7 +60,7 @@ def built_attention(model: nn.Module) -> dict[str, AttentionSettings]:
     """Those of `attention_of` that the model was built with, which nothing can restore."""
     present = attention_of(model)
     blocks = [block for block in find_blocks(model) if block.name in present] if present else []
-    return {block.name: present[block.name] for block in blocks if core_of(block) is None}
+    return {block.name: present[block.name] for block in blocks if isinstance(attention_module(block), AttentionLayer)}
 
 
 def attention_module(block: Block) -> nn.Module:
@@ -69,16 +69,18 @@ def attention_module(block: Block) -> nn.Module:
     return block.module.get_submodule(block.attention)
 
 
-def core_of(block: Block, *, built: bool = False) -> AttentionCore | None:
-    """What attends in this block where its attention is replaced; or, with `built`, is one of ours from the start."""
-    if block.attention is None:
-        return None
-    module = block.module.get_submodule(block.attention)
-    if built and isinstance(module, AttentionLayer):
+def core_of(block: Block) -> AttentionCore | None:
+    """What was put in the place of this block's attention, whether or not it is asked to attend."""
+    module = None if block.attention is None else attention_module(block)
+    return module.attention_core if isinstance(module, Replaced) else None
+
+
+def _attending_core(block: Block) -> AttentionCore | None:
+    """What attends in this block, if it is one of ours."""
+    module = None if block.attention is None else attention_module(block)
+    if isinstance(module, AttentionLayer):
         return module.core
-    if not isinstance(module, Replaced) or (built and not is_asked(module)):
-        return None
-    return module.attention_core
+    return module.attention_core if isinstance(module, Replaced) and is_asked(module) else None
 
 
 def _settings_of(core: AttentionCore | None) -> AttentionSettings | None:

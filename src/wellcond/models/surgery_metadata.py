@@ -22,7 +22,7 @@ __all__ = ["FORMAT", "METADATA_KEY", "Attention", "Skips", "parse", "surgery_met
 METADATA_KEY = "wellcond"
 FORMAT = 1
 # What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
-# without their surgery are silently wrong. So skips and attention are written only if some are removed or replaced.
+# without their surgery are silently wrong. So skips and attention are written only if there are such.
 ENTRIES = {"format", "graying", "skips", "attention"}
 
 Skips = dict[str, tuple[str, ...]]

@@ -47,7 +47,7 @@ class Loaded:
     skips: Skips
     """The skips that are removed from the model now, by block."""
     attention: Attention
-    """How the blocks attend whose attention is replaced now."""
+    """How the blocks attend whose attention is replaced now, or was built as one of ours."""
     metadata: dict[str, str]
     """The metadata given to `save`."""
     missing: list[str]
@@ -57,7 +57,7 @@ class Loaded:
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the model's weights to a safetensors file, with its graying, removed skips and replaced attention as
+    """Write the model's weights to a safetensors file, with its graying, removed skips and other attention as
     metadata.
 
     The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor under two names is
@@ -101,7 +101,8 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
 
     Likewise for removed skips: those of the file are removed and all others restored, with a warning if that changes a
-    model that lacked some already. And likewise for replaced attention.
+    model that lacked some already. And likewise for replaced attention; one that the model was built with stays, and
+    raises where the file has another of ours, or warns where it has none.
 
     Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
     training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. `ema=True`

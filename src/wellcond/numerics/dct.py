@@ -13,8 +13,7 @@ import operator
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .constants import kept_constants
 from .fastpaths import exporting
 

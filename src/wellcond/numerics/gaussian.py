@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .fastpaths import (
     addressable,
     batch_of_gradients,

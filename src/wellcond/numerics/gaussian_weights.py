@@ -9,8 +9,7 @@ Exponents are computed in float64 where it is fast, so that weights are right at
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .fastpaths import fast_double
 
 __all__ = ["exact_dtype", "gaussian_weights", "weights_that_count", "wide_dtype"]

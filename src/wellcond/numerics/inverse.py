@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .fastpaths import other_derivatives
 from .first_order import first_order
 

@@ -18,8 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .fastpaths import FUSED_SIDE, exporting, fused_kernels, other_derivatives
 from .first_order import first_order
 from .power_fit import direct_fit, folded_fit

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.numerics.autocast import no_autocast
-
+from .autocast import no_autocast
 from .fastpaths import fused_kernels, other_derivatives
 
 __all__ = ["flat_product", "tall_product", "thin_product"]

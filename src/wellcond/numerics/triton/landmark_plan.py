@@ -45,9 +45,9 @@ def plan_for(
     Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; so are the masks `valid`
     (b, h, d) and `keep` (b, h, m).
     """
-    given = layout(query, key, value, rows, positions, valid, keep), int(split)
+    given = layout(query, key, value, rows, positions, valid, keep), split
     plan = _plans.get(given)
-    return plan or _plans.add(given, Plan(query, key, value, rows, positions, int(split), valid, keep))
+    return plan or _plans.add(given, Plan(query, key, value, rows, positions, split, valid, keep))
 
 
 class Plan:
@@ -67,13 +67,12 @@ class Plan:
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         matrices = b * h
         d = _landmarks(rows, positions)
-        self.side, self.width, self.values = sizes = padded_sizes(d, p, c)
+        self.side, self.width, self.values = side, width, values = padded_sizes(d, p, c)
         self.query_shares, query_each = shares_of(n)
         self.key_shares, key_each = shares_of(m)
         self.matrices, self.device = matrices, query.device
         self.placed, self.split = placed(query, key, value, keep), split
-        self.kept = _kept(matrices, sizes)
-        side, width, values = sizes
+        self.kept = _kept(matrices, (side, width, values))
         self.parts_size = matrices * self.key_shares * side * values
         self.scratch = side_by_side(
             matrices, d_sums=side * values, d_rows=side * width, parts_s=self.query_shares * side * values,

@@ -18,15 +18,13 @@ and g the gradients of the new W and y, symmetric parts are all that count:
     of W:   the symmetric part of −¼guᵀ − htᵀ − kyᵀ + ¼·13G + ¼·7N + 2DW, where P = GW, N = WPᵀ and D is the symmetric
             part of ¼(7P − 15G) − ½N
 
-Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16, 22
-bits in all of what was first divided by the largest entry, which is as good as float32 and several times as fast as
-three TF32 products. In `work` each head has the pairs of A and of W of each step, and in `room` those that it needs for
-a while; `space` has y of each step and what matrices were divided by. The way back finds t and u again, which would be
-most of what a model keeps until then. Where no gradient is wanted, two places for W are used again and again, and that
-of A for W²: there is no other room.
+Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16
+(float16_pairs.py), which is as good as float32. Narrow products stand in loops, for the same reason as large ones.
 
-Large products are loops over a few columns, and narrow ones stand in a loop too: what is written out in full needs more
-descriptors of matrices than the GPU has registers for.
+In `work` each head has the pairs of A and of W of each step, and in `room` those that it needs for a while; `space` has
+y of each step and what matrices were divided by. The way back finds t and u again, which would be most of what a model
+keeps until then. Where no gradient is wanted, two places for W are used again and again, and that of A for W²: there is
+no other room.
 
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """
@@ -34,114 +32,15 @@ Plain twin: `numerics.inverse.invert_by_iteration`.
 import triton
 import triton.language as tl
 
+from .float16_pairs import load_pair, load_sum, plus_outer, product, store_pair, symmetric, times, unit, unit_columns
 from .landmark_solve import added_shares
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
 __all__ = ["ROOM_BACK", "head_back_kernel", "head_kernel"]
 
-STEP = tl.constexpr(32)  # of the sum in a product
-SMALLEST = tl.constexpr(1e-36)  # what is smaller is not worth a scale of its own
-HIGHEST = tl.constexpr(126.0)  # exponent: one over it is no subnormal number
 LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
 ROOM_BACK = tl.constexpr(3)  # matrices that the way back needs for a while: the gradient of W, P and D
-
-
-@triton.jit
-def _power(largest):
-    return tl.exp2(tl.minimum(tl.ceil(tl.log2(tl.maximum(largest, SMALLEST))), HIGHEST))
-
-
-@triton.jit
-def _unit(x):
-    """x divided by a power of two, so that no entry is beyond ±1; and that power."""
-    power = _power(tl.max(tl.max(tl.abs(x), axis=1), axis=0))
-    return x / power, power
-
-
-@triton.jit
-def _unit_columns(x):
-    """The same for each column by itself: no column of the values is rounded beside a larger one."""
-    power = _power(tl.max(tl.abs(x), axis=0))
-    return x / power[None, :], power
-
-
-@triton.jit
-def _pair(x):
-    high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16)
-
-
-@triton.jit
-def _dot(a_high, a_low, b_high, b_low, acc):
-    """acc + a · b of pairs, but for the product of what is low in both."""
-    acc = tl.dot(a_low, b_high, acc)
-    acc = tl.dot(a_high, b_low, acc)
-    return tl.dot(a_high, b_high, acc)
-
-
-@triton.jit
-def _times(a_high, a_low, b, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """a · b for a pair a, and b in float32 within float16's range."""
-    b_high, b_low = _pair(b)
-    return _dot(a_high, a_low, b_high, b_low, tl.zeros((SIDE, WIDTH), dtype=tl.float32))
-
-
-@triton.jit
-def _plus_outer(a, b, acc):
-    """acc + a · bᵀ, both in float32 within float16's range."""
-    a_high, a_low = _pair(a)
-    b_high, b_low = _pair(b)
-    return _dot(a_high, a_low, tl.trans(b_high), tl.trans(b_low), acc)
-
-
-@triton.jit
-def _product(a, b, SIDE: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr):
-    """a · b of pairs in memory, or of their transposes, a few columns and rows at a time."""
-    tl.debug_barrier()  # all threads have written what is read here
-    i, k = tl.arange(0, SIDE), tl.arange(0, STEP)
-    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
-    for start in range(0, SIDE, STEP):
-        along, across = i[:, None] * SIDE + (start + k)[None, :], (start + k)[:, None] * SIDE + i[None, :]
-        if A_TRANSPOSED:
-            a_high, a_low = tl.trans(tl.load(a + across)), tl.trans(tl.load(a + SIDE * SIDE + across))
-        else:
-            a_high, a_low = tl.load(a + along), tl.load(a + SIDE * SIDE + along)
-        if B_TRANSPOSED:
-            b_high, b_low = tl.trans(tl.load(b + along)), tl.trans(tl.load(b + SIDE * SIDE + along))
-        else:
-            b_high, b_low = tl.load(b + across), tl.load(b + SIDE * SIDE + across)
-        acc = _dot(a_high, a_low, b_high, b_low, acc)
-    return acc
-
-
-@triton.jit
-def _symmetric(x):
-    return 0.5 * (x + tl.trans(x))
-
-
-@triton.jit
-def _load_pair(at, SIDE: tl.constexpr):
-    i = tl.arange(0, SIDE)
-    places = i[:, None] * SIDE + i[None, :]
-    return tl.load(at + places), tl.load(at + SIDE * SIDE + places)
-
-
-@triton.jit
-def _load_sum(at, SIDE: tl.constexpr):
-    """What a pair in memory stands for."""
-    high, low = _load_pair(at, SIDE)
-    return high.to(tl.float32) + low.to(tl.float32)
-
-
-@triton.jit
-def _store_pair(at, x, SIDE: tl.constexpr):
-    tl.debug_barrier()  # all threads have read what is written here
-    i = tl.arange(0, SIDE)
-    places = i[:, None] * SIDE + i[None, :]
-    high, low = _pair(x)
-    tl.store(at + places, high)
-    tl.store(at + SIDE * SIDE + places, low)
 
 
 @triton.jit
@@ -185,42 +84,42 @@ def head_kernel(
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
     middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
-    middle, of_a = _unit(middle)
-    _store_pair(a, middle, SIDE)
-    start = _product(a, a, SIDE, True, False) * (of_a * of_a / bound)
-    a_high, a_low = _load_pair(a, SIDE)
-    y, of_y = _unit_columns(right)
-    y = _times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * (of_a / bound))[None, :]
+    middle, of_a = unit(middle)
+    store_pair(a, middle, SIDE)
+    start = product(a, a, SIDE, True, False) * (of_a * of_a / bound)
+    a_high, a_low = load_pair(a, SIDE)
+    y, of_y = unit_columns(right)
+    y = times(tl.trans(a_high), tl.trans(a_low), y, SIDE, VALUES) * (of_y * (of_a / bound))[None, :]
     if KEEP:
-        unit_y, of_y = _unit_columns(y)
+        unit_y, of_y = unit_columns(y)
         tl.store(powers, of_a)
         tl.store(powers + 1 + w_places + o, of_y)
         tl.store(space + to_steps + _narrow(0, which, matrices, SIDE, VALUES), unit_y)
-    start, of_w = _unit(start)
-    _store_pair(w, start, SIDE)
+    start, of_w = unit(start)
+    store_pair(w, start, SIDE)
     for step in range(iterations):
         now, after = w + (step % w_places) * size, w + ((step + 1) % w_places) * size
         tl.debug_barrier()
-        w_high, w_low = _load_pair(now, SIDE)
-        y, of_y = _unit_columns(y)
+        w_high, w_low = load_pair(now, SIDE)
+        y, of_y = unit_columns(y)
         x = y
         if KEEP:
             tl.store(space + to_steps + _narrow(step, which, matrices, SIDE, VALUES), y)
         for j in range(3):  # t, u and the next y
             share_of_y = tl.where(j == 0, 7.0, tl.where(j == 1, 15.0, 13.0))
-            x = share_of_y * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
+            x = share_of_y * y - of_w * times(w_high, w_low, x, SIDE, VALUES)
         if KEEP:
             tl.store(powers + 1 + step, of_w)
             tl.store(powers + 1 + w_places + step * VALUES + o, of_y)
         y = (0.25 * of_y)[None, :] * x
         if step + 1 < iterations:
             # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
-            square = of_w * _product(now, now, SIDE, False, False)
-            _store_pair(squared, square, SIDE)
-            _store_pair(after, 7.0 * _load_sum(now, SIDE) - square, SIDE)  # for a while
-            grown = 13.0 * _load_sum(now, SIDE) - 15.0 * square + of_w * _product(squared, after, SIDE, False, False)
-            grown, power = _unit(0.25 * grown)
-            _store_pair(after, grown, SIDE)
+            square = of_w * product(now, now, SIDE, False, False)
+            store_pair(squared, square, SIDE)
+            store_pair(after, 7.0 * load_sum(now, SIDE) - square, SIDE)  # for a while
+            grown = 13.0 * load_sum(now, SIDE) - 15.0 * square + of_w * product(squared, after, SIDE, False, False)
+            grown, power = unit(0.25 * grown)
+            store_pair(after, grown, SIDE)
             of_w = of_w * power
     tl.store(space + to_solved + at, y)
 
@@ -248,23 +147,23 @@ def head_back_kernel(
         of_w, of_y = tl.load(powers + 1 + step), tl.load(powers + 1 + w_places + step * VALUES + o)
         pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
         if back > 0:
-            p = of_w * _product(everything, w, SIDE, False, False)
-            _store_pair(p_pair, p, SIDE)
-            n = of_w * _product(w, p_pair, SIDE, False, True)
-            due = _symmetric(1.75 * p - 3.75 * _load_sum(everything, SIDE) - 0.5 * n)
-            _store_pair(due_pair, due, SIDE)
-            pulls = (2.0 * of_w) * _product(due_pair, w, SIDE, False, False)
-            pulls = of_all * (3.25 * _load_sum(everything, SIDE) + 1.75 * n + pulls)
-        w_high, w_low = _load_pair(w, SIDE)
+            p = of_w * product(everything, w, SIDE, False, False)
+            store_pair(p_pair, p, SIDE)
+            n = of_w * product(w, p_pair, SIDE, False, True)
+            due = symmetric(1.75 * p - 3.75 * load_sum(everything, SIDE) - 0.5 * n)
+            store_pair(due_pair, due, SIDE)
+            pulls = (2.0 * of_w) * product(due_pair, w, SIDE, False, False)
+            pulls = of_all * (3.25 * load_sum(everything, SIDE) + 1.75 * n + pulls)
+        w_high, w_low = load_pair(w, SIDE)
         y = tl.load(space + to_steps + _narrow(step, which, matrices, SIDE, VALUES))
         x = y
         tl.debug_barrier()  # all threads have read what stands there from the step before
         tl.store(scratch + to_again + _narrow(0, which, matrices, SIDE, VALUES), y)
         for j in range(2):  # t and u
-            x = tl.where(j == 0, 7.0, 15.0) * y - of_w * _times(w_high, w_low, x, SIDE, VALUES)
+            x = tl.where(j == 0, 7.0, 15.0) * y - of_w * times(w_high, w_low, x, SIDE, VALUES)
             tl.store(scratch + to_again + _narrow(1 + j, which, matrices, SIDE, VALUES), x)
         tl.debug_barrier()
-        g, of_g = _unit_columns(g)
+        g, of_g = unit_columns(g)
         both = tl.maximum(tl.max(of_y * of_g, axis=0), LEAST)
         part = of_y * of_g / both
         x = g
@@ -274,15 +173,15 @@ def head_back_kernel(
             y = tl.load(scratch + to_again + _narrow(2 - j, which, matrices, SIDE, VALUES))
             found += tl.where(j == 0, 3.25, tl.where(j == 1, 15.0, 7.0)) * x
             share = tl.where(j == 0, 0.25, 1.0)
-            outer = _plus_outer((share * part)[None, :] * x, y, outer)
-            x = (-share * of_w) * _times(w_high, w_low, x, SIDE, VALUES)
+            outer = plus_outer((share * part)[None, :] * x, y, outer)
+            x = (-share * of_w) * times(w_high, w_low, x, SIDE, VALUES)
         g = of_g[None, :] * (found + x)
-        pulls, of_all = _unit(_symmetric(pulls - both * outer))
-        _store_pair(everything, pulls, SIDE)
+        pulls, of_all = unit(symmetric(pulls - both * outer))
+        store_pair(everything, pulls, SIDE)
 
     # From here g is the gradient of y at the start, AᵀB/c, and `everything` that of W there, AᵀA/c.
     of_a = tl.load(powers)
-    middle = of_a * _load_sum(a, SIDE)
+    middle = of_a * load_sum(a, SIDE)
     columns = tl.sum(middle, axis=0)
     bound = tl.max(columns, axis=0)
     right = tl.load(space + to_right + at)
@@ -291,30 +190,30 @@ def head_back_kernel(
     along = tl.sum(tl.sum(g * first, axis=1), axis=0)
     pulls = tl.zeros((SIDE, SIDE), dtype=tl.float32)
     if iterations > 0:
-        pulls = (2.0 * of_a * of_all / bound) * _product(a, everything, SIDE, False, False)
-        shared = _load_sum(everything, SIDE) * _load_sum(a + size, SIDE)
+        pulls = (2.0 * of_a * of_all / bound) * product(a, everything, SIDE, False, False)
+        shared = load_sum(everything, SIDE) * load_sum(a + size, SIDE)
         along += of_all * tl.load(powers + 1) * tl.sum(tl.sum(shared, axis=1), axis=0)
-    a_high, a_low = _load_pair(a, SIDE)
-    g, of_g = _unit_columns(g)
-    unit_right, of_right = _unit_columns(right)
+    a_high, a_low = load_pair(a, SIDE)
+    g, of_g = unit_columns(g)
+    unit_right, of_right = unit_columns(right)
     both = tl.maximum(tl.max(of_right * of_g, axis=0), LEAST)
-    sums = (of_g * (of_a / bound))[None, :] * _times(a_high, a_low, g, SIDE, VALUES)
+    sums = (of_g * (of_a / bound))[None, :] * times(a_high, a_low, g, SIDE, VALUES)
     tl.store(scratch + to_sums + at, sums)
     tl.store(scratch + to_inner + which * SIDE + i, tl.sum(sums * right, axis=1))
-    outer = _plus_outer((of_right * of_g / both)[None, :] * unit_right, g, tl.zeros((SIDE, SIDE), dtype=tl.float32))
+    outer = plus_outer((of_right * of_g / both)[None, :] * unit_right, g, tl.zeros((SIDE, SIDE), dtype=tl.float32))
     pulls += (both / bound) * outer
     # Columns that share the largest sum share its gradient.
     largest = tl.where(columns == bound, 1.0, 0.0)
     pulls -= (largest * (along / (bound * tl.sum(largest, axis=0))))[None, :]
-    pulls, of_pulls = _unit(middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None]))
-    _store_pair(p_pair, pulls, SIDE)
+    pulls, of_pulls = unit(middle * (pulls - tl.sum(middle * pulls, axis=1)[:, None]))
+    store_pair(p_pair, pulls, SIDE)
     tl.debug_barrier()
-    high, low = _load_pair(p_pair, SIDE)
+    high, low = load_pair(p_pair, SIDE)
     at = (which * SIDE + i[:, None]) * WIDTH + c[None, :]
-    of_keys, of_k = _unit_columns(head_matrix(space + to_keys, which, SIDE, WIDTH))
-    due = _times(high, low, of_keys, SIDE, WIDTH)
+    of_keys, of_k = unit_columns(head_matrix(space + to_keys, which, SIDE, WIDTH))
+    due = times(high, low, of_keys, SIDE, WIDTH)
     tl.store(scratch + to_due_queries + at, (scale * of_pulls * of_k)[None, :] * due)
-    of_queries, of_q = _unit_columns(head_matrix(space, which, SIDE, WIDTH))
-    due = (scale * of_pulls * of_q)[None, :] * _times(tl.trans(high), tl.trans(low), of_queries, SIDE, WIDTH)
+    of_queries, of_q = unit_columns(head_matrix(space, which, SIDE, WIDTH))
+    due = (scale * of_pulls * of_q)[None, :] * times(tl.trans(high), tl.trans(low), of_queries, SIDE, WIDTH)
     due += added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
     tl.store(scratch + to_due_keys + at, due)

@@ -34,7 +34,6 @@ _plans: Kept["Plan"] = Kept(1024)
 def plan_for(query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int) -> "Plan":
     """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; at least as many of each
     as landmarks."""
-    num_landmarks, num_iterations = int(num_landmarks), int(num_iterations)  # numpy's would be no numbers for a kernel
     given = layout(query, key, value), num_landmarks, num_iterations
     plan = _plans.get(given)
     return plan or _plans.add(given, Plan(query, key, value, num_landmarks, num_iterations))

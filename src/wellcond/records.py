@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Site = Literal["in", "sa", "+sa", "mlp", "+mlp", "tokens", "embed"]
-Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero"]
+Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single"]
 SITES: tuple[str, ...] = get_args(Site)
 STATUSES: tuple[str, ...] = get_args(Status)
 

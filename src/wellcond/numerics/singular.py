@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 METHODS = ("auto", "svd", "gram")
-STATUSES = ("ok", "ceiling", "low_precision", "non_finite", "zero")
-OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO = range(5)
+STATUSES = ("ok", "ceiling", "low_precision", "non_finite", "zero", "single")
+OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO, SINGLE = range(6)
 
 
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
@@ -71,12 +71,13 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
 
 
 def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
-    """κ = σmax/σmin, over the min(n, d) singular values of each matrix of (…, n, d): (…). A single token has κ = 1.
+    """κ = σmax/σmin, over the min(n, d) singular values of each matrix of (…, n, d): (…).
 
     `inf` beyond the ceiling, which is 1/eps of x's dtype (8.4e6 for float32, 1024 for float16, 128 for bfloat16): there
     σmin is no more than the rounding of x or, for float64 from 1/(eps·√max(n, d)) on, that of the computation. So for
     rank-deficient matrices, and for a zero matrix. To look past the ceiling of a half-precision tensor whose values are
-    exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf.
+    exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf, and for a single token (or a single value a token):
+    one singular value has nothing to be compared with.
     `gram` is within 1e-4 of `svd`, or 5e-4 where κ nears 1e6: in float32 up to the ceiling, in float64 to the end.
     Differentiable; where κ is not finite the gradient is zero.
 
@@ -95,7 +96,7 @@ class Conditioning:
     """What `measure_conditioning` found, one value per matrix: every tensor has the batch's shape (…)."""
 
     kappa: Tensor
-    """σmax/σmin, at most the ceiling; NaN where the status is `non_finite` or `zero`."""
+    """σmax/σmin, at most the ceiling; NaN where the status is `non_finite`, `zero` or `single`."""
     log_kappa: Tensor
     """Its natural logarithm."""
     sigma_max: Tensor
@@ -119,6 +120,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
 
     `non_finite`     a NaN or an Inf in the matrix: every value is NaN
     `zero`           nothing but zeros: κ is NaN, for there is none
+    `single`         one token, or one value a token: one singular value, and so no κ; NaN
     `ceiling`        κ above 1/eps of the dtype, where rounding decides it: κ is reported as the ceiling
     `low_precision`  a dtype below float32: κ is right for this tensor, whose rounding has moved the small σ
     `ok`
@@ -127,7 +129,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
     """
     batch = _as_batch(x, method)
     chosen = _choose(x, method, extremes=True)
-    ceiling = 1 / torch.finfo(x.dtype).eps
+    ceiling, single = 1 / torch.finfo(x.dtype).eps, min(x.shape[-2:]) == 1
     # The edge is as sharp as the measurement: κ is known to 1e-4; of float64 itself σmin, to some eps·√max(n, d)·σmax.
     edge = ceiling / math.sqrt(max(x.shape[-2:])) if x.dtype == torch.float64 else ceiling * (1 + 1e-4)
 
@@ -140,9 +142,12 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
         beyond = ~(smallest * edge >= largest)
         # The division happens everywhere, so it gets a harmless divisor there: else its gradient would be NaN.
         kappa = torch.where(beyond, ceiling, (largest / torch.where(beyond, largest, smallest)).clamp_max(ceiling))
-        status = torch.where(beyond, CEILING, LOW_PRECISION if x.dtype.itemsize < 4 else OK).to(torch.uint8)
+        good = SINGLE if single else LOW_PRECISION if x.dtype.itemsize < 4 else OK
+        status = torch.where(beyond, CEILING, good).to(torch.uint8)
         if not part.usable:
             status = status.masked_fill(~part.finite, NON_FINITE).masked_fill(part.zero, ZERO)
+        if single:
+            kappa = kappa.masked_fill(torch.ones_like(beyond), math.nan)
         return part.clean(kappa), part.clean(kappa.log()), part.restore(largest), part.restore(smallest), status
 
     *values, status = (value.reshape(x.shape[:-2]) for value in in_chunks(measure, batch))

@@ -22,6 +22,8 @@ class Pass:
     samples: int
     padding: Padding = field(default_factory=Padding)
     tensors: dict[Place, Tensor] = field(default_factory=dict)
+    ends: dict[Place, Tensor] = field(default_factory=dict)
+    """What blocks read and gave out, where the map between is asked for."""
     heard: dict[str, Heard] = field(default_factory=dict)
     unheard: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None

@@ -15,9 +15,10 @@ from wellcond.models.families import find_projection, unwrap
 from wellcond.models.sites import BLOCK_SITES, Block, Tap, Which, find_blocks, select_blocks
 from wellcond.records import Site
 
-__all__ = ["Place", "Wanted", "choose", "form_of"]
+__all__ = ["ENDS", "Place", "Wanted", "block_ends", "choose", "form_of"]
 
 DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
+ENDS = ("input", "output")  # of a whole block: no sites, and no rows are about them
 
 
 class Place(NamedTuple):
@@ -69,6 +70,20 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
                 f"{': ' + '; '.join(sorted(reasons)) if reasons else ''}. What they have: {', '.join(there) or 'none'}"
             )
     return wanted
+
+
+def block_ends(model: nn.Module, blocks: Which = None) -> list[Wanted]:
+    """What each block reads and what it gives out, for the linear map between them."""
+    return [
+        Wanted(
+            place=Place(block.name, block.index, end),
+            block=block.module,
+            tap=Tap(path="", end=end),
+            channels_first=block.channels_first,
+        )
+        for block in select_blocks(find_blocks(model), blocks)
+        for end in ENDS
+    ]
 
 
 def form_of(wanted: Iterable[Wanted]) -> tuple[object, ...]:

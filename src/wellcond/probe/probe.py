@@ -8,31 +8,34 @@
     with probe:                                   # while training: every 100th forward pass, rows on disk as they come
         train(model)
 
-In training it looks at the pass that happens, through hooks. Otherwise (`exact`), and for compiled models, which do not
-call hooks, it runs a second pass of its own: see separate.py. It changes no output bit, no gradient and no random
-number, and takes its hooks away again, whatever happens.
+It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see separate.py.
+In training that pass reads the same samples each time, so that a curve shows the model and not the batch. It changes no
+output bit, no gradient and no random number, and takes its hooks away again, whatever happens.
 """
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils import _pytree as pytree
 
 from wellcond import records
 from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
+from wellcond.numerics.layer_map import near_unit_share
 from wellcond.probe.attention import AttentionListener
-from wellcond.probe.batch import argument, batch_size
+from wellcond.probe.batch import argument, batch_size, first_samples
 from wellcond.probe.capture import Capture
 from wellcond.probe.findings import Findings
 from wellcond.probe.one_pass import Pass
+from wellcond.probe.pace import Pace
 from wellcond.probe.padding import Padding
-from wellcond.probe.places import Place, choose, form_of
+from wellcond.probe.places import ENDS, Place, block_ends, choose, form_of
 from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
@@ -49,14 +52,19 @@ class Probe:
         sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed where the
             model is) and `embed` (the first block's input); by default those of `sa`, `+sa`, `mlp`, `+mlp` there are.
         blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
-        every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to.
-        max_samples: how many samples of the batch are measured; it bounds the memory.
-        exact: measure a pass of its own with autocast and TF32 off (True), or the numbers that training sees (False).
-            By default True in evaluation mode and False in training mode.
+        every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to. "auto"
+            measures as often as a hundredth of the time allows.
+        max_samples: how many samples are measured; it bounds the memory.
+        exact: measure a pass of its own with autocast and TF32 off, in float32 (True) or "float64", or look at the pass
+            that happens, in whatever precision (False): in bfloat16 that shows little but its ceiling.
+        samples: what the exact pass reads: a tensor, a tuple of arguments or a dict of them by name. By default the
+            batch that comes, and in training the first one, kept to the end: always the same samples.
         rank_samples: how many of the samples get what costs more: the effective rank and the spectrum, which need all
             singular values, and the attention's entropy and largest logit.
         spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
         attention: also the entropy of the attention and its largest logit, where they can be overheard.
+        near_unit: also the share of each block's linear map that is near the unit circle (numerics/layer_map.py), at
+            the cost of an eigenvalue decomposition on the CPU for each block.
         run: the name of the run, for the rows.
         reduce: merge the measurements of all processes of torch.distributed, each of which must have a probe attached;
             by default where there is more than one.
@@ -70,18 +78,25 @@ class Probe:
         sites: str | Iterable[str] | None = None,
         blocks: Which = None,
         *,
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         max_samples: int = 64,
-        exact: bool | None = None,
+        exact: bool | Literal["float64"] = True,
+        samples: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
         rank_samples: int = 8,
         spectrum: bool = False,
         attention: bool = True,
+        near_unit: bool = False,
         run: str = "",
         reduce: bool | None = None,
     ):
         for name, value in (("every", every), ("max_samples", max_samples), ("rank_samples", rank_samples)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+            if (not isinstance(value, int) or value < 1) and (name, value) != ("every", "auto"):
+                auto = ', or "auto"' if name == "every" else ""
+                raise ValueError(f"{name} must be a whole number from 1 on{auto}, got {value!r}")
+        if exact not in (True, False, "float64"):
+            raise ValueError(f'exact is True (float32), "float64", or False (the pass that happens), got {exact!r}')
+        if samples is not None and not exact:
+            raise ValueError("exact=False looks at the pass that happens: samples= would be ignored; leave one of them")
         if not isinstance(model, nn.Module):
             raise ValueError(
                 f"a probe measures an nn.Module, got {type(model).__name__}; give it the model that you call"
@@ -89,9 +104,13 @@ class Probe:
         self.model = model
         self.every, self.max_samples, self.rank_samples = every, max_samples, rank_samples
         self.exact, self.spectrum, self.attention, self.reduce = exact, spectrum, attention, reduce
+        self.near_unit = near_unit
         self.notes: list[str] = []
         """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
         self._asked = (sites, blocks)
+        self._given = samples is not None
+        self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
+        self._pace = Pace(every, agree=self._agree)
         self._choose()
         self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None
@@ -108,7 +127,6 @@ class Probe:
         self._attending = {
             want.place.block: want.attention for want in self._wanted if self.attention and want.attention is not None
         }
-        self._capture = Capture(self._wanted, max_samples=self.max_samples)
         self._form = form_of(self._wanted)
 
     # Attaching
@@ -150,6 +168,30 @@ class Probe:
             "not by calling this very object (model(x)). Give Probe the outermost object that you call: the "
             "compiled model, the DDP wrapper; model.forward_features(x) is not a call of the model"
         )
+
+    def measure(self, step: int | None = None) -> None:
+        """Measure now, in a pass of its own on `samples`: for loops of your own, without attaching.
+
+        `step` is the one that the rows name, by default `probe.step`. ValueError where there are no samples.
+        """
+        if not self.exact or self._samples is None:
+            raise ValueError("give the probe what to measure on: Probe(model, samples=batch), with exact not False")
+        if step is not None:
+            self.step = step
+        args, kwargs = self._read_by_own_pass((), {})
+        done = Pass(exact=True, samples=min(batch_size(args, kwargs), self.max_samples))
+        with self._pace.timed(self._device):
+            try:
+                self._begin(done, args, kwargs)
+            except Exception as error:
+                done.error = error
+            self._finish(done, self._step)
+        self._measured_step = self._step
+        self._pace.measured(self._step)
+
+    def due(self, step: int) -> bool:
+        """Whether `every` asks for a measurement at this step."""
+        return self._pace.due(step)
 
     # Results
 
@@ -209,20 +251,33 @@ class Probe:
         self._during.close()  # of a pass that was interrupted from the keyboard, of which hooks are not told
         self._passes += 1
         self._pass = None
-        if self._step % self.every or self._measured_step == self._step:
+        if not self._pace.due(self._step) or self._measured_step == self._step or batch_size(args, kwargs) == 0:
             return
-        batch = batch_size(args, kwargs)
-        if batch == 0:
-            return
-        exact = not self._in_training if self.exact is None else self.exact
-        self._pass = Pass(exact=exact, samples=min(batch, self.max_samples))
+        if self.exact:
+            args, kwargs = self._read_by_own_pass(args, kwargs)
+        self._pass = Pass(exact=bool(self.exact), samples=min(batch_size(args, kwargs), self.max_samples))
         try:
-            self._begin(self._pass, batch, args, kwargs)
+            with self._pace.timed(self._device):
+                self._begin(self._pass, args, kwargs)
         except Exception as error:
             self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
 
-    def _begin(self, into: Pass, batch: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """(args, kwargs): the samples that were given, in training those that came first, else the batch that came."""
+        if self._samples is None and self._in_training:
+            self._samples = first_samples((args, kwargs), self.max_samples)
+        if self._samples is None or not (self._given or self._in_training):
+            return args, kwargs
+        where = self._device
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(where), self._samples)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _begin(self, into: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Listen to the pass that is about to happen, or measure one of our own before it."""
+        batch = batch_size(args, kwargs)
         if form_of(self._wanted) != self._form:  # skips or attention were changed since
             self._choose()
         into.padding = Padding(self._valid_tokens(args, kwargs), samples=self.max_samples)
@@ -234,7 +289,7 @@ class Probe:
             self._note(why)
         # It comes first, since the model's own pass might change its inputs in place.
         with own_pass(self), self._listening(into, 1.0):
-            run_apart(self.model, args, kwargs, samples=self.max_samples, exact=into.exact)
+            run_apart(self.model, args, kwargs, samples=self.max_samples, exact=self.exact)
 
     def _after(self, finished: bool) -> None:
         if self._busy:
@@ -245,8 +300,10 @@ class Probe:
         self._during.close()
         done, self._pass = self._pass, None
         if done is not None and finished:
+            with self._pace.timed(self._device):
+                self._finish(done, step)
             self._measured_step = step
-            self._finish(done, step)
+            self._pace.measured(step)
 
     @contextlib.contextmanager
     def _listening(self, into: Pass, share: float) -> Iterator[None]:
@@ -254,15 +311,18 @@ class Probe:
         listener = AttentionListener(
             self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=into.padding.of
         )
+        ends = block_ends(self.model, self._asked[1]) if self.near_unit else []
+        capture = Capture([*self._wanted, *ends], max_samples=self.max_samples)
         # The hooks stand for this one pass: at other times the model runs as if there were no probe.
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._capture.hooks())
-            stack.enter_context(self._capture.listening(into.padding))
+            stack.enter_context(capture.hooks())
+            stack.enter_context(capture.listening(into.padding))
             if self._attending:
                 stack.enter_context(listener.hooks())
             yield
-        into.tensors, into.heard = self._capture.take(), listener.found
-        into.errors, into.low_precision = self._capture.errors, self._capture.low_precision
+        into.ends = {want.place: capture.tensors.pop(want.place) for want in ends if want.place in capture.tensors}
+        into.tensors, into.heard = capture.take(), listener.found
+        into.errors, into.low_precision = capture.errors, capture.low_precision
         into.unheard = listener.failed
 
     def _finish(self, done: Pass, step: int) -> None:
@@ -314,11 +374,36 @@ class Probe:
             rank_samples=self.rank_samples,
             spectrum=self.spectrum,
             low_precision=done.low_precision,
+            near_unit=self._near_unit_shares(done),
         )
+
+    def _near_unit_shares(self, done: Pass) -> dict[str, tuple[float, int]]:
+        """By block: the share, and how many samples it is of. A block that changes the shape has no such map."""
+        found = {}
+        for place, x in done.ends.items():
+            y = done.ends.get(place._replace(site=ENDS[1])) if place.site == ENDS[0] else None
+            if y is None or x.shape != y.shape:
+                continue
+            valid = done.padding.of(place.block)
+            if valid is not None and valid.shape[1] == x.shape[1] and len(valid) in (1, len(x)):
+                kept = valid.expand(len(x), -1).to(x.device)
+                found[place.block] = near_unit_share(x[kept], y[kept]), len(x)
+            else:
+                found[place.block] = near_unit_share(x, y), len(x)
+        return found
 
     @property
     def _places(self) -> list[Place]:
         return [want.place for want in self._wanted]
+
+    def _agree(self, answer: bool) -> bool:
+        """The first process's answer, on all of them."""
+        if not self._reduces():
+            return answer
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+        told = torch.tensor([int(answer)], device=device)
+        dist.broadcast(told, src=0)
+        return bool(told.item())
 
     def _reduces(self) -> bool:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -342,3 +427,10 @@ class Probe:
             self.notes.append(text)
             if warn:
                 warnings.warn(f"probe: {text}", stacklevel=2)
+
+
+def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of what was given as `samples`."""
+    if isinstance(samples, Mapping):
+        return (), dict(samples)
+    return tuple(samples) if isinstance(samples, tuple | list) else (samples,), {}

@@ -4,22 +4,24 @@
         run_apart(model, args, kwargs, samples=64, exact=True)
 
 It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
-state. `exact` turns autocast and TF32 off and takes weights below float32 up to float32, for low precision can both
-hide and invent large condition numbers. What compiled code hides from hooks can be seen here.
+state. `exact` turns autocast and TF32 off and computes in float32, or in float64 if so asked, for low precision can
+both hide and invent large condition numbers. Weights of less, and sharded ones (FSDP2), are upcast and gathered block
+by block, while the block runs, so that no second copy of the model is ever in memory.
 """
 
 import contextlib
 import random
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from wellcond.models.families import unwrap
+from wellcond.models.sites import find_blocks
 from wellcond.probe.batch import first_samples
 
 __all__ = ["is_compiled", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
@@ -45,8 +47,13 @@ def whose_pass() -> object | None:
     return getattr(_running, "owner", None)
 
 
-def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool) -> None:
-    """Call the model inside `model` once more, on the first `samples` of the batch; the result is thrown away."""
+def run_apart(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool | str
+) -> None:
+    """Call the model inside `model` once more, on the first `samples` of the batch; the result is thrown away.
+
+    `exact`: as the model computes (False), in float32 at least (True), or in float64 ("float64").
+    """
     inner = _callable_inside(model)
     args, kwargs = first_samples((args, kwargs), samples)
     with contextlib.ExitStack() as stack:
@@ -62,12 +69,10 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
             return
         stack.enter_context(_no_autocast(inner))
         stack.enter_context(_no_tf32())
-        raised = _raised_weights(inner)
-        if raised:
-            args, kwargs = pytree.tree_map_only(Tensor, _raise, (args, kwargs))
-            torch.func.functional_call(inner, raised, args, kwargs)
-        else:
-            inner(*args, **kwargs)
+        dtype = torch.float64 if exact == "float64" else torch.float32
+        stack.enter_context(_upcast_weights(inner, dtype))
+        args, kwargs = pytree.tree_map_only(Tensor, lambda tensor: _upcast(tensor, dtype), (args, kwargs))
+        inner(*args, **kwargs)
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -185,15 +190,98 @@ def _no_tf32() -> Iterator[None]:
             setting.fp32_precision = value
 
 
-def _raised_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Float32 copies of weights and buffers below that, to run the model with; none for sharded weights."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    low = {name: tensor for name, tensor in named.items() if _raise(tensor) is not tensor}
-    if any(type(tensor).__name__ == "DTensor" for tensor in low.values()):
-        return {}
-    return {name: tensor.detach().float() for name, tensor in low.items()}
+@contextlib.contextmanager
+def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within it weights and buffers below `dtype` are in `dtype`, and sharded ones whole: a block's while it runs."""
+    blocks = {id(block.module): block.module for block in find_blocks(model)}
+    inside = {id(module) for block in blocks.values() for module in block.modules()}
+    outside = [module for module in model.modules() if id(module) not in inside]
+    with contextlib.ExitStack() as stack:
+        if any(_is_sharded(parameter) for parameter in model.parameters()):
+            stack.enter_context(_no_gathering(model))
+        stack.enter_context(_swapped(outside, dtype))
+        for block in blocks.values():
+            stack.enter_context(_swapped_while_it_runs(block, dtype))
+        yield
 
 
-def _raise(tensor: Tensor) -> Tensor:
-    low = tensor.is_floating_point() and tensor.dtype.itemsize < 4
-    return tensor.float() if low else tensor
+@contextlib.contextmanager
+def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    running: list[contextlib.ExitStack] = []
+
+    def enter(*_: Any) -> None:
+        stack = contextlib.ExitStack()
+        stack.enter_context(_swapped(block.modules(), dtype))
+        running.append(stack)
+
+    def leave(*_: Any) -> None:
+        if running:
+            running.pop().close()
+
+    handles = (
+        block.register_forward_pre_hook(enter, prepend=True),
+        block.register_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        while running:  # of a pass that was interrupted
+            leave()
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
+    """Put upcast copies in the place of the modules' own parameters and buffers, and those back at the end."""
+    before: list[tuple[dict[str, Any], str, Tensor]] = []
+    copies: dict[int, Tensor] = {}  # tied weights stay tied
+    try:
+        for module in modules:
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is None or not (_is_sharded(tensor) or _upcast(tensor, dtype) is not tensor):
+                        continue
+                    if id(tensor) not in copies:
+                        whole: Tensor = cast(Any, tensor).full_tensor() if _is_sharded(tensor) else tensor
+                        copies[id(tensor)] = _upcast(whole.detach(), dtype)
+                    before.append((cast(dict[str, Any], held), name, tensor))
+        for held, name, tensor in before:
+            copy = copies[id(tensor)]
+            held[name] = nn.Parameter(copy, requires_grad=False) if isinstance(tensor, nn.Parameter) else copy
+        yield
+    finally:
+        for held, name, tensor in before:
+            held[name] = tensor
+
+
+@contextlib.contextmanager
+def _no_gathering(model: nn.Module) -> Iterator[None]:
+    """Take FSDP2's own hooks away: they would gather the weights in the precision that training computes in, and round
+    what the blocks are given to it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    kept: list[tuple[Any, Any]] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+                hooks = handle.hooks_dict_ref() if hasattr(handle, "hooks_dict_ref") else None
+                if hooks and handle.id in hooks:
+                    kept.append((hooks, list(hooks.items())))
+                    del hooks[handle.id]
+    try:
+        yield
+    finally:
+        for hooks, items in reversed(kept):
+            hooks.clear()
+            hooks.update(items)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return type(tensor).__name__ == "DTensor"
+
+
+def _upcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    low = tensor.is_floating_point() and tensor.dtype.itemsize < dtype.itemsize
+    return tensor.to(dtype) if low else tensor

@@ -4,9 +4,9 @@
     sums = sums.over_ranks()                  # torch.distributed, where it runs
     rows = sums.rows(run="a", step=100)
 
-κ is taken per sample on its (n, d) matrix of tokens and averaged in log scale; what has no κ (NaN, all zero) is left
-out of every mean, and counted. Matrices of one shape are measured in one batch, whatever their place: dozens of small
-batches would cost a GPU several times as much.
+κ is taken per sample on its (n, d) matrix of tokens and averaged in log scale; what has no κ (NaN, all zero, a single
+token) is left out of every mean, and counted. Matrices of one shape are measured in one batch, whatever their place:
+dozens of small batches would cost a GPU several times as much.
 """
 
 import math
@@ -31,7 +31,8 @@ SPECTRUM_POINTS = 32
 BATCH_BYTES = 2**29  # of matrices put together for one measurement
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
-SPECTRUM = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
+NEAR_UNIT = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
+SPECTRUM = NEAR_UNIT + 2
 TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
 LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, DTYPE, HEARD_DTYPE, MAXIMA = range(6)  # columns of `maxima`
 # As numbers they travel between ranks with the rest, one that measured nothing included; the largest is the coarsest.
@@ -46,6 +47,7 @@ DTYPES = (
     "float8_e5m2fnuz",
 )
 LOW_PRECISION_FROM = DTYPES.index("float16")
+WITHOUT_KAPPA = (singular.NON_FINITE, singular.ZERO, singular.SINGLE)
 
 Span = tuple[int, int]
 """A line, and how many matrices in a row are of it."""
@@ -70,11 +72,13 @@ class Sums:
         rank_samples: int = 8,
         spectrum: bool = False,
         low_precision: bool = False,
+        near_unit: Mapping[str, tuple[float, int]] | None = None,
     ) -> "Sums":
         """The sums of these tensors, (b, n, d) each; a place without one counts nothing.
 
         `heard` is by block. `valid` says for a block which tokens, (b, n) or (1, n), are none of the padding: only they
-        are measured. `low_precision`: float32 tensors too were computed in less.
+        are measured. `low_precision`: float32 tensors too were computed in less. `near_unit`: by block, the share, and
+        of how many samples; it is told at the block's last place.
         """
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
@@ -89,6 +93,10 @@ class Sums:
         for place, tensor in tensors.items():
             maxima[lines[place], DTYPE] = _number_of(tensor.dtype)
         _add_heard(totals, maxima, {line: heard[p.block] for p, line in lines.items() if _hears(p, heard)})
+        last = {place.block: line for place, line in lines.items() if place in tensors}
+        for block, (share, samples) in (near_unit or {}).items():
+            if block in last:
+                totals[last[block], NEAR_UNIT : NEAR_UNIT + 2] = torch.tensor([share * samples, samples])
         return cls(places=places, totals=totals, maxima=maxima)
 
     def over_ranks(self) -> "Sums":
@@ -115,13 +123,18 @@ class Sums:
 def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, step: int) -> Iterator[records.Row]:
     status = _worst(totals[:COUNTS])
     for name, value, count in _values(totals, maxima):
-        here = status if math.isfinite(value) or status in ("non_finite", "zero") else "non_finite"
+        here = status if math.isfinite(value) or status in ("non_finite", "zero", "single") else "non_finite"
         yield _row(run, step, place, name, value, count, DTYPES[int(maxima[DTYPE])], here)
     for name, value, count in _values_heard(totals, maxima):
         dtype = int(maxima[HEARD_DTYPE])
         here = "low_precision" if dtype >= LOW_PRECISION_FROM else "ok"
         here = here if math.isfinite(value) else "non_finite"
         yield _row(run, step, place, name, value, count, DTYPES[dtype], here)
+    total, count = totals[NEAR_UNIT : NEAR_UNIT + 2]
+    if count:
+        low = "low_precision" if int(maxima[DTYPE]) >= LOW_PRECISION_FROM else "ok"
+        here = "non_finite" if math.isnan(total) else low
+        yield _row(run, step, place, "near_unit_share", total / count, int(count), DTYPES[int(maxima[DTYPE])], here)
 
 
 def _values(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, float, int]]:
@@ -135,7 +148,7 @@ def _values(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, flo
     kappas = int(totals[COUNTS + 1])
     yield "log_kappa_max", maxima[LOG_KAPPA_MAX] if kappas else math.nan, kappas
     yield "capped", statuses[singular.CEILING], samples
-    yield "excluded", statuses[singular.NON_FINITE] + statuses[singular.ZERO], samples
+    yield "excluded", sum(statuses[code] for code in WITHOUT_KAPPA), samples
     if totals[SPECTRUM + 1]:
         for slot, index in enumerate(spectrum_indices(int(maxima[SHORT_SIDE]))):
             total, count = totals[SPECTRUM + 2 * slot], totals[SPECTRUM + 2 * slot + 1]
@@ -224,10 +237,10 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
     stable_rank = (frobenius / found.sigma_max.double()).square()
     values = torch.stack([found.log_kappa, found.sigma_max, found.sigma_min, stable_rank.to(found.kappa.dtype)], 1)
     values, status = values.double().cpu(), found.status.cpu().long()
-    if low_precision:
+    if low_precision:  # of a single token there is nothing to round
         status = status.masked_fill(status == singular.OK, singular.LOW_PRECISION)
     totals.index_put_((line_of, status), torch.ones(len(line_of), dtype=torch.float64), accumulate=True)
-    usable = (status != singular.NON_FINITE) & (status != singular.ZERO)
+    usable = ~torch.isin(status, torch.tensor(WITHOUT_KAPPA))
     line_of, values = line_of[usable], values[usable]
     for column in range(values.shape[1]):
         _add(totals, line_of, COUNTS + 2 * column, values[:, column])
@@ -236,6 +249,8 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
 
 
 def _add_ranks(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor, spectrum: bool) -> None:
+    if min(matrices.shape[1:]) == 1:
+        return  # left out as its κ is
     rank = singular.effective_rank(matrices).double().cpu()
     usable = rank > 0  # neither NaN nor a zero matrix
     _add(totals, line_of[usable], COUNTS + 2 * MEANS.index("effective_rank"), rank[usable])
@@ -271,7 +286,7 @@ def _worst(statuses: list[float]) -> str:
     for code in (singular.NON_FINITE, singular.CEILING, singular.ZERO, singular.LOW_PRECISION):
         if statuses[code]:
             return singular.STATUSES[code]
-    return "ok"
+    return "single" if statuses[singular.SINGLE] == sum(statuses) else "ok"
 
 
 def _number_of(dtype: torch.dtype) -> int:

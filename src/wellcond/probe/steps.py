@@ -1,6 +1,6 @@
 """A probe for other people's training loops: attached for one forward pass of each step that is measured, then gone.
 
-    probe = StepProbe(model, every=100)
+    probe = StepProbe(model, every=100)            # or "auto"
     for step, batch in enumerate(batches):
         probe.begin(step)               # attaches, at steps 0, 100, 200, …
         …                               # the first forward pass is measured, and takes the hooks away again
@@ -30,7 +30,7 @@ class StepProbe(Probe):
 
     def begin(self, step: int) -> None:
         """The optimiser step `step` starts, or goes on with its next micro-batch."""
-        if step % self.every == 0 and step != self._measured_step and self._attached is None:
+        if step != self._measured_step and self._attached is None and self.due(step):
             self.step = step
             self.attach()
             self._awaited = True
@@ -75,6 +75,9 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             by_site[row["site"]].append(row)
     found: dict[str, float] = {}
     for site, here in by_site.items():
+        here = [row for row in here if row["status"] != "single"]
+        if not here:
+            continue
         # A block without one finite sample has no κ to average, but it is the worst there is.
         finite = [row["value"] for row in here if math.isfinite(row["value"])]
         worst = max(here, key=lambda row: row["value"] if math.isfinite(row["value"]) else math.inf)

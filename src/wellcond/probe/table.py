@@ -55,6 +55,8 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
         below.append("≥ some samples are beyond what the dtype can see, and count as that ceiling: a lower bound")
     if "~" in used:
         below.append("~ of some samples it is below what the dtype can see: rounding has decided it")
+    if any(row["status"] == "single" for row in rows):
+        below.append("single: one token has no condition number, and is left out of the mean")
     if "!" in used:
         below.append("! some samples were not finite or all zero, and are left out")
     return "\n".join([*(line.rstrip() for line in text), "", *below, *notes])

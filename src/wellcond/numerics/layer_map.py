@@ -1,0 +1,50 @@
+"""What a block does to its tokens, as one linear map: the share of its eigenvalues that lie near the unit circle.
+
+    near_unit_share(x, y)                 # x, y (b, n, d): a block's input and output → a number from 0 to 1
+
+Fit Y ≈ X A over all tokens of all samples, both centred and whitened by the covariance of X, and count the eigenvalues
+of A with 0.90 ≤ |λ| ≤ 1.05 (residual Koopman spectral profiling, arXiv 2602.22988, where a large share in an untrained
+model went with runs that diverge). A block that does nothing has all of them there, one without its skip few or none.
+
+Whitening divides by √(variance + ε). The paper gives no ε: here it is EPSILON of the mean variance, directions with
+less than that are left out, and of the others the RANK with the largest variance are taken, since an eigenvalue
+decomposition of a general matrix runs on the CPU and takes a second for d = 1024.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["NEAR_UNIT", "near_unit_share"]
+
+NEAR_UNIT = (0.90, 1.05)
+EPSILON = 1e-5
+RANK = 256
+
+
+@torch.no_grad()
+def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:
+    """The share of eigenvalues with near[0] ≤ |λ| ≤ near[1] of the whitened linear map from x to y, (…, d) each.
+
+    NaN where there is no such map: a NaN or an Inf among the tokens, fewer than two of them, or tokens all alike.
+    Computed in float64. ValueError where the shapes differ.
+    """
+    if x.shape != y.shape or x.ndim < 2:
+        raise ValueError(f"a block's input and output have one shape (…, n, d), got {tuple(x.shape)}, {tuple(y.shape)}")
+    x, y = (t.reshape(-1, t.shape[-1]).double() for t in (x, y))
+    if len(x) < 2 or not bool(x.isfinite().all() & y.isfinite().all()):
+        return math.nan
+    x, y = x - x.mean(0), y - y.mean(0)
+    variance, directions = torch.linalg.eigh(x.mT @ x / len(x))
+    ridge = EPSILON * variance.clamp_min(0).mean()
+    kept = torch.nonzero(variance > ridge).flatten()[-rank:]
+    if not len(kept):
+        return math.nan
+    variance, directions = variance[kept], directions[:, kept]
+    # With X̃ = X V D and D = (variance + ε)^(−½) the fit (X̃ᵀX̃)⁻¹ X̃ᵀỸ is D⁻¹ variance⁻¹ (Vᵀ XᵀY/n V) D.
+    scale = (variance + ridge).rsqrt()
+    across = directions.mT @ (x.mT @ y / len(x)) @ directions
+    a = across * scale / (scale * variance)[:, None]
+    size = torch.linalg.eigvals(a.cpu()).abs()
+    return float(((size >= near[0]) & (size <= near[1])).double().mean())

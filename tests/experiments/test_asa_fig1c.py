@@ -248,7 +248,9 @@ def test_the_lab_scale_is_what_the_claim_asks_for():
         configs = {arm: asa_fig1c.configure(options, data, arm) for arm in asa_fig1c.ARMS}
         for config in configs.values():
             config.check()
-            assert config.epochs >= 100
+            assert (config.epochs, config.batch_size) == ((50, 512) if name == "tiny-imagenet" else (100, 256))
+            assert config.probe_marks
+            assert config.probe_exact == "float64"
         # The same budget: the arms differ in their skips and in nothing else.
         assert set(configs["both"].differences(configs["no-sa"])) == {"remove_skips"}
         assert set(configs["both"].differences(configs["no-mlp"])) == {"remove_skips"}

@@ -39,4 +39,4 @@ def test_tensorboard_gets_the_numbers(make_config: Make, tmp_path: Path) -> None
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert len(events.Scalars("train/loss")) == 10
     assert len(events.Scalars("val/top1")) == 2
-    assert len(events.Scalars("probe/sa/worst_log_kappa")) == 5
+    assert len(events.Scalars("probe/sa/worst_log_kappa")) == 6

@@ -11,11 +11,13 @@ run that is done nothing else is needed, so that these small files alone, carrie
 With one job everything happens in this process; with more, each run in one of its own (jobs.py, one_run.py).
 """
 
+import contextlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ from rich.console import Console
 from wellcond import records
 from wellcond.experiments.ends import measure_ends
 from wellcond.experiments.jobs import Jobs, RunFailed
+from wellcond.models.surgery import keep_compiled_code
 from wellcond.train.config import Config
 from wellcond.train.folder import MAY_CHANGE, RunFolder
 from wellcond.train.interrupt import Interrupted
@@ -36,11 +39,20 @@ __all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]
-"""status (finished, diverged), why, metrics, losses, images_per_second, steps, log_kappa, config, environment."""
+"""status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
+log_kappa (at its ends), config, environment."""
 RESULT = "result.json"
 LOG = "log.txt"
 ELSEWHERE = {*MAY_CHANGE, "data"}  # where the data lies does not change what it is
 POINTS = 60  # of a curve of the training loss
+FORM = {
+    "task", "model", "model_kwargs", "remove_skips", "layer_scale", "attention", "attention_kwargs", "gray", "epsilon",
+    "image_size", "batch_size", "accumulate", "drop_path", "mixup", "cutmix", "label_smoothing", "amp_dtype",
+    "compile_mode", "mask_ratio", "normalize_pixels", "gray_masked", "decoder_dim", "decoder_depth", "decoder_heads",
+}  # fmt: skip
+"""Settings that the compiled code of a training depends on."""
+KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
+"""Of what was measured in the course of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +82,7 @@ class Runs:
         self.done = self.trained = 0
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
+        self._compiled: dict[str, Any] | None = None  # what the compiled code that there is was compiled for
 
     def expect(self, number: int) -> None:
         """So many runs more are planned."""
@@ -154,19 +167,33 @@ class Runs:
 
     def _train(self, plan: Planned, *, quiet: bool) -> Result:
         config, folder = self._config(plan), self.root / plan.name
-        if config.compile:
-            torch.compiler.reset()  # else the graphs of earlier runs count against the limit, and this one runs eagerly
         result: Result = {"name": plan.name, "config": _portable(config)}
         try:
-            outcome = train(config, folder, device=self.device, quiet=quiet)
+            with self._compiled_once(config):
+                outcome = train(config, folder, device=self.device, quiet=quiet)
         except Diverged as lost:
             result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
-        result |= _curves(folder)
+        result |= {**_curves(folder), "measured": _measured(folder)}
         measured = plan.measure and result["status"] == "finished"
         result["log_kappa"] = measure_ends(config, folder, device=self.device) if measured else None
         return result
+
+    @contextlib.contextmanager
+    def _compiled_once(self, config: Config) -> Iterator[None]:
+        """Runs of one form, one after the other, are compiled once. Before another form everything is forgotten: else
+        the graphs of earlier ones count against torch's limit, beyond which it runs eagerly."""
+        form = {name: value for name, value in config.as_json().items() if name in FORM}
+        if not config.compile:
+            yield
+        elif form == self._compiled:
+            with keep_compiled_code():
+                yield
+        else:
+            torch.compiler.reset()
+            yield
+            self._compiled = form
 
     def _say(self, number: int, plan: Planned, text: str) -> None:
         of = f"{number}/{max(number, self.expected)}"
@@ -204,6 +231,30 @@ def _curves(folder: Path) -> dict[str, Any]:
         "losses": [[round(row["epoch"], 3), round(row["loss"], 5)] for row in drawn],
         "images_per_second": round(median(rates), 1) if rates else None,
     }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """{"steps": […], "gradient_norm": […], "log_kappa": {"sa": [[block by block], for each step]}, …}."""
+    path, metrics = folder / "probe.jsonl", folder / "metrics.jsonl"
+    rows = [row for row in records.read_rows(path) if row["name"] in KEPT] if path.exists() else []
+    steps = sorted({row["step"] for row in rows})
+    values: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in sorted(rows, key=lambda row: row["index"]):
+        values[row["name"]][row["site"]][row["step"]].append(_short(row["value"]))
+    logged = records.read_rows(metrics) if steps and metrics.exists() else []
+    norms = {row["step"] - 1: row.get("gradient_norm") for row in logged if row["split"] == "train"}
+    return {
+        "steps": steps,
+        "gradient_norm": [None if norms.get(step) is None else _short(norms[step]) for step in steps],
+        **{
+            name: {site: [by_step.get(step) for step in steps] for site, by_step in by_site.items()}
+            for name, by_site in values.items()
+        },
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _words(result: Result) -> str:

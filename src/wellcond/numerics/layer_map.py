@@ -1,6 +1,7 @@
 """What a block does to its tokens, as one linear map: the share of its eigenvalues that lie near the unit circle.
 
     near_unit_share(x, y)                 # x, y (b, n, d): a block's input and output → a number from 0 to 1
+    near_unit_shares([(x, y), …])         # of many blocks, side by side
 
 Fit Y ≈ X A over all tokens of all samples, both centred and whitened by the covariance of X, and count the eigenvalues
 of A with 0.90 ≤ |λ| ≤ 1.05 (residual Koopman spectral profiling, arXiv 2602.22988, where a large share in an untrained
@@ -12,39 +13,60 @@ decomposition of a general matrix runs on the CPU and takes a second for d = 102
 """
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-__all__ = ["NEAR_UNIT", "near_unit_share"]
+__all__ = ["NEAR_UNIT", "near_unit_share", "near_unit_shares"]
 
 NEAR_UNIT = (0.90, 1.05)
 EPSILON = 1e-5
 RANK = 256
 
 
-@torch.no_grad()
+def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """`near_unit_share` of each pair; LAPACK decomposes one matrix on one core, so that many take as many cores."""
+    maps = [_layer_map(x, y, RANK) for x, y in pairs]
+    if not maps:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(maps), 16)) as pool:
+        return list(pool.map(_share, maps))
+
+
 def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:
     """The share of eigenvalues with near[0] ≤ |λ| ≤ near[1] of the whitened linear map from x to y, (…, d) each.
 
     NaN where there is no such map: a NaN or an Inf among the tokens, fewer than two of them, or tokens all alike.
     Computed in float64. ValueError where the shapes differ.
     """
+    return _share(_layer_map(x, y, rank), near)
+
+
+@torch.no_grad()
+def _layer_map(x: Tensor, y: Tensor, rank: int) -> Tensor | None:
+    """The whitened map, (r, r) on the CPU; None where there is none."""
     if x.shape != y.shape or x.ndim < 2:
         raise ValueError(f"a block's input and output have one shape (…, n, d), got {tuple(x.shape)}, {tuple(y.shape)}")
     x, y = (t.reshape(-1, t.shape[-1]).double() for t in (x, y))
     if len(x) < 2 or not bool(x.isfinite().all() & y.isfinite().all()):
-        return math.nan
+        return None
     x, y = x - x.mean(0), y - y.mean(0)
     variance, directions = torch.linalg.eigh(x.mT @ x / len(x))
     ridge = EPSILON * variance.clamp_min(0).mean()
     kept = torch.nonzero(variance > ridge).flatten()[-rank:]
     if not len(kept):
-        return math.nan
+        return None
     variance, directions = variance[kept], directions[:, kept]
     # With X̃ = X V D and D = (variance + ε)^(−½) the fit (X̃ᵀX̃)⁻¹ X̃ᵀỸ is D⁻¹ variance⁻¹ (Vᵀ XᵀY/n V) D.
     scale = (variance + ridge).rsqrt()
     across = directions.mT @ (x.mT @ y / len(x)) @ directions
-    a = across * scale / (scale * variance)[:, None]
-    size = torch.linalg.eigvals(a.cpu()).abs()
+    return (across * scale / (scale * variance)[:, None]).cpu()
+
+
+def _share(a: Tensor | None, near: tuple[float, float] = NEAR_UNIT) -> float:
+    if a is None:
+        return math.nan
+    size = torch.linalg.eigvals(a).abs()
     return float(((size >= near[0]) & (size <= near[1])).double().mean())

@@ -60,14 +60,18 @@ class Pace:
         elif device.type == "cuda":  # the work that was asked for before is none of it
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            yield
-            end.record()
-            end.synchronize()
-            self._timing += start.elapsed_time(end) / 1e3
+            try:
+                yield
+            finally:  # what fails has taken its time, too
+                end.record()
+                end.synchronize()
+                self._timing += start.elapsed_time(end) / 1e3
         else:
             began = time.perf_counter()
-            yield
-            self._timing += time.perf_counter() - began
+            try:
+                yield
+            finally:
+                self._timing += time.perf_counter() - began
 
     def measured(self, step: int) -> None:
         self.cost, self._timing = self._timing, 0.0

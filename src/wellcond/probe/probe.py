@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from wellcond import records
 from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
-from wellcond.numerics.layer_map import near_unit_share
+from wellcond.numerics.layer_map import near_unit_shares
 from wellcond.probe.attention import AttentionListener
 from wellcond.probe.batch import argument, batch_size, first_samples
 from wellcond.probe.capture import Capture
@@ -36,7 +36,7 @@ from wellcond.probe.one_pass import Pass
 from wellcond.probe.pace import Pace
 from wellcond.probe.padding import Padding
 from wellcond.probe.places import ENDS, Place, block_ends, choose, form_of
-from wellcond.probe.separate import is_compiled, needs_separate_pass, own_pass, run_apart, whose_pass
+from wellcond.probe.separate import is_compiled, is_sharded, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
 from wellcond.probe.trigger import watching
@@ -110,6 +110,11 @@ class Probe:
         self._asked = (sites, blocks)
         self._given = samples is not None
         self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
+        if self._samples is not None and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(self._samples)):
+            raise ValueError(
+                "samples= is what the model is called with, a tensor, a tuple or a dict of arguments; there is no tensor "
+                f"in this {type(samples).__name__}"
+            )
         self._pace = Pace(every, agree=self._agree)
         self._choose()
         self._findings = Findings(run)
@@ -172,13 +177,14 @@ class Probe:
     def measure(self, step: int | None = None) -> None:
         """Measure now, in a pass of its own on `samples`: for loops of your own, without attaching.
 
-        `step` is the one that the rows name, by default `probe.step`. ValueError where there are no samples.
+        `step` is the one that the rows name, by default `probe.step`; `every` is not asked (`if probe.due(step)` does
+        that). Of several processes all have to call it. ValueError where there are no samples.
         """
         if not self.exact or self._samples is None:
             raise ValueError("give the probe what to measure on: Probe(model, samples=batch), with exact not False")
         if step is not None:
             self.step = step
-        args, kwargs = self._read_by_own_pass((), {})
+        args, kwargs = self._kept_samples()
         done = Pass(exact=True, samples=min(batch_size(args, kwargs), self.max_samples))
         with self._pace.timed(self._device):
             try:
@@ -253,11 +259,12 @@ class Probe:
         self._pass = None
         if not self._pace.due(self._step) or self._measured_step == self._step or batch_size(args, kwargs) == 0:
             return
-        if self.exact:
-            args, kwargs = self._read_by_own_pass(args, kwargs)
         self._pass = Pass(exact=bool(self.exact), samples=min(batch_size(args, kwargs), self.max_samples))
         try:
             with self._pace.timed(self._device):
+                if self.exact:
+                    args, kwargs = self._read_by_own_pass(args, kwargs)
+                    self._pass.samples = min(batch_size(args, kwargs), self.max_samples)
                 self._begin(self._pass, args, kwargs)
         except Exception as error:
             self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
@@ -266,8 +273,9 @@ class Probe:
         """(args, kwargs): the samples that were given, in training those that came first, else the batch that came."""
         if self._samples is None and self._in_training:
             self._samples = first_samples((args, kwargs), self.max_samples)
-        if self._samples is None or not (self._given or self._in_training):
-            return args, kwargs
+        return self._kept_samples() if self._given or self._in_training else (args, kwargs)
+
+    def _kept_samples(self) -> Any:
         where = self._device
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(where), self._samples)
 
@@ -379,7 +387,7 @@ class Probe:
 
     def _near_unit_shares(self, done: Pass) -> dict[str, tuple[float, int]]:
         """By block: the share, and how many samples it is of. A block that changes the shape has no such map."""
-        found = {}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
         for place, x in done.ends.items():
             y = done.ends.get(place._replace(site=ENDS[1])) if place.site == ENDS[0] else None
             if y is None or x.shape != y.shape:
@@ -387,18 +395,18 @@ class Probe:
             valid = done.padding.of(place.block)
             if valid is not None and valid.shape[1] == x.shape[1] and len(valid) in (1, len(x)):
                 kept = valid.expand(len(x), -1).to(x.device)
-                found[place.block] = near_unit_share(x[kept], y[kept]), len(x)
-            else:
-                found[place.block] = near_unit_share(x, y), len(x)
-        return found
+                x, y = x[kept], y[kept]
+            found[place.block] = x, y
+        shares = near_unit_shares(list(found.values()))
+        return {block: (share, done.samples) for block, share in zip(found, shares, strict=True)}
 
     @property
     def _places(self) -> list[Place]:
         return [want.place for want in self._wanted]
 
     def _agree(self, answer: bool) -> bool:
-        """The first process's answer, on all of them."""
-        if not self._reduces():
+        """The first process's answer, on all of them: of sharded weights, too, all have to gather their parts."""
+        if not self._reduces() and not is_sharded(self.model):
             return answer
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
         told = torch.tensor([int(answer)], device=device)

@@ -24,7 +24,7 @@ from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.probe.batch import first_samples
 
-__all__ = ["is_compiled", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
+__all__ = ["is_compiled", "is_sharded", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
 
 FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode
 
@@ -83,6 +83,14 @@ def is_compiled(model: nn.Module) -> bool:
         or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
         for module in model.modules()
     )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a pass of `model` needs all processes, for each has but a part of the weights."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+    return wrapped or any(map(_is_distributed, model.parameters()))
 
 
 def needs_separate_pass(model: nn.Module) -> str | None:
@@ -197,21 +205,20 @@ def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     inside = {id(module) for block in blocks.values() for module in block.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
     with contextlib.ExitStack() as stack:
-        if any(_is_sharded(parameter) for parameter in model.parameters()):
-            stack.enter_context(_no_gathering(model))
-        stack.enter_context(_swapped(outside, dtype))
+        whole = stack.enter_context(_no_gathering(model))
+        stack.enter_context(_swapped(outside, dtype, whole=whole))
         for block in blocks.values():
-            stack.enter_context(_swapped_while_it_runs(block, dtype))
+            stack.enter_context(_swapped_while_it_runs(block, dtype, whole=whole))
         yield
 
 
 @contextlib.contextmanager
-def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype, *, whole: bool) -> Iterator[None]:
     running: list[contextlib.ExitStack] = []
 
     def enter(*_: Any) -> None:
         stack = contextlib.ExitStack()
-        stack.enter_context(_swapped(block.modules(), dtype))
+        stack.enter_context(_swapped(block.modules(), dtype, whole=whole))
         running.append(stack)
 
     def leave(*_: Any) -> None:
@@ -232,19 +239,23 @@ def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Put upcast copies in the place of the modules' own parameters and buffers, and those back at the end."""
+def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -> Iterator[None]:
+    """Put upcast copies in the place of the modules' own parameters and buffers, and those back at the end.
+
+    `whole`: those of sharded ones are gathered.
+    """
     before: list[tuple[dict[str, Any], str, Tensor]] = []
     copies: dict[int, Tensor] = {}  # tied weights stay tied
     try:
         for module in modules:
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():
-                    if tensor is None or not (_is_sharded(tensor) or _upcast(tensor, dtype) is not tensor):
+                    gathers = whole and tensor is not None and _is_distributed(tensor)
+                    if tensor is None or not (gathers or _is_below(tensor, dtype)):
                         continue
                     if id(tensor) not in copies:
-                        whole: Tensor = cast(Any, tensor).full_tensor() if _is_sharded(tensor) else tensor
-                        copies[id(tensor)] = _upcast(whole.detach(), dtype)
+                        full: Tensor = cast(Any, tensor).full_tensor() if gathers else tensor
+                        copies[id(tensor)] = _upcast(full.detach(), dtype)
                     before.append((cast(dict[str, Any], held), name, tensor))
         for held, name, tensor in before:
             copy = copies[id(tensor)]
@@ -256,32 +267,52 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _no_gathering(model: nn.Module) -> Iterator[None]:
+def _no_gathering(model: nn.Module) -> Iterator[bool]:
     """Take FSDP2's own hooks away: they would gather the weights in the precision that training computes in, and round
-    what the blocks are given to it."""
+    what the blocks are given to it.
+
+    False where there are none, or where they have to stay: with tensor parallelism a block computes on parts.
+    """
     from torch.distributed.fsdp import FSDPModule
 
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.reshard()  # a pass without a backward one leaves weights gathered, and rounded
+    if not sharded or any(map(_is_parallel, model.parameters())):
+        yield False
+        return
     kept: list[tuple[Any, Any]] = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
-                hooks = handle.hooks_dict_ref() if hasattr(handle, "hooks_dict_ref") else None
-                if hooks and handle.id in hooks:
+    for module in sharded:
+        state: Any = module._get_fsdp_state()
+        for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+            for one in getattr(handle, "handles", (handle,)):  # several, where modules are sharded as one
+                hooks = one.hooks_dict_ref()
+                if hooks and one.id in hooks:
                     kept.append((hooks, list(hooks.items())))
-                    del hooks[handle.id]
+                    del hooks[one.id]
     try:
-        yield
+        yield True
     finally:
         for hooks, items in reversed(kept):
             hooks.clear()
             hooks.update(items)
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def _is_distributed(tensor: Tensor) -> bool:
     return type(tensor).__name__ == "DTensor"
 
 
+def _is_parallel(tensor: Any) -> bool:
+    """Whether more than FSDP2 has cut it: that leaves one dimension of the mesh, or a second one of whole copies."""
+    if not _is_distributed(tensor):
+        return False
+    *others, _last = tensor.placements
+    return len(others) > 1 or not all(placement.is_replicate() for placement in others)
+
+
+def _is_below(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize < dtype.itemsize
+
+
 def _upcast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    low = tensor.is_floating_point() and tensor.dtype.itemsize < dtype.itemsize
-    return tensor.to(dtype) if low else tensor
+    return tensor.to(dtype) if _is_below(tensor, dtype) else tensor

@@ -132,8 +132,8 @@ def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, s
         yield _row(run, step, place, name, value, count, DTYPES[dtype], here)
     total, count = totals[NEAR_UNIT : NEAR_UNIT + 2]
     if count:
-        low = "low_precision" if int(maxima[DTYPE]) >= LOW_PRECISION_FROM else "ok"
-        here = "non_finite" if math.isnan(total) else low
+        low = int(maxima[DTYPE]) >= LOW_PRECISION_FROM or totals[singular.LOW_PRECISION]
+        here = "non_finite" if math.isnan(total) else "low_precision" if low else "ok"
         yield _row(run, step, place, "near_unit_share", total / count, int(count), DTYPES[int(maxima[DTYPE])], here)
 
 

@@ -46,7 +46,8 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = ["  ".join(map(_align, line, widths, range(len(line)))) for line in lines]
     text.insert(1, "  ".join("─" * width for width in widths))
-    counts, dtypes = {row["count"] for row in rows}, sorted({row["dtype"] for row in rows})
+    counts = {row["count"] for row in rows if row["status"] != "single"} or {0}
+    dtypes = sorted({row["dtype"] for row in rows})
     title = "log κ" if name == "log_kappa" else name
     samples = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
     below = [f"{title} at step {step}; {samples} samples; {', '.join(dtypes)}"]

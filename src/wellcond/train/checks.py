@@ -31,6 +31,11 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
             "leave it out, or take max-autotune-no-cudagraphs"
         )
     yield from _choices("compile_mode", config.compile_mode, COMPILE_MODES)
+    yield from _choices("probe_exact", config.probe_exact, ("float32", "float64", "no"))
+    if isinstance(config.probe_every, str) and config.probe_every != "auto":
+        yield f"probe_every is a number of steps, 0 for none, or auto; got {config.probe_every!r}"
+    if config.probe_exact == "no" and (config.probe_marks or config.probe_every == "auto"):
+        yield "probe_exact=no looks at training's own pass: it takes a number of steps, probe_every=100, and no marks"
     yield from _choices("tracker", config.tracker, ("", "tensorboard", "wandb", "trackio"))
     for skip in config.remove_skips:
         yield from _choices("remove_skips", skip, ("sa", "mlp"))
@@ -64,7 +69,9 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
         "mixup",
         "cutmix",
     ):
-        if not (math.isfinite(getattr(config, name)) and getattr(config, name) >= 0):
+        if getattr(config, name) != "auto" and not (
+            math.isfinite(getattr(config, name)) and getattr(config, name) >= 0
+        ):
             yield f"{name} must not be negative, got {getattr(config, name)}"
     for name in ("flip", "erasing", "label_smoothing", "drop_path", "mask_ratio", "holdout"):
         if not 0 <= getattr(config, name) < (1.0001 if name in ("flip", "erasing") else 1):

@@ -116,10 +116,15 @@ class Config:
     workers: int = 2
     seed: int = 0
 
-    probe_every: int = 0
-    """Steps from one measurement to the next; 0 for none."""
+    probe_every: int | str = 0
+    """Steps from one measurement of κ to the next; 0 for none, `auto` for as often as 1 % of the time allows."""
+    probe_marks: bool = False
+    """Also measure at 0, 5, 10, 20, … 100 % of the steps, the near-unit share of each block included."""
     probe_samples: int = 64
+    """Images of the validation set that are measured, the same throughout."""
     probe_sites: tuple[str, ...] = ()
+    probe_exact: Literal["float32", "float64", "no"] = "float32"
+    """The precision of the measured pass; `no` looks at training's own pass, which in bfloat16 shows only a ceiling."""
     eval_every: int = 1
     """Epochs from one validation to the next."""
     log_every: int = 20

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from wellcond.data import DataSet, open_data, train_batches
@@ -34,7 +35,10 @@ from wellcond.train.tasks import Task, make_task
 from wellcond.train.trackers import Tracker, make_tracker
 from wellcond.train.validation import Validation
 
-__all__ = ["Diverged", "Outcome", "train"]
+__all__ = ["MARKS", "Diverged", "Outcome", "train"]
+
+MARKS = (0.0, 0.05, *(share / 10 for share in range(1, 11)))  # of the steps of a training
+NEVER = 2**62  # steps
 
 
 class Diverged(Exception):  # noqa: N818 (nothing is broken but the training)
@@ -113,6 +117,10 @@ class _Run:
         self.validation = Validation(config, self.task, self.data.val, here)
         self.parts: Parts = build(config, self.task, here, steps_per_epoch=self.steps_per_epoch)
         self.watch = Watch(patience=max(200, self.total // 10))
+        self.gradient_norm = torch.tensor(math.nan)
+        self.marks = {round(share * self.total) for share in MARKS} if config.probe_marks else set[int]()
+        """Steps at which everything is measured, whatever `probe_every` is."""
+        self.listens = config.probe_exact == "no"
         self.probe = self._make_probe()
         self.tracker: Tracker = make_tracker(config, folder) if here.is_main else Tracker()
         self.progress = Progress(config, self.total, show=here.is_main and not quiet)
@@ -137,6 +145,7 @@ class _Run:
                     step = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
                 self.metrics = self._evaluate()
+                self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
         self.tracker.close()
         return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
 
@@ -148,11 +157,14 @@ class _Run:
         self.parts.called.train()  # once an epoch: it walks over all modules, which takes as long as a small step
         while step < (epoch + 1) * self.steps_per_epoch:
             loss = self._step(step, batches)
+            marked = step in self.marks
             step += 1
             self.watch.see(step, loss)
             self.progress.step(step, images=config.batch_size)
-            if step % config.log_every == 0 or step == self.total:
+            if step % config.log_every == 0 or step == self.total or marked:
                 self._log(step, loss)
+            if step == self.total:
+                self._measure(step)
             at_end = step % self.steps_per_epoch == 0
             if at_end and (step // self.steps_per_epoch % config.eval_every == 0 or step == self.total):
                 self._validate(step)
@@ -167,6 +179,7 @@ class _Run:
     def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
         config, parts = self.config, self.parts
+        self._measure(step)
         seed_by(self.here.device, config.seed, step, self.here.rank)
         parts.schedule.step_update(step)
         for group in parts.optimizer.param_groups:
@@ -175,14 +188,17 @@ class _Run:
         for part in range(config.accumulate):
             images, labels = next(batches)
             last = part == config.accumulate - 1
-            hooked = self.probe is not None and step % self.probe.every == 0
-            with self._sync(last), self._measured(step):
+            hooked = self.listens and self.probe is not None and self.probe.due(step)
+            with self._sync(last), self._listening(step):
                 loss = self.passes(images, labels, hooked=hooked)
             total = loss if total is None else total + loss
         assert total is not None
-        if config.clip_grad is not None:
+        logged = (step + 1) % config.log_every == 0 or step + 1 == self.total or step in self.marks
+        if logged or config.clip_grad is not None:
             parts.scaler.unscale_(parts.optimizer)
-            nn.utils.clip_grad_norm_(parts.parameters, config.clip_grad)
+            self.gradient_norm = nn.utils.get_total_norm([p.grad for p in parts.parameters if p.grad is not None])
+        if config.clip_grad is not None:
+            nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
         parts.scaler.step(parts.optimizer)
         parts.scaler.update()
         parts.forget_gradients()
@@ -214,9 +230,15 @@ class _Run:
                 "split": "train",
                 "loss": mean,
                 "lr": lr,
+                "gradient_norm": self._gradient_norm(),
                 "images_per_second": self.progress.rate,  # of the steps since the row before
             }
         )
+
+    def _gradient_norm(self) -> float:
+        """Of the last step, before clipping."""
+        norm: Any = self.gradient_norm
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def _record(self, row: dict[str, Any]) -> None:
         self.folder.log(row)
@@ -252,25 +274,44 @@ class _Run:
         return inner.no_sync() if hasattr(inner, "no_sync") else contextlib.nullcontext()
 
     def _make_probe(self) -> StepProbe | None:
-        if not self.config.probe_every:
+        config = self.config
+        if not config.probe_every and not self.marks:
             return None
+        exact = {"float32": True, "float64": "float64", "no": False}[config.probe_exact]
         return StepProbe(
-            self.parts.called,
-            self.config.probe_sites or None,
-            every=self.config.probe_every,
-            max_samples=self.config.probe_samples,
+            self.parts.called if self.listens else self.parts.model,
+            config.probe_sites or None,
+            every=cast(Any, config.probe_every or NEVER),
+            max_samples=config.probe_samples,
+            exact=cast(Any, exact),
+            samples=None if self.listens else self.validation.samples(config.probe_samples),
             run=self.folder.name,
         )
 
+    def _measure(self, step: int) -> None:
+        """Before step `step`, of the weights after so many steps: an exact pass over the same validation images."""
+        if self.probe is None or self.listens:
+            return
+        if step in self.marks or self.probe.due(step):
+            self.probe.near_unit = step in self.marks
+            self.probe.measure(step)
+            self._measured(step)
+
     @contextlib.contextmanager
-    def _measured(self, step: int) -> Iterator[None]:
-        if self.probe is None:
+    def _listening(self, step: int) -> Iterator[None]:
+        """Around training's own pass, where that is what is measured."""
+        if self.probe is None or not self.listens:
             yield
             return
         self.probe.begin(step)
         yield
         if self.probe.end():
-            self.folder.measured(self.probe.rows())
-            found = summary(self.probe.rows())
-            self.tracker.log(found, step=step)
-            self.progress.measured(self.probe.rows())
+            self._measured(step)
+
+    def _measured(self, step: int) -> None:
+        assert self.probe is not None
+        rows = [row for row in self.probe.rows() if row["step"] == step]
+        self.probe.clear()  # they are in the file: a long training would fill the memory with them
+        self.folder.measured(rows)
+        self.tracker.log(summary(rows), step=step)
+        self.progress.measured(rows)

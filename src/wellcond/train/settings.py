@@ -32,7 +32,10 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if type(None) in kinds and (value is None or value in ("none", "None", "")):
         return None
-    kind = next(k for k in kinds if k is not type(None))
+    kinds = [kind for kind in kinds if kind is not type(None)]
+    if kinds == [int, str]:  # a number, or a word
+        return int(value) if str(value).lstrip("-").isdigit() else str(value)
+    kind = kinds[0]
     origin = typing.get_origin(kind)
     try:
         if origin is Literal or kind is str:

@@ -26,6 +26,14 @@ class Validation:
         self.skipped: list[tuple[str, str]] = []
         """Streamed images of this process that could not be read in the last validation, and why."""
 
+    def samples(self, count: int) -> Tensor:
+        """This process's share of `count` images, spread evenly over the set: one sorted by class gives all classes."""
+        chosen = torch.linspace(0, len(self.images) - 1, min(count, len(self.images))).round().long()
+        mine = chosen[self.here.rank :: self.here.world]
+        part = self.images.part((mine if len(mine) else chosen[:1]).to(self.images.device))
+        batches = eval_batches(part, batch_size=count, device=self.here.device, workers=self.config.workers)
+        return torch.cat([images for images, _ in batches])
+
     @torch.no_grad()
     def of(self, model: nn.Module) -> dict[str, float]:
         here = self.here

@@ -98,7 +98,7 @@ def test_the_first_rows_are_those_of_the_first_batch(tmp_path):
     module = Classifier()
     torch.manual_seed(1)
     images, _ = next(iter(batches(6)))
-    with Probe(module.model.train(), exact=False) as truth:
+    with Probe(module.model.train()) as truth:
         module.model(images)
     torch.manual_seed(1)  # so that the images of the fit are these
     fit(module, ProbeCallback(every=100), tmp_path)

@@ -135,7 +135,7 @@ def test_a_model_that_works_on_its_input_in_place(exact: bool) -> None:
 
 def test_autocast_live_says_what_it_saw(make_vit: Any, images: Tensor, rows_of: Any) -> None:
     model = make_vit().train()
-    with Probe(model) as probe, torch.autocast("cpu", dtype=torch.bfloat16):
+    with Probe(model, exact=False) as probe, torch.autocast("cpu", dtype=torch.bfloat16):
         model(images)
     dtypes, status = rows_of(probe.rows(), "dtype"), rows_of(probe.rows(), "status")
     for block in ("blocks.0", "blocks.1"):
@@ -216,8 +216,9 @@ def test_accelerate(make_vit: Any, images: Tensor, rows_of: Any, by_hand: Any, t
         prepared(images)
     assert prepared.forward == forward
     assert {(row["dtype"], row["status"]) for row in probe.rows()} == {("float32", "ok")}
-    with Probe(prepared.train()) as live:
+    with Probe(prepared.train()) as training, Probe(prepared, exact=False) as live:
         prepared(images).sum().backward()
+    assert training.rows() == probe.rows()
     assert {row["dtype"] for row in live.rows() if row["site"] == "sa"} == {"bfloat16"}
     expected = by_hand(make_double(model), images.double())
     found = rows_of(probe.rows())
@@ -237,9 +238,11 @@ def test_the_mode_of_the_inner_model_counts(make_vit: Any, images: Tensor) -> No
     model = make_vit()
     wrapped = nn.DataParallel(model).train()
     model.eval()  # as people do it: the wrapper still says that it is in training
-    with Probe(wrapped) as probe, torch.autocast("cpu", dtype=torch.bfloat16):
-        wrapped(images)
-    assert {row["dtype"] for row in probe.rows()} == {"float32"}  # evaluation, so exact
+    with Probe(wrapped) as probe:
+        for batch in (images, images + 1):
+            wrapped(batch)
+    by_step = [[row["value"] for row in probe.rows() if row["step"] == step] for step in (0, 1)]
+    assert by_step[0] != by_step[1]  # evaluation, so the batch that comes
 
 
 def test_who_needs_a_pass_of_its_own(make_vit: Any) -> None:

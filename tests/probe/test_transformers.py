@@ -101,7 +101,7 @@ def test_the_first_rows_are_those_of_the_first_batch(tmp_path):
     trainer.add_callback(ProbeCallback(every=100))
     trainer.train()
     model.load_state_dict(before)
-    with Probe(model.train(), exact=False) as truth:
+    with Probe(model.train()) as truth:
         model(watcher.batch)
     assert read_rows(tmp_path / "probe.jsonl") == truth.rows()
 

@@ -35,7 +35,7 @@ class Pace:
         self._answer: tuple[int, bool] | None = None  # one question a step, however often it is put
 
     def due(self, step: int) -> bool:
-        if self.every != "auto":
+        if isinstance(self.every, int):
             return step % self.every == 0
         if self._answer is None or self._answer[0] != step:
             self._answer = step, self._is_due(step)

@@ -110,11 +110,6 @@ class Probe:
         self._asked = (sites, blocks)
         self._given = samples is not None
         self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
-        if self._samples is not None and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(self._samples)):
-            raise ValueError(
-                "samples= is what the model is called with, a tensor, a tuple or a dict of arguments; there is no tensor "
-                f"in this {type(samples).__name__}"
-            )
         self._pace = Pace(every, agree=self._agree)
         self._choose()
         self._findings = Findings(run)
@@ -438,7 +433,15 @@ class Probe:
 
 
 def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of what was given as `samples`."""
+    """(args, kwargs) of what was given as `samples`; ValueError where there is nothing to measure in it."""
+    call = (), {}
     if isinstance(samples, Mapping):
-        return (), dict(samples)
-    return tuple(samples) if isinstance(samples, tuple | list) else (samples,), {}
+        call = (), dict(samples)
+    elif isinstance(samples, tuple | list | Tensor):
+        call = (samples,) if isinstance(samples, Tensor) else tuple(samples), {}
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(call)) or batch_size(*call) == 0:
+        raise ValueError(
+            "samples= is what the model is called with: a tensor, a tuple or list of arguments or a dict of them by name, "
+            f"with at least one sample, got {type(samples).__name__}"
+        )
+    return call

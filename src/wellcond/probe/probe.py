@@ -441,7 +441,7 @@ def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = (samples,) if isinstance(samples, Tensor) else tuple(samples), {}
     if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(call)) or batch_size(*call) == 0:
         raise ValueError(
-            "samples= is what the model is called with: a tensor, a tuple or list of arguments or a dict of them by name, "
+            "samples= is what the model is called with: a tensor, a tuple of arguments or a dict of them by name, "
             f"with at least one sample, got {type(samples).__name__}"
         )
     return call

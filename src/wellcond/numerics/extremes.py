@@ -7,10 +7,11 @@ All of it runs in float64, in three stages; a matrix moves on only when a stage 
 1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (on a CPU small ones: both from `eigvalsh`).
    Squaring W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
 2. A triangular L with LLᵀ = WWᵀ, found without squaring κ, and 1/λmin from (LLᵀ)⁻¹: good to a few 1e-16·κ. On a CPU L
-   comes from Householder QR. Where that is slow, in batches elsewhere, two Cholesky factors do: with
+   comes from Householder QR. Where that is slow, in batches elsewhere, Cholesky factors do: with
    L₁L₁ᵀ = G + SHIFT·λmax·I, Y = L₁⁻¹W is far better conditioned than W, so that YYᵀ = L₂L₂ᵀ loses nothing, and L = L₁L₂
-   (Fukaya et al. 2020).
-3. `torch.linalg.svdvals`: float64 input beyond κ = FACTOR_LIMIT, tiny matrices, an iteration that did not converge.
+   (Fukaya et al. 2020). Beyond κ = FACTOR_LIMIT the same once more: a shifted L₂, and an L₃.
+3. `torch.linalg.svdvals`: tiny matrices, an iteration that did not converge, on a CPU float64 input beyond κ =
+   FACTOR_LIMIT. There σmin is known to a few 1e-16·σmax at best, by any of them.
 
 An eigenvalue found by iteration carries a bound on its own error: without a proof of TOLERANCE it has not converged.
 """
@@ -119,6 +120,11 @@ def _extremes_unsquared(
         inverse, converged = _largest_of_inverse(_triangular_factor(w, gram, size, largest), enough)
         known = (inverse > enough) | (converged & (largest * inverse <= FACTOR_LIMIT**2))
         smallest = 1 / inverse
+        if _by_products(w) and not bool(known.all()):
+            index = (~known).nonzero().squeeze(1)
+            factor = _triangular_factor(w[index], gram[index], size[index], largest[index], twice=True)
+            inverse, converged = _largest_of_inverse(factor, enough[index])
+            known[index], smallest[index] = converged, 1 / inverse
     if not bool(known.all()):
         values = torch.linalg.svdvals(w[~known].mT)  # LAPACK is twice as fast on a tall matrix as on a wide one
         squares = values[:, [0, -1]].square() / size[~known, None]
@@ -126,24 +132,33 @@ def _extremes_unsquared(
     return largest, smallest
 
 
-def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor) -> Tensor:
+def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, *, twice: bool = False) -> Tensor:
     """Lower triangular L with LLᵀ = WWᵀ/size, up to about 1e-16·σmax in L, and no zero on its diagonal.
 
-    What stands above the diagonal is to be ignored.
+    What stands above the diagonal is to be ignored. `twice`: two shifted factors before the last, for κ beyond 1e10.
     """
     eps = torch.finfo(torch.float64).eps
     if _by_products(w) or w.shape[2] >= QR_BELOW * w.shape[1]:
-        first = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
-        # Multiplying by the inverse errs by factors of 1 + O(1e-16·κ), as solving does, and is faster.
-        rows = torch.linalg.solve_triangular(first, _eye(first).expand_as(first), upper=False) @ w
-        second, info = torch.linalg.cholesky_ex((rows @ rows.mT).div_(size[:, None, None]))
+        first, rows = _shifted_factor(w, gram, largest)
+        again = (rows @ rows.mT).div_(size[:, None, None])
+        if twice:  # its eigenvalues are at most 1
+            second, rows = _shifted_factor(rows, again, torch.ones_like(largest))
+            first, again = first @ second, (rows @ rows.mT).div_(size[:, None, None])
+        last, info = torch.linalg.cholesky_ex(again)
         # It fails only for a λmin of about 1e-16·SHIFT·λmax and less; any small factor says as much.
-        second = torch.where((info == 0)[:, None, None], second, eps**0.5 * _eye(second))
-        return first @ second
+        last = torch.where((info == 0)[:, None, None], last, eps**0.5 * _eye(last))
+        return first @ last
     factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].mT / size.sqrt()[:, None, None]
     diagonal, floor = factor.diagonal(dim1=-2, dim2=-1), (eps * largest.sqrt())[:, None]
     diagonal.copy_(torch.where(diagonal.abs() < floor, floor, diagonal))  # no more than QR's own rounding
     return factor
+
+
+def _shifted_factor(w: Tensor, gram: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """L with LLᵀ = gram + SHIFT·largest·I, and L⁻¹W."""
+    factor = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
+    # Multiplying by the inverse errs by factors of 1 + O(1e-16·κ), as solving does, and is faster.
+    return factor, torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False) @ w
 
 
 def _largest_eigenvalue(a: Tensor) -> Tensor:

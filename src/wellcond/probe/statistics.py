@@ -96,7 +96,9 @@ class Sums:
         last = {place.block: line for place, line in lines.items() if place in tensors}
         for block, (share, samples) in (near_unit or {}).items():
             if block in last:
-                totals[last[block], NEAR_UNIT : NEAR_UNIT + 2] = torch.tensor([share * samples, samples], dtype=torch.float64)
+                totals[last[block], NEAR_UNIT : NEAR_UNIT + 2] = torch.tensor(
+                    [share * samples, samples], dtype=torch.float64
+                )
         return cls(places=places, totals=totals, maxima=maxima)
 
     def over_ranks(self) -> "Sums":

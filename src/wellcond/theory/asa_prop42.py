@@ -341,11 +341,12 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
             f"{share(much)}."
         )
     loose = [c for c in cases if "not PSD" in c.name]
+    soft = [c for c in pick("smaller: softmax, ") if c.settings["weights"] != "trained"]
     found.append(
         "M not PSD (independent entries, or orthogonal weights): not lower in "
         f"{share([c for c in loose if c.name.startswith('smaller')])} draws, not tenfold in "
         f"{share([c for c in loose if c.name.startswith('ten')])}; softmax: not lower in "
-        f"{share(pick('smaller: softmax, '))}."
+        f"{share(soft)}."
     )
     ends = {line.name: (line.y[0], line.y[-1]) for line in lines.lines}
     found.append(

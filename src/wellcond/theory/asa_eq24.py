@@ -65,7 +65,7 @@ STATEMENT = Statement(
             proof="On a grid with rows of two places the kernel that is 1 left and right of its centre and 0 "
             "elsewhere swaps the two places of a row, zero-padded as it is: an orthogonal matrix. With X = (e₁, e₂), "
             "the first channel left as it is and the second swapped, κ(W_CD) = κ(X) = 1 and both columns of the "
-            "output are e₁. Add t to the second kernel's centre: all three are continuous in t, κ(W_CD) = (1 + t)/(1 "
+            "output are e₁. Add t to the second kernel's centre: κ(W_CD) = (1 + t)/(1 "
             "− t) stays near 1, and κ(output), the columns being e₁ and e₁ + t·e₂, is finite and grows without bound "
             "as t → 0.",
         ),

@@ -13,6 +13,7 @@ alone, and in many draws: C is large.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,7 +169,7 @@ def _linear(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: 
     bound, measured = bound_of(x, wq, wk, wv), kappa(linear_attention(x, wq, wk, wv, heads=heads))
     settings |= _sizes(x, wq, wk, wv, heads)
     part = "claim" if heads == 1 and settings["weights"] in INDEPENDENT else "beyond"
-    fact = {"fact": "cube"} if heads == 1 and n >= d else {}
+    fact: dict[str, Any] = {"fact": "cube"} if heads == 1 and n >= d else {}
     yield compare(f"linear, {_heads(heads)}, {name}", bound, measured, part=part, **settings, **fact)
     if heads == 1 and n <= d:
         known = kappa(scores(x, wq, wk)[:, 0]) * kappa(x) * kappa(wv)

@@ -91,7 +91,7 @@ STATEMENT = Statement(
             "arithmetic: 1.5/0.999.",
         ),
         Fact(
-            says="With independent entries and an M that is not PSD the skip lowered κ in every draw of linear "
+            says="With independent entries, d = 32 and an M that is not PSD the skip lowered κ in every draw of linear "
             "attention, and in most of softmax attention."
         ),
     ),

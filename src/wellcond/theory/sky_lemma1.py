@@ -41,8 +41,8 @@ STATEMENT = Statement(
     plain=(
         "True, and simple: the scores before normalisation are a Gaussian kernel between two diagonal matrices. For "
         "different tokens it is positive definite. It speaks of one set of tokens, or of queries and keys together; "
-        "the matrix of queries against keys is not positive semi-definite. And those diagonal matrices are what makes "
-        "softmax's scores ill-conditioned where the tokens' norms differ."
+        "the matrix of queries against keys need not be positive semi-definite. And those diagonal matrices are what "
+        "makes softmax's scores ill-conditioned where the tokens' norms differ."
     ),
     claim="SM(q, k) = exp(q·k/√p) is a positive semi-definite kernel: SM(Q, Q) = D^(1/2) κ(Q/p^(1/4), Q/p^(1/4)) "
     "D^(1/2) with D = diag(exp(‖q_i‖²/√p)) and the Gaussian kernel κ(x, y) = exp(−‖x − y‖²/2).",

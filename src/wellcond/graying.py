@@ -36,6 +36,7 @@ def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale:
         method: `svd`, exact in the condition number, or `dct`, cheaper.
         epsilon: in (0, 1]; 1 changes nothing, smaller values lift small magnitudes more.
         restore_scale: the largest singular value (`svd`) or coefficient (`dct`) keeps its size; otherwise it becomes 1.
+            The paper's printed algorithms differ: that of the SVD leaves it at 1, that of the DCT keeps it.
 
     Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside
     `torch.compile` and export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other.

@@ -72,3 +72,5 @@ def test_the_figure_has_both_ends_and_the_papers_numbers():
     )
     lines = asa_fig1b.summary(record())
     assert any("9 matrices beyond float32" in line for line in lines)
+    assert any("natural logarithms too: its text writes e⁶ and e³" in line for line in lines)
+    assert not any("decimal" in line or "does not name" in line for line in lines)

@@ -1,13 +1,18 @@
 """`wellcond theory`: what it prints, writes and exits with."""
 
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
 from wellcond import cli, records
 from wellcond.experiments.theory_page import write_page
+from wellcond.theory import STATEMENTS, statement
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -45,6 +50,29 @@ def test_the_files_alone_make_the_same_page(theory, tmp_path, one_thread):
     first = (tmp_path / "theory.md").read_text(encoding="utf-8")
     write_page([tmp_path / "evidence" / "theory" / "sky-lemmaC1.json"], tmp_path / "theory.md")
     assert (tmp_path / "theory.md").read_text(encoding="utf-8") == first
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_the_evidence_says_what_the_statement_says_and_checks_its_theorems(name):
+    record = records.read_json(ROOT / "evidence" / "theory" / f"{name}.json")
+    said = statement(name).as_dict()
+    assert {key: record[key] for key in said} == said  # `wellcond theory` writes it anew
+    for fact in record["instead"]:
+        checks = [case for case in record["cases"] if case["settings"].get("fact") == fact["key"]]
+        if fact["mark"] == "theorem":
+            assert any(case["outcome"] == "holds" for case in checks), fact["key"]
+            assert not any(case["outcome"] == "does not hold" for case in checks), fact["key"]
+    keys = {fact["key"] for fact in record["instead"]}
+    assert {case["settings"]["fact"] for case in record["cases"] if "fact" in case["settings"]} <= keys
+
+
+def test_the_page_is_that_of_the_evidence(tmp_path):
+    shutil.copytree(ROOT / "evidence" / "theory", tmp_path / "evidence" / "theory")
+    files = [tmp_path / "evidence" / "theory" / f"{name}.json" for name in STATEMENTS]
+    page = write_page(files, tmp_path / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert page == (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert page.count("*Theorem.*") == page.count("*Proof.*") > 10
+    assert "What is true:" in page
 
 
 def test_an_unknown_statement_exits_2_with_the_list(theory, tmp_path):

@@ -51,10 +51,25 @@ def test_kernels_close_to_each_other_do_little_harm(matrix, n, h, spread, seed):
 
 
 def test_the_example_makes_two_channels_equal():
-    (example,) = asa_eq24.examples()
-    out = torch.tensor(example.matrices["output"])
-    assert torch.equal(out[:, 0], out[:, 1])
-    assert (example.bound, example.measured) == (pytest.approx(1), math.inf)
+    for example in asa_eq24.examples():
+        out = torch.tensor(example.matrices["output"])
+        assert torch.equal(out[:, 0], out[:, 1])
+        assert (example.bound, example.measured) == (pytest.approx(1), math.inf)
+
+
+def test_the_zero_padded_example_is_torchs_convolution():
+    kernels = torch.zeros(2, 1, 3, 3, dtype=torch.float64)
+    kernels[0, 0, 1, 1] = kernels[1, 0, 1, 0] = kernels[1, 0, 1, 2] = 1
+    _, example = asa_eq24.examples()
+    picture = torch.tensor(example.matrices["X"]).double().mT.reshape(1, 2, 2, 2)
+    out = torch.nn.functional.conv2d(picture, kernels, padding=1, groups=2)
+    torch.testing.assert_close(out.reshape(2, 4).mT, torch.tensor(example.matrices["output"]).double())
+
+
+def test_zero_padded_swaps_are_permutations():
+    t = asa_eq24.convolution_matrices(asa_eq24.swapping_kernels(40, 3, generator(0)), 2)
+    torch.testing.assert_close(t @ t.mT, torch.eye(4).double().expand_as(t))
+    assert len(t.flatten(0, 1).unique(dim=0)) == 4
 
 
 def test_the_bound_is_that_of_the_flattened_convolution():
@@ -67,4 +82,7 @@ def test_separate_kernels_break_it_and_a_shared_one_does_not(cases):
     for h in asa_eq24.CHANNELS:
         broken = cases[f"all-pass kernels, orthonormal X, {h} channels"]
         assert broken.failures == broken.draws
+    for h in asa_eq24.SMALL:
+        assert cases[f"zero-padded swaps, 2 × 2 places, orthonormal X, {h} channels"].failures > 35
+        assert cases[f"gaussian kernels, 2 × 2 places, {h} channels"].failures > 0
     assert [case.name for case in cases.values() if case.part == "instead" and case.failures] == []

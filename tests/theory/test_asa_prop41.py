@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellcond.theory import asa_prop41
-from wellcond.theory.draws import WEIGHTS, generator, kappa, linear_attention, scores, softmax_attention, weights
+from wellcond.theory.draws import (
+    INDEPENDENT,
+    WEIGHTS,
+    generator,
+    kappa,
+    linear_attention,
+    scores,
+    softmax_attention,
+    weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +67,27 @@ def test_the_examples_break_the_bound_with_perfectly_conditioned_factors():
     for example in found:
         assert example.bound == pytest.approx(1)
         assert example.measured > 50
+
+
+@pytest.mark.parametrize(("n", "d", "heads"), [(2, 3, 1), (2, 7, 1), (5, 6, 1), (3, 3, 3), (4, 4, 2), (8, 6, 3)])
+def test_turned_weights_have_no_bound(n, d, heads):
+    x, w = asa_prop41.turned(n, d, heads=heads, degrees=89.9)
+    assert float(asa_prop41.bound_of(x, *w)) == pytest.approx(1)
+    measured = float(kappa(linear_attention(x, *w, heads=heads)))
+    assert measured == pytest.approx(1 / math.cos(math.radians(89.9)))
+
+
+def test_the_claim_has_independent_entries_and_one_head(cases):
+    inside = [case for case in cases.values() if case.part == "claim"]
+    assert {case.settings["weights"] for case in inside} == set(INDEPENDENT)
+    assert {case.settings.get("heads", 1) for case in inside} == {1}
+    assert any(case.failures == 0 for case in inside)  # "holds in part", and not for want of independent entries
+    for kind in INDEPENDENT:
+        for n, d in ((2, 3), (3, 4)):
+            small = cases[f"linear, 1 head, {kind}, n = {n}, d = {d}"]
+            assert small.draws == 4000
+            assert 0.0005 < small.failures / small.draws < 0.02
+        assert cases[f"linear, 4 heads, {kind}, n = 64, d = 4"].failures > 0
 
 
 def test_one_head_holds_for_n_at_least_d_and_fails_below(cases):

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellcond.theory import asa_prop42
-from wellcond.theory.draws import generator, kappa, tokens
+from wellcond.theory.asa_prop41 import mixing
+from wellcond.theory.draws import INDEPENDENT, generator, kappa, tokens
 
 SIZE = st.integers(1, 6)
 SEED = st.integers(0, 2**31)
@@ -32,6 +33,7 @@ def test_aligned_with_the_tokens_the_skip_helps_by_the_factor_that_is_said(matri
     m = 10**log_scale * x.mT @ x
     s = torch.linalg.svdvals(x).square() * 10**log_scale
     factor = (1 + 1 / s[-1]) / (1 + 1 / s[0])
+    torch.testing.assert_close(asa_prop42.aligned_factor(x, m), factor)  # for n < d too, where M has zeros
     torch.testing.assert_close(kappa(x @ m) / kappa(x @ m + x), factor)
     assert factor >= 1 - 1e-12
 
@@ -53,6 +55,32 @@ def test_families_are_semi_definite_of_norm_one(family, n):
     torch.testing.assert_close(m, m.mT)
     assert float(values.min()) > -1e-12
     torch.testing.assert_close(values[:, -1], torch.ones(5).double())
+    assert bool((torch.linalg.matrix_rank(m) == min(n, 8)).all())
+    # W_Q W_Kᵀ = PΣ⁻¹Vᵀ and W_V = VΣ⁻¹Pᵀ, where M = PPᵀ, give this very M
+    _, s, vt = torch.linalg.svd(x, full_matrices=False)
+    vectors = torch.linalg.eigh(m).eigenvectors[..., -min(n, 8) :]
+    p = vectors * values[:, None, -min(n, 8) :].sqrt()
+    wq, wv = p / s[:, None, :] @ vt, vt.mT / s[:, None, :] @ p.mT
+    eye = torch.eye(8).double().expand_as(m)
+    torch.testing.assert_close(mixing(x, wq, eye, wv, heads=1), m)
+
+
+@pytest.mark.parametrize("kind", INDEPENDENT)
+def test_drawn_matrices_meet_the_assumptions(kind):
+    x, m = asa_prop42.drawn_semi_definite(kind, 2000, 3, 2, generator(0, kind), spread=0.02)
+    assert 20 < len(x) < 400
+    v = torch.randn(2, 50, dtype=torch.float64)
+    assert float((v * (m @ v)).sum(-2).min()) >= -1e-12
+    assert float((m - m.mT).abs().amax((-2, -1)).min()) > 0  # and none of them is symmetric
+
+
+def test_the_claim_has_independent_entries(cases):
+    inside = [case for case in cases.values() if case.part == "claim"]
+    assert {case.settings["weights"] for case in inside} == set(INDEPENDENT)
+    smaller, much = ([c for c in inside if c.name.startswith(s)] for s in ("smaller", "ten times"))
+    assert len(smaller) == len(much) == len(asa_prop42.SMALL) * len(INDEPENDENT) * len(asa_prop42.SPREADS)
+    assert 0 < sum(c.failures for c in smaller) < 0.1 * sum(c.draws for c in smaller)
+    assert sum(c.failures for c in much) > 0.5 * sum(c.draws for c in much)
 
 
 def test_an_unknown_family():

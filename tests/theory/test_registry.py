@@ -8,9 +8,13 @@ from wellcond.theory.registry import DRAWS
 def test_every_statement_says_what_was_tested_and_what_was_not(name):
     said = statement(name)
     assert said.id == name
-    for text in (said.title, said.plain, said.claim, said.instead, said.tested, said.not_tested):
+    texts = [said.title, said.plain, said.claim, said.tested, said.not_tested]
+    for text in (*texts, *(fact.says for fact in said.instead), *(fact.proof for fact in said.instead if fact.proof)):
         assert len(text) > 20
         assert "  " not in text
+    assert said.instead
+    for fact in said.instead:
+        assert (fact.mark == "theorem") == bool(fact.proof) == bool(fact.key)  # cases check a theorem under its key
 
 
 def test_the_same_seed_gives_the_same_finding_and_another_does_not():

@@ -28,6 +28,17 @@ def test_landmarks_are_rows_of_one_kernel():
     assert bool((m > 0).all())
 
 
+def test_a_singular_matrix_converges_from_its_transpose_and_not_from_the_identity():
+    n = sky_lemma3.normalized(torch.ones(2, 2).double(), 0.0)
+    from_i, from_n = torch.eye(2).double(), n / 1.5
+    for _ in range(8):
+        from_i, from_n = (z @ (13 * torch.eye(2) - n @ z @ (15 * torch.eye(2) - n @ z @ (7 * torch.eye(2) - n @ z))) / 4
+                          for z in (from_i, from_n))  # fmt: skip
+    torch.testing.assert_close(from_n, torch.linalg.pinv(n))
+    away = torch.tensor([1.0, -1.0]).double()
+    torch.testing.assert_close(from_i @ away, 3.25**8 * away)
+
+
 def test_the_examples():
     equal, without_gamma, negative = sky_lemma3.examples()
     assert equal.measured == pytest.approx(1)
@@ -37,6 +48,7 @@ def test_the_examples():
 
 def test_the_open_interval_is_refuted_in_every_draw_and_the_rest_holds():
     found = list(sky_lemma3.cases(40, seed=4))
+    assert len([case for case in found if case.settings.get("fact") == "start"]) == 2
     for case in found:
         expected = case.draws if case.name.startswith("λmax < 1") else 0
         assert case.failures == expected, case.name

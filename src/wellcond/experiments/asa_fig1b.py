@@ -8,7 +8,6 @@ and after training, on every tenth test image, in float32 without TF32, checked 
 been trained, their condition numbers stand beside.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -174,12 +173,9 @@ def summary(record: Mapping[str, Any]) -> list[str]:
             capped = sum(run["capped"][when] for run in runs)
             beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
             lines.append(f"{title}, {asa_fig1c.WORDS[arm]}, {when}: mean log κ {said}{beyond}")
-    runs = record["arms"]["both"]
-    decimal = {site: fmean(fmean(run["trained"][site]) for run in runs) / math.log(10) for site in SITES}
-    said = ", ".join(f"{site} {value:.2f}" for site, value in decimal.items())
     lines.append(
-        f"{title}, both skips, trained, in decimal logarithms: {said}; the paper does not name the base of its "
-        f"{PAPER['sa']:g} and {PAPER['mlp']:g}"
+        f"{title}: the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms too: its "
+        "text writes e⁶ and e³"
     )
     before, after = (fmean(gap.mean for gap in gaps(record, when)) for when in ("untrained", "trained"))
     lines.append(

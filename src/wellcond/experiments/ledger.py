@@ -60,6 +60,8 @@ class Entry:
     figures: tuple[Path, ...] = ()
     made: str = ""
     """By which command, on what, at which commit."""
+    tested: str = ""
+    """Of a statement: on what, as its own file says."""
 
 
 def entries(evidence: Path) -> list[Entry]:
@@ -134,8 +136,10 @@ def _theory(evidence: Path, id_: str) -> Entry:
     if not path.exists():
         return Entry(id=id_, verdict=NO_EVIDENCE)
     record = _read(path)
-    lines = (record["plain"], *record["findings"], f"What is true: {record['instead']}")
-    return Entry(id=id_, verdict=record["verdict"], lines=lines, files=(path,), made=_made([record]))
+    facts = (f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"])
+    lines = (record["plain"], *record["findings"], *facts)
+    tested = record["tested"].rstrip(".")
+    return Entry(id=id_, verdict=record["verdict"], lines=lines, files=(path,), made=_made([record]), tested=tested)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -203,7 +207,7 @@ def _section(entry: Entry, target: Path) -> str:
     lines = [
         f"## {entry.id}",
         "",
-        f"{claim_of(entry)} Tested on: {claim.test}. Verdict: **{entry.verdict}**.",
+        f"{claim_of(entry)} Tested on: {entry.tested or claim.test}. Verdict: **{entry.verdict}**.",
         "",
     ]
     if entry.verdict == SMOKE_ONLY:

@@ -32,9 +32,10 @@ wellcond theory --page docs/theory.md
 ```
 
 from the files in [evidence/theory]({evidence}). A check can refute a statement for good, since one counter-example is
-enough. It cannot prove one: "holds" means that nothing in the cases listed contradicts it; where a proof is short, it
-stands in the source beside the check. *Margin* is bound over measured value in the worst draw; below 1 the statement is
-violated. Of a failure rate, the bound is δ, and the margin is δ over the upper end of the rate's 95 % interval.
+enough. It cannot prove one: "holds" means that nothing in the cases listed contradicts it. What is true in its place is
+marked: a *theorem* comes with its proof, and with the number of draws that checked it; what is *observed* rests on the
+cases alone. *Margin* is bound over measured value in the worst draw; below 1 the statement is violated. Of a failure
+rate, the bound is δ, and the margin is δ over the upper end of the rate's 95 % interval.
 
 """
 USE = """\
@@ -111,7 +112,9 @@ def _section(finding: Mapping[str, Any], picture: str, file: str) -> str:
         "",
         *(f"- {sentence}" for sentence in finding["findings"]),
         "",
-        f"What is true: {finding['instead']}",
+        "What is true:",
+        "",
+        *(_fact(fact, finding["cases"]) for fact in finding["instead"]),
         "",
         f"![{chart['title']}: {chart['y']} against {chart['x']}]({picture})",
         "",
@@ -131,6 +134,16 @@ def _section(finding: Mapping[str, Any], picture: str, file: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _fact(fact: Mapping[str, str], cases: Sequence[Mapping[str, Any]]) -> str:
+    if fact["mark"] == "observed":
+        return f"- *Observed.* {fact['says']}"
+    of_it = [case for case in cases if case["settings"].get("fact") == fact["key"]]
+    draws, failed = (sum(case[key] for case in of_it) for key in ("draws", "failures"))
+    rates = any(case["failures"] > 0 and case["outcome"] == "holds" for case in of_it)
+    checked = f"{draws} draws, {'failures below δ' if rates else f'{failed} violations'}"
+    return f"- *Theorem.* {fact['says']} *Proof.* {fact['proof']} (Checked: {checked}.)"
 
 
 def _matrices(matrices: Mapping[str, Any]) -> list[str]:

@@ -58,10 +58,7 @@ def run(
                 name, draws=draws, seed=seed, trained=trained,
                 on_case=lambda case: bar.update(task, description=f"{case.name[:60]}"),
             )  # fmt: skip
-            says = statement(name)
-            words = {"title": says.title, "plain": says.plain, "claim": says.claim, "instead": says.instead}
-            words |= {"tested": says.tested, "not_tested": says.not_tested}
-            write_record(output / f"{name}.json", {**words, **finding.as_dict()}, seed=seed)
+            write_record(output / f"{name}.json", {**statement(name).as_dict(), **finding.as_dict()}, seed=seed)
             findings.append(finding)
             bar.advance(task)
     console.print(_table(findings))

@@ -96,10 +96,10 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
 def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tensor:
     """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
 
-    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out. Below floor · peak
-    the map goes on linearly, so that its slope at zero is finite; the floor is the size of the input's own rounding
-    (`coefficient_floor`). Computed in float32, and in float64 for float64 input and for ε < DOUBLE_BELOW, where the
-    power would blow the rounding of small coefficients up beyond 1e-4.
+    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out, which the paper's
+    Algorithm 2 has. Below floor · peak the map goes on linearly, so that its slope at zero is finite; the floor is the
+    size of the input's own rounding (`coefficient_floor`). Computed in float32, and in float64 for float64 input and
+    for ε < DOUBLE_BELOW, where the power would blow the rounding of small coefficients up beyond 1e-4.
     """
     double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
     floor = coefficient_floor(x.dtype)

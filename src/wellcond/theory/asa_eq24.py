@@ -6,7 +6,8 @@
 
 The equation writes the convolution as one matrix to the left of X. A depthwise convolution has another matrix for each
 column of X: W_CD is block-diagonal on the flattened X, and its condition number says how much ‖X‖_F changes, not
-how the columns come to lie. One kernel for all channels is one matrix, and there the equation is right.
+how the columns come to lie. One kernel for all channels is one matrix, and there the equation is right. The padding
+does not matter: on two places in a row the zero-padded kernel (1, 0, 1) swaps them, as a circular shift does.
 """
 
 import math
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from wellcond.theory.draws import generator, kappa, tokens, weights
 from wellcond.theory.findings import Case, Example, Line, Lines, compare
-from wellcond.theory.statement import Statement, median, share
+from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [
@@ -30,12 +31,15 @@ __all__ = [
     "depthwise",
     "examples",
     "summary",
+    "swapping_kernels",
 ]
 
 ID = "asa-eq24"
 SIDE, KERNEL = 6, 3
 CHANNELS = (72, 36, 18)  # n = 36 places: below, at and above the number of channels
 SHARE = 0.15  # of the draws: each decomposes a matrix per channel
+SMALL = (2, 4)  # channels on 2 × 2 places: few enough for random kernels to violate the bound
+MANY = 25  # times the draws, there
 SPREADS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 STATEMENT = Statement(
@@ -43,19 +47,41 @@ STATEMENT = Statement(
     title="Equation 24: a depthwise convolution only multiplies the condition number",
     plain=(
         "The equation treats the convolution as one matrix, which it is only if all channels share a kernel. With a "
-        "kernel per channel, columns that were orthogonal may end up equal, however well-conditioned each kernel is. "
-        "For small random kernels the bound is not violated, since it is far too large to be."
+        "kernel per channel, columns that were orthogonal may end up equal, however well-conditioned each kernel is, "
+        "with circular and with zero padding. Random kernels violate it on the smallest grid; on larger ones they do "
+        "not, since the bound is then far too large."
     ),
     claim="κ(W_CD X) ≤ κ(W_CD)·κ(X) for a depthwise convolution W_CD.",
     instead=(
-        "κ(TX) ≤ κ(T)·κ(X) where all channels share one kernel (T is then a square matrix to the left of X). With a "
-        "kernel per channel nothing follows from κ(W_CD): columns that were orthogonal may come to lie on each other. "
-        "Kernels that differ little from a common one do little harm: with e = max_j‖T_j − T‖·‖X‖_F < σmin(T)σmin(X), "
-        "κ(output) ≤ (σmax(T)σmax(X) + e)/(σmin(T)σmin(X) − e)."
+        Fact(
+            key="shared",
+            says="κ(TX) ≤ κ(T)·κ(X) where all channels share one kernel, and X has full rank.",
+            proof="T is then one square matrix to the left of X. If it is singular, the right side is infinite; "
+            "otherwise it has full column rank: ‖TXv‖ ≥ σmin(T)‖Xv‖ for every v, and ‖TXv‖ ≤ σmax(T)‖Xv‖.",
+        ),
+        Fact(
+            key="no bound",
+            says="With a kernel per channel no function of κ(W_CD) and κ(X) bounds κ(output), whatever the padding.",
+            proof="On a grid with rows of two places the kernel that is 1 left and right of its centre and 0 "
+            "elsewhere swaps the two places of a row, zero-padded as it is: an orthogonal matrix. With X = (e₁, e₂), "
+            "the first channel left as it is and the second swapped, κ(W_CD) = κ(X) = 1 and both columns of the "
+            "output are e₁. Add t to the second kernel's centre: κ(W_CD) = (1 + t)/(1 "
+            "− t) stays near 1, and κ(output), the columns being e₁ and e₁ + t·e₂, is finite and grows without bound "
+            "as t → 0.",
+        ),
+        Fact(
+            key="near",
+            says="Kernels that differ little from a common one, T, do little harm: with e = max_j‖T_j − T‖·‖X‖_F < "
+            "σmin(T)σmin(X), κ(output) ≤ (σmax(T)σmax(X) + e)/(σmin(T)σmin(X) − e).",
+            proof="Column j of the output differs from that of TX by (T_j − T)x_j, so the two matrices differ by e "
+            "at most in the Frobenius norm, and no singular value moves further (Weyl). Those of TX lie between "
+            "σmin(T)σmin(X) and σmax(T)σmax(X).",
+        ),
     ),
     tested=f"{SIDE} × {SIDE} places with {', '.join(map(str, CHANNELS))} channels; {KERNEL} × {KERNEL} kernels, "
-    "Gaussian and uniform, zero padding; all-pass circular kernels (orthogonal matrices); one shared kernel; "
-    "Gaussian and orthonormal X.",
+    f"Gaussian and uniform, zero padding; 2 × 2 places with 2 and 4 channels in {MANY} times as many draws, and "
+    "zero-padded kernels that swap places there; all-pass circular kernels (orthogonal matrices); one shared "
+    "kernel; Gaussian and orthonormal X.",
     not_tested="Batch normalisation and the activation, which the equation leaves out; the kernels of a trained "
     "ConvMixer.",
 )  # fmt: skip
@@ -86,6 +112,16 @@ def all_pass_matrices(draws: int, channels: int, n: int, source: torch.Generator
     return kernel[..., index]
 
 
+def swapping_kernels(draws: int, channels: int, source: torch.Generator) -> Tensor:
+    """(b, h, 3, 3): each keeps the four places of a 2 × 2 grid, or swaps its columns, its rows or both."""
+    choices = torch.zeros(4, 3, 3, dtype=torch.float64)
+    choices[0, 1, 1] = 1
+    choices[1, 1, 0] = choices[1, 1, 2] = 1
+    choices[2, 0, 1] = choices[2, 2, 1] = 1
+    choices[3, ::2, ::2] = 1
+    return choices[torch.randint(0, 4, (draws, channels), generator=source)]
+
+
 def depthwise(x: Tensor, t: Tensor) -> Tensor:
     """Column j of X (b, n, h) multiplied by T_j of (b, h, n, n)."""
     return torch.einsum("bhij,bjh->bih", t, x)
@@ -112,7 +148,7 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
             one = t[:, :1].expand(-1, h, -1, -1)
             yield compare(
                 f"one {kind} kernel, {h} channels", kappa(t[:, 0]) * kappa(x), kappa(depthwise(x, one)),
-                part="instead", **settings,
+                part="instead", fact="shared", **settings,
             )  # fmt: skip
         for tokens_, make in (("Gaussian", tokens), ("orthonormal", lambda *a: weights("orthogonal", *a))):
             source = generator(seed, ID, "all-pass", tokens_, h)
@@ -127,8 +163,40 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
             if bool(usable.any()):
                 yield compare(
                     f"kernels close to one, {tokens_} X, {h} channels", known[usable],
-                    kappa(depthwise(x, near))[usable], part="instead", **settings,
+                    kappa(depthwise(x, near))[usable], part="instead", fact="near", **settings,
                 )  # fmt: skip
+    yield from _smallest(draws, seed)
+
+
+def _smallest(draws: int, seed: int) -> Iterator[Case]:
+    """2 × 2 places, zero padding."""
+    for h in SMALL:
+        for kind in ("gaussian", "uniform"):
+            source, many = generator(seed, ID, "small", kind, h), MANY * draws
+            x = tokens(many, 4, h, source)
+            t = convolution_matrices(weights(kind, many * h, KERNEL, KERNEL, source).unflatten(0, (many, h)), 2)
+            name = f"{kind} kernels, 2 × 2 places, {h} channels"
+            settings = {"kernels": kind, "n": 4, "channels": h}
+            yield compare(name, bound_of(x, t), kappa(depthwise(x, t)), part="claim", **settings)
+        source = generator(seed, ID, "swapping", h)
+        x = weights("orthogonal", draws, 4, h, source)
+        t = convolution_matrices(swapping_kernels(draws, h, source), 2)
+        name = f"zero-padded swaps, 2 × 2 places, orthonormal X, {h} channels"
+        settings = {"kernels": "swaps", "n": 4, "channels": h}
+        yield compare(name, bound_of(x, t), kappa(depthwise(x, t)), part="claim", **settings)
+    for t in (1e-2, 1e-4):
+        x, matrices = _nearly_equal(t)
+        name = f"κ(W_CD)κ(X)/t ≤ κ(output), zero-padded, t = {t:g}"
+        known = bound_of(x, matrices) / t
+        yield compare(name, kappa(depthwise(x, matrices)), known, part="instead", fact="no bound", n=4, channels=2)
+
+
+def _nearly_equal(t: float) -> tuple[Tensor, Tensor]:
+    """X = (e₁, e₂) on 2 × 2 places, (1, 4, 2), and zero-padded convolutions that keep e₁ and make e₁ + t·e₂ of e₂."""
+    kernels = torch.zeros(1, 2, 3, 3, dtype=torch.float64)
+    kernels[0, 0, 1, 1] = 1
+    kernels[0, 1, 1] = torch.tensor([1, t, 1])
+    return torch.eye(4, 2, dtype=torch.float64)[None], convolution_matrices(kernels, 2)
 
 
 def _near_bound(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +213,9 @@ def examples() -> list[Example]:
     t = torch.stack([x, shift])[None]
     out = depthwise(x[None], t)[0]
     nearly = torch.tensor([[1.0, 1.0], [0.0, 1e-3]], dtype=torch.float64)
+    padded, kernels = _nearly_equal(0.0)
+    equal = depthwise(padded, kernels)[0]
+    close = float(kappa(depthwise(*_nearly_equal(1e-3))[0]))
     return [
         Example(
             title="Two places, two channels: one kernel waits, the other shifts, and both channels become the same",
@@ -156,7 +227,22 @@ def examples() -> list[Example]:
             matrices={"X": x.tolist(), "T_1": x.tolist(), "T_2": shift.tolist(), "output": out.tolist()},
             bound=float(bound_of(x[None], t)[0]),
             measured=float(kappa(out)),
-        )
+        ),
+        Example(
+            title="The same with zero padding, as a ConvMixer has it: 2 × 2 places, 3 × 3 kernels",
+            text=(
+                "The first kernel is 1 at its centre; the second is 1 left and right of it, and swaps the two places "
+                "of each row: on two places what the padding adds is nothing. T_1 and T_2 are orthogonal, κ(W_CD) = 1, "
+                "and channels that held places 1 and 2 both hold place 1 (with 0.001 at the second kernel's centre, κ "
+                f"is {close:.3g}, against a bound of {float(bound_of(*_nearly_equal(1e-3))[0]):.4g})."
+            ),
+            matrices={
+                "X": padded[0].tolist(), "T_1": kernels[0, 0].tolist(), "T_2": kernels[0, 1].tolist(),
+                "output": equal.tolist(),
+            },
+            bound=float(bound_of(padded, kernels)[0]),
+            measured=float(kappa(equal)),
+        ),
     ]  # fmt: skip
 
 
@@ -185,16 +271,20 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
     def pick(**wanted) -> list[Case]:
         return [c for c in cases if c.part == "claim" and wanted.items() <= c.settings.items()]
 
-    free = [*pick(kernels="gaussian"), *pick(kernels="uniform")]
+    free = [c for c in (*pick(kernels="gaussian"), *pick(kernels="uniform")) if c.settings["n"] > 4]
+    small = [[*pick(kernels="gaussian", n=4, channels=h), *pick(kernels="uniform", n=4, channels=h)] for h in SMALL]
+    rates = " and ".join(f"{share(some)} with {h} channels" for some, h in zip(small, SMALL, strict=True))
     shared = [c for c in cases if c.name.startswith("one ")]
     square = lines.lines[1]
     return [
         "All-pass kernels and orthonormal X, where the bound is 1: "
         f"{share(pick(kernels='all-pass', tokens='orthonormal'))} draws violate it; with Gaussian X "
         f"{share(pick(kernels='all-pass', tokens='Gaussian'))}.",
-        f"Random {KERNEL} × {KERNEL} kernels: {share(free)} violate it, since κ(W_CD) of random kernels is large "
-        f"(median bound {max(c.bound for c in free):.3g} against a measured {max(c.measured for c in free):.3g} at "
-        "most): nothing is violated, and little is said.",
+        "Zero-padded kernels that swap places of a 2 × 2 grid, where the bound is 1 too: "
+        f"{share(pick(kernels='swaps'))}. Random {KERNEL} × {KERNEL} kernels there: {rates}.",
+        f"Random {KERNEL} × {KERNEL} kernels on {SIDE} × {SIDE} places: {share(free)} violate it, since κ(W_CD) of "
+        f"random kernels is large (median bound {max(c.bound for c in free):.3g} against a measured "
+        f"{max(c.measured for c in free):.3g} at most): nothing is violated, and little is said.",
         f"One kernel for all channels: {share(shared)} violate it.",
         f"As kernels move apart, κ of {square.name} goes from {square.y[0]:.3g} to {square.y[-1]:.3g} (median), "
         "while every condition number in the bound stays 1.",

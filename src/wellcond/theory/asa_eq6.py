@@ -15,7 +15,7 @@ from torch.nn.functional import gelu
 
 from wellcond.theory.draws import WEIGHTS, generator, kappa, kappa_at_rank, tokens, weights
 from wellcond.theory.findings import Case, Example, Line, Lines, compare
-from wellcond.theory.statement import Statement, median, share
+from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "bound_of", "cases", "chart", "examples", "summary"]
@@ -38,11 +38,26 @@ STATEMENT = Statement(
     ),
     claim="κ(X W_up W_down) ≤ κ(W_up)κ(W_down)·κ(X) for an MLP with a linear activation, W_up of d × 4d.",
     instead=(
-        "κ(X W_up W_down) ≤ κ(W_up W_down)·κ(X), for every n and every expansion of at least 1. The constant is the "
-        "condition number of the product. It is below κ(W_up)κ(W_down) if the inner dimension is kept (square "
-        "weights, or W_down with the column space of W_upᵀ), and for independent weights with expansion 4 it grows "
-        "like d, while κ(W_up)κ(W_down) tends to 9. The linear growth in κ(X), in contrast to attention's cube, stays "
-        "true."
+        Fact(
+            key="product",
+            says="κ(X W_up W_down) ≤ κ(W_up W_down)·κ(X), for every n, every expansion of at least 1 and X of full "
+            "rank: the constant is the condition number of the product, and κ(X) stands to the first power, in "
+            "contrast to attention's cube.",
+            proof="G = W_up W_down is square. If it is singular, the right side is infinite. Otherwise it has full row "
+            "rank: ‖GᵀXᵀu‖ ≥ σmin(G)‖Xᵀu‖ for every u, so the smallest singular value of XG that is not zero is at "
+            "least σmin(G)σmin(X), and the largest at most σmax(G)σmax(X).",
+        ),
+        Fact(
+            key="kept",
+            says="κ(W_up W_down) ≤ κ(W_up)κ(W_down) where the inner dimension is kept: square weights, or W_down with "
+            "the column space of W_upᵀ. There Eq. 6 holds.",
+            proof="W_down v lies in the row space of W_up, on which ‖W_up y‖ ≥ σmin(W_up)‖y‖; so ‖W_up W_down v‖ ≥ "
+            "σmin(W_up)σmin(W_down)‖v‖. Square weights of full rank have the whole space as their row space.",
+        ),
+        Fact(
+            says="For independent weights with expansion 4, κ(W_up W_down) grows like d, while κ(W_up)κ(W_down) tends "
+            "to 9 (of each factor the limit is known: (1 + ½)/(1 − ½) = 3)."
+        ),
     ),
     tested=f"d = {D}, n = {', '.join(map(str, LENGTHS))}; expansions 4, 1 and 1/2; Gaussian, uniform and orthogonal "
     f"weights; GELU beside the linear activation; widths to {WIDTHS[-1]}.",
@@ -65,6 +80,11 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
                 settings = {"expansion": expansion, "weights": kind, "n": n, "d": D}
                 part = "claim" if expansion == PAPER else "beyond"
                 yield from _judge(f"expansion {expansion:g}, {kind}, n = {n}", x, up, down, part=part, **settings)
+                if expansion >= 1:
+                    name = f"W_down in the row space of W_up, expansion {expansion:g}, {kind}, n = {n}"
+                    kept = up.mT @ weights(kind, draws, D, D, source)
+                    known, measured = bound_of(x, up, kept), kappa(x @ up @ kept)
+                    yield compare(name, known, measured, part="instead", fact="kept", **settings)
     for block in trained:
         mlp = block.mlp()
         if mlp is not None:
@@ -85,7 +105,7 @@ def _judge(name: str, x: Tensor, up: Tensor, down: Tensor, *, part, **settings) 
     yield compare(f"linear, {name}", bound, measured, part=part, **settings)
     if hidden >= x.shape[-1]:
         known = kappa(x) * kappa(up @ down)
-        yield compare(f"κ(X)κ(W_up W_down), {name}", known, measured, part="instead", **settings)
+        yield compare(f"κ(X)κ(W_up W_down), {name}", known, measured, part="instead", fact="product", **settings)
     yield compare(f"GELU, {name}", bound, kappa_at_rank(gelu(x @ up) @ down, rank), part="beyond", **settings)
 
 

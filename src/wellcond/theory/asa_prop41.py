@@ -3,18 +3,23 @@
     bound_of(x, wq, wk, wv)                  # C·κ(X)³, one number per draw
     for case in cases(400, seed=0): …        # weights × n below, at and above d × linear and softmax × heads
 
-True for one head of linear attention with n ≥ d and invertible weights: there the output is X times a square matrix.
-For n < d the proof multiplies a wide XW_Q by a tall (XW_K)ᵀ, and with several heads a wide (XW_K)ᵀ by a tall XW_V of
-another column space: `products.py` says why that step fails.
+The paper assumes that the entries of X and of the weights are independent with zero mean: Gaussian and uniform entries
+with one head are the claim; orthogonal and trained weights, heads and softmax lie beyond it. The bound is true for one
+head of linear attention with n ≥ d and invertible weights: there the output is X times a square matrix. For n < d the
+proof multiplies a wide XW_Q by a tall (XW_K)ᵀ, and with several heads a wide (XW_K)ᵀ by a tall XW_V of another column
+space: `products.py` says why that step fails. How often it does so with independent entries shows in small matrices
+alone, and in many draws: C is large.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellcond.theory.draws import (
+    INDEPENDENT,
     WEIGHTS,
     generator,
     kappa,
@@ -27,16 +32,19 @@ from wellcond.theory.draws import (
 )
 from wellcond.theory.findings import Case, Example, Line, Lines, compare, rate
 from wellcond.theory.products import wide_times_tall
-from wellcond.theory.statement import Statement, median, share
+from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
-__all__ = ["STATEMENT", "bound_of", "cases", "chart", "constant", "examples", "summary"]
+__all__ = ["STATEMENT", "bound_of", "cases", "chart", "constant", "examples", "mixing", "summary", "turned"]
 
 ID = "asa-prop41"
 D, HEADS = 32, 4
 LENGTHS = (16, 32, 64)  # below, at and above d
 CLOSE = 2.0  # a generous reading of "close to unity"
 WIDTHS = (4, 8, 16, 32, 64, 128)
+SMALL = ((2, 3, 1), (3, 4, 1), (64, 4, HEADS))  # n, d, heads: here violations are rare, but seen
+MANY = 100  # times the draws, for these
+DEGREES = 89.0
 
 STATEMENT = Statement(
     id=ID,
@@ -44,22 +52,69 @@ STATEMENT = Statement(
     plain=(
         "The cube is an upper bound for one head of linear attention with at least as many tokens as dimensions. With "
         "fewer tokens, with several heads, or with softmax the proof multiplies matrices in an order in which "
-        "condition numbers do not multiply, and the bound is violated. The constant in front is not near one for "
-        "random weights: it grows with the cube of the width."
+        "condition numbers do not multiply, and the bound can be violated: with independent entries in a few draws of "
+        "a thousand, where the matrices are small, and hardly ever in larger ones, where C makes the bound so large "
+        "that it says little; with orthogonal weights, where C is 1, often. C is not near one for random weights: it "
+        "grows with the cube of the width."
     ),
-    claim="κ(X W_Q W_Kᵀ Xᵀ X W_V) ≤ C·κ(X)³, with C = κ(W_Q)κ(W_K)κ(W_V) statistically close to unity.",
+    claim="κ(X W_Q W_Kᵀ Xᵀ X W_V) ≤ C·κ(X)³ where X and the weights have independent entries of zero mean, with C = "
+    "κ(W_Q)κ(W_K)κ(W_V) statistically close to unity.",
     instead=(
-        "For n ≥ d, one head and invertible weights the inequality holds as it stands, and W = I attains it. C is 1 "
-        "where the weights are multiples of orthogonal matrices, and grows like d³ for independent entries. For any n "
-        "and one head with an n × n attention matrix A: κ(A X W_V) ≤ κ(A)κ(X)κ(W_V), which covers softmax (for linear "
-        "attention, A = X W_Q W_Kᵀ Xᵀ, it says something where n ≤ d). With several heads and n ≥ d: κ(XM) ≤ "
-        "κ(X)κ(M), M being the d × d matrix of the heads' W_Q W_Kᵀ XᵀX W_V side by side; κ(M) is not bounded by the "
-        "weights' κ. An upper bound alone does not make an output ill-conditioned: W_Q W_Kᵀ = (XᵀX)⁻¹ gives back κ(X "
-        "W_V)."
+        Fact(
+            key="cube",
+            says="For n ≥ d, one head, X of full rank and invertible weights the inequality holds as it stands, and "
+            "W_Q = W_K = W_V = I attains it.",
+            proof="The output is XB with the invertible B = W_Q W_Kᵀ XᵀX W_V. X has full column rank, so that ‖XBv‖ ≥ "
+            "σmin(X)σmin(B)‖v‖, and κ(XB) ≤ κ(X)κ(B). All factors of B are square and invertible: κ(B) ≤ C·κ(XᵀX) = "
+            "C·κ(X)². With W = I the output is X XᵀX, whose singular values are those of X cubed.",
+        ),
+        Fact(
+            key="no bound",
+            says="For 2 ≤ n < d with one head, and for n ≥ d ≥ 3 with two heads or more, no function of the factors' "
+            "condition numbers bounds κ of the output; and entries that are independent with a density positive "
+            "everywhere violate Eq. 5 with positive probability.",
+            proof="Let R turn two coordinates by an angle, and X hold the first n rows of I (the rows of I and zeros, "
+            "if n > d), so that all condition numbers are 1. n < d: R = W_Q turns coordinates n and n + 1, W_K = W_V = "
+            "I; the output is diag(1, …, 1, cos) and zero columns. Heads: R = W_V turns a coordinate of one head and "
+            "one of another, W_Q = W_K = I; of W_V the output keeps the heads' blocks, diag(1, …, cos, …, cos). So κ = "
+            "1/cos, as large as one likes. Both sides of Eq. 5 are continuous at these matrices: it is violated in "
+            "a whole neighbourhood of them.",
+        ),
+        Fact(
+            key="scores",
+            says="For any n, one head with an invertible n × n attention matrix A, invertible W_V and X of full rank: "
+            "κ(A X W_V) ≤ κ(A)κ(X)κ(W_V). This covers softmax; of linear attention, A = X W_Q W_Kᵀ Xᵀ, it says "
+            "something where n ≤ d.",
+            proof="A has full column rank and W_V full row rank; κ(AB) ≤ κ(A)κ(B) needs one of the two (proof under "
+            "the first theorem, and for (AB)ᵀ), and may be used twice.",
+        ),
+        Fact(
+            key="heads",
+            says="With several heads, n ≥ d and X of full rank: κ(XM) ≤ κ(X)κ(M), M being the d × d matrix of the "
+            "heads' W_Q W_Kᵀ XᵀX W_V side by side. κ(M) is not bounded by the weights' κ.",
+            proof="X has full column rank, as in the first theorem; the second has the example.",
+        ),
+        Fact(
+            key="undone",
+            says="An upper bound alone does not make an output ill-conditioned: for n ≥ d, W_Q W_Kᵀ = (XᵀX)⁻¹ gives "
+            "κ(X W_V), without any cube.",
+            proof="X (XᵀX)⁻¹ XᵀX W_V = X W_V.",
+        ),
+        Fact(
+            key="orthogonal",
+            says="C is 1 if and only if all three weights are multiples of orthogonal matrices.",
+            proof="κ ≥ 1, and κ(W) = 1 says that all singular values of the square W are one number c: W = c·UVᵀ.",
+        ),
+        Fact(
+            says="C grows like d³ for independent entries; for one Gaussian matrix Edelman (1988) proved that log κ is "
+            "log d + 1.537 in the mean, as d grows."
+        ),
     ),
     tested=(
-        f"d = {D} with n = {', '.join(map(str, LENGTHS))}; Gaussian, uniform and orthogonal weights; Gaussian tokens; "
-        f"one head and {HEADS} heads; linear and softmax attention; C for d up to {WIDTHS[-1]}; in float64."
+        f"d = {D} with n = {', '.join(map(str, LENGTHS))}, one head and {HEADS} heads, linear and softmax attention; n "
+        f"= 2, d = 3 and n = 3, d = 4 with one head, and n = 64, d = 4 with {HEADS}, in {MANY} times as many draws; "
+        f"Gaussian and uniform entries, and, beyond the claim, orthogonal weights; Gaussian tokens; C for d up to "
+        f"{WIDTHS[-1]}; in float64."
     ),
     not_tested="Biases, the output projection, dropout, tokens with heavy tails, and d beyond the range above.",
 )
@@ -81,43 +136,96 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
             source = generator(seed, ID, kind, n)
             x = tokens(draws, n, D, source)
             w = [weights(kind, draws, D, D, source) for _ in range(3)]
-            yield from _judge(f"{kind}, n = {n}", x, *w, heads=HEADS, weights=kind, n=n, d=D)
+            for heads in (1, HEADS):
+                yield from _linear(f"{kind}, n = {n}", x, *w, heads=heads, weights=kind)
+                yield from _softmax(f"{kind}, n = {n}", x, *w, heads=heads, weights=kind)
+    for kind in INDEPENDENT:
+        for n, d, heads in SMALL:
+            source, count = generator(seed, ID, "small", kind, n, d), MANY * draws
+            x = tokens(count, n, d, source)
+            w = [weights(kind, count, d, d, source) for _ in range(3)]
+            yield from _linear(f"{kind}, n = {n}, d = {d}", x, *w, heads=heads, weights=kind)
     for block in trained:
         x, *w = block.attention()
-        name = f"trained {block.name}, n = {x.shape[1]}"
-        yield from _judge(name, x, *w, heads=block.heads, weights="trained", n=x.shape[1], d=x.shape[2])
+        for heads in (1, block.heads):
+            yield from _linear(f"trained {block.name}, n = {x.shape[1]}", x, *w, heads=heads, weights="trained")
+            yield from _softmax(f"trained {block.name}, n = {x.shape[1]}", x, *w, heads=heads, weights="trained")
     for kind in WEIGHTS:
         for d in (WIDTHS[2], WIDTHS[-2]):
             c = _constants(kind, d, draws, seed)
             far = int((c > CLOSE).sum())
+            independent = kind in INDEPENDENT
             yield rate(
-                f"C ≤ {CLOSE:g} for {kind} weights, d = {d}", failures=far, draws=len(c), allowed=0.5, part="claim",
-                weights=kind, d=d, median_constant=median(c),
+                f"C ≤ {CLOSE:g} for {kind} weights, d = {d}", failures=far, draws=len(c), allowed=0.5,
+                part="claim" if independent else "beyond", weights=kind, d=d, median_constant=median(c),
+                **({} if independent else {"fact": "orthogonal"}),
             )  # fmt: skip
+    yield from _constructed(draws, seed)
 
 
-def _judge(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int, **settings) -> Iterator[Case]:
-    """One head inside the claim; heads and softmax beyond it; and what is true instead."""
+def _linear(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int, **settings) -> Iterator[Case]:
+    """Linear attention against Eq. 5, inside the claim for one head and independent entries, and what is true."""
     n, d = x.shape[-2:]
-    bound, x_kappa = bound_of(x, wq, wk, wv), kappa(x)
-    settings |= {"median_constant": median(constant(wq, wk, wv)), "median_kappa": median(x_kappa)}
-    for h in (1, heads):
-        linear = kappa(linear_attention(x, wq, wk, wv, heads=h))
-        soft = kappa(softmax_attention(x, wq, wk, wv, heads=h))
-        part = "claim" if h == 1 else "beyond"
-        yield compare(f"linear, {_heads(h)}, {name}", bound, linear, part=part, heads=h, **settings)
-        yield compare(f"softmax, {_heads(h)}, {name}", bound, soft, part="beyond", heads=h, **settings)
-        if h == 1:
-            a = scores(x, wq, wk)[:, 0]
-            with_values = x_kappa * kappa(wv)
-            if n <= d:
-                known = kappa(a) * with_values
-                yield compare(f"κ(A)κ(X)κ(W_V), linear, {name}", known, linear, part="instead", heads=1, **settings)
-            known = kappa((a * d**-0.5).softmax(-1)) * with_values
-            yield compare(f"κ(A)κ(X)κ(W_V), softmax, {name}", known, soft, part="instead", heads=1, **settings)
-        elif n >= d:
-            known = x_kappa * kappa(mixing(x, wq, wk, wv, heads=h))
-            yield compare(f"κ(X)κ(M), linear, {_heads(h)}, {name}", known, linear, part="instead", heads=h, **settings)
+    bound, measured = bound_of(x, wq, wk, wv), kappa(linear_attention(x, wq, wk, wv, heads=heads))
+    settings |= _sizes(x, wq, wk, wv, heads)
+    part = "claim" if heads == 1 and settings["weights"] in INDEPENDENT else "beyond"
+    fact: dict[str, Any] = {"fact": "cube"} if heads == 1 and n >= d else {}
+    yield compare(f"linear, {_heads(heads)}, {name}", bound, measured, part=part, **settings, **fact)
+    if heads == 1 and n <= d:
+        known = kappa(scores(x, wq, wk)[:, 0]) * kappa(x) * kappa(wv)
+        yield compare(f"κ(A)κ(X)κ(W_V), linear, {name}", known, measured, part="instead", fact="scores", **settings)
+    if heads > 1 and n >= d:
+        known = kappa(x) * kappa(mixing(x, wq, wk, wv, heads=heads))
+        name = f"κ(X)κ(M), linear, {_heads(heads)}, {name}"
+        yield compare(name, known, measured, part="instead", fact="heads", **settings)
+
+
+def _softmax(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int, **settings) -> Iterator[Case]:
+    """The same for softmax attention, which lies beyond the claim."""
+    bound, measured = bound_of(x, wq, wk, wv), kappa(softmax_attention(x, wq, wk, wv, heads=heads))
+    settings |= _sizes(x, wq, wk, wv, heads)
+    yield compare(f"softmax, {_heads(heads)}, {name}", bound, measured, part="beyond", **settings)
+    if heads == 1:
+        a = (scores(x, wq, wk)[:, 0] * x.shape[-1] ** -0.5).softmax(-1)
+        known = kappa(a) * kappa(x) * kappa(wv)
+        yield compare(f"κ(A)κ(X)κ(W_V), softmax, {name}", known, measured, part="instead", fact="scores", **settings)
+
+
+def _sizes(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, heads: int) -> dict[str, float]:
+    medians = {"median_constant": median(constant(wq, wk, wv)), "median_kappa": median(kappa(x))}
+    return {"n": x.shape[-2], "d": x.shape[-1], "heads": heads, **medians}
+
+
+def _constructed(draws: int, seed: int) -> Iterator[Case]:
+    """The matrices of the proofs: those without a bound, and the weights that undo X."""
+    for n, d, heads in ((2, 3, 1), (5, 9, 1), (3, 3, 3), (9, 6, 2)):
+        x, w = turned(n, d, heads=heads)
+        measured, bound = kappa(linear_attention(x, *w, heads=heads)), bound_of(x, *w)
+        name = f"50 × Eq. 5's bound ≤ κ, turned weights, {_heads(heads)}, n = {n}, d = {d}"
+        yield compare(name, measured, 50 * bound, part="instead", fact="no bound", n=n, d=d, heads=heads)
+    source = generator(seed, ID, "undone")
+    x, wv = tokens(draws, 2 * D, D, source), weights("gaussian", draws, D, D, source)
+    eye = torch.eye(D, dtype=x.dtype).expand(draws, -1, -1)
+    measured = kappa(linear_attention(x, torch.linalg.inv(x.mT @ x), eye, wv))
+    name = f"κ = κ(X W_V) where W_Q W_Kᵀ = (XᵀX)⁻¹, n = {2 * D}"
+    away = (measured / kappa(x @ wv) - 1).abs()
+    yield compare(name, torch.full_like(away, 1e-6), away, part="instead", fact="undone", n=2 * D, d=D, heads=1)
+
+
+def turned(n: int, d: int, *, heads: int = 1, degrees: float = DEGREES) -> tuple[Tensor, list[Tensor]]:
+    """X (1, n, d) and W_Q, W_K, W_V (1, d, d), orthogonal, for which κ of linear attention is 1/cos and the bound is 1.
+
+    One head, n < d: W_Q turns coordinates n and n + 1. Several heads, n ≥ d ≥ 3: W_V turns the last coordinate and one
+    of another head.
+    """
+    assert 2 <= n < d if heads == 1 else n >= d >= 3
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    eye = torch.eye(d, dtype=torch.float64)
+    x = torch.eye(n, d, dtype=torch.float64)
+    i, j = (n - 1, n) if heads == 1 else (max(d // heads - 1, 1), d - 1)
+    turn = eye.clone()
+    turn[i, i], turn[i, j], turn[j, i], turn[j, j] = c, -s, s, c
+    return x[None], [m[None] for m in ((turn, eye, eye) if heads == 1 else (eye, eye, turn))]
 
 
 def mixing(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int) -> Tensor:
@@ -138,38 +246,34 @@ def _constants(kind: str, d: int, draws: int, seed: int) -> Tensor:
 
 
 def examples() -> list[Example]:
-    degrees = 89.0
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     eye = torch.eye(3, dtype=torch.float64)
-    turn = torch.tensor([[1, 0, 0], [0, c, -s], [0, s, c]], dtype=torch.float64)
-    x = eye[:2]
-    one = linear_attention(x[None], turn[None], eye[None], eye[None])[0]
-    three = linear_attention(eye[None], eye[None], eye[None], turn[None], heads=3)[0]
+    short, short_w = turned(2, 3)
+    heads, heads_w = turned(3, 3, heads=3)
     small = 1e-3 * eye
     soft = softmax_attention(eye[None], small[None], small[None], eye[None])[0]
     return [
-        wide_times_tall(degrees),
+        wide_times_tall(DEGREES),
         Example(
             title="Two tokens, three wide (n < d): orthogonal weights, C = 1, and no bound",
             text=(
-                f"X keeps two coordinates and W_Q is a rotation by {degrees:g}° of the last two; W_K = W_V = I. All "
+                f"X keeps two coordinates and W_Q is a rotation by {DEGREES:g}° of the last two; W_K = W_V = I. All "
                 "condition numbers are 1, so that Eq. 5 says κ ≤ 1. The attention matrix X W_Q Xᵀ is diag(1, cos), "
                 "and so is the output."
             ),
-            matrices={"X": x.tolist(), "W_Q": turn.tolist()},
-            bound=float(bound_of(x, turn, eye, eye)),
-            measured=float(kappa(one)),
+            matrices={"X": short[0].tolist(), "W_Q": short_w[0][0].tolist()},
+            bound=float(bound_of(short, *short_w)),
+            measured=float(kappa(linear_attention(short, *short_w))),
         ),
         Example(
             title="Three heads of width one (n = d): orthogonal weights, and no bound",
             text=(
-                f"X = W_Q = W_K = I and W_V a rotation by {degrees:g}°: head i multiplies token i by ⟨k_i, v_i⟩, "
+                f"X = W_Q = W_K = I and W_V a rotation by {DEGREES:g}°: head i multiplies token i by ⟨k_i, v_i⟩, "
                 "which is 1, cos and cos. With one head the output would be W_V itself, κ = 1: splitting into heads "
                 "is what breaks the bound."
             ),
-            matrices={"X": eye.tolist(), "W_V": turn.tolist()},
-            bound=float(bound_of(eye, eye, eye, turn)),
-            measured=float(kappa(three)),
+            matrices={"X": heads[0].tolist(), "W_V": heads_w[2][0].tolist()},
+            bound=float(bound_of(heads, *heads_w)),
+            measured=float(kappa(linear_attention(heads, *heads_w, heads=3))),
         ),
         Example(
             title="Softmax of small scores: nearly the same average for every token",
@@ -203,23 +307,32 @@ def chart(draws: int, seed: int) -> Lines:
 
 
 def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
-    def pick(start: str, part: str, test) -> list[Case]:
-        return [c for c in cases if c.name.startswith(start) and c.part == part and test(c.settings)]
+    def pick(start: str, test, *kinds: str) -> list[Case]:
+        return [
+            c for c in cases
+            if c.name.startswith(start) and c.settings.get("weights") in kinds and test(c.settings)
+        ]  # fmt: skip
 
-    short = pick("linear", "claim", lambda s: s["n"] < s["d"] and s["weights"] == "orthogonal")
-    enough = pick("linear", "claim", lambda s: s["n"] >= s["d"] and s["weights"] != "trained")
-    heads = pick("linear", "beyond", lambda s: s["n"] >= s["d"] and s["weights"] == "orthogonal")
-    soft = pick("softmax", "beyond", lambda s: s["weights"] == "orthogonal")
+    def rates(n: int, d: int, heads: int) -> str:
+        found = [pick("linear", lambda s: (s["n"], s["d"], s["heads"]) == (n, d, heads), k) for k in INDEPENDENT]
+        return " and ".join(f"{share(one)} ({kind})" for one, kind in zip(found, INDEPENDENT, strict=True))
+
+    enough = pick("linear", lambda s: s["n"] >= s["d"] and s["heads"] == 1, *WEIGHTS)
+    short = pick("linear", lambda s: s["n"] < s["d"] == D and s["heads"] == 1, *INDEPENDENT)
+    (few, more, many) = SMALL
+    turned_ = pick("linear", lambda s: s["n"] < s["d"] and s["heads"] == 1, "orthogonal")
+    heads = pick("linear", lambda s: s["n"] >= s["d"] and s["heads"] > 1, "orthogonal")
+    soft = pick("softmax", lambda s: True, "orthogonal")
     gaussian = next(line for line in lines.lines if line.name == "gaussian")
     slope = math.log(gaussian.y[-1] / gaussian.y[0]) / math.log(gaussian.x[-1] / gaussian.x[0])
-    loose = pick("linear", "claim", lambda s: s["n"] < s["d"] and s["weights"] != "orthogonal")
     found = [
         f"n ≥ d, one head, linear: {share(enough)} draws violate the bound.",
-        f"n < d, one head, linear, orthogonal weights: {share(short)} draws violate it; Gaussian and uniform "
-        f"weights: {share(loose)}, where C makes the bound so large (median {max(c.bound for c in loose):.2g}) that "
-        "it says little.",
-        f"{HEADS} heads, linear, n ≥ d, orthogonal weights: {share(heads)} draws violate it; softmax, orthogonal "
-        f"weights: {share(soft)}.",
+        f"n < d, one head, linear, independent entries: at n = {few[0]}, d = {few[1]} the bound is violated in "
+        f"{rates(*few)} draws, at n = {more[0]}, d = {more[1]} in {rates(*more)}; at d = {D}, n = {LENGTHS[0]} in "
+        f"{share(short)}, where C makes it so large (median {max(c.bound for c in short):.2g}) that it says little.",
+        f"{HEADS} heads, linear, n = {many[0]}, d = {many[1]}, independent entries: {rates(*many)} draws violate it.",
+        f"Orthogonal weights, which are beyond the assumptions and have C = 1: for n < d {share(turned_)} draws "
+        f"violate it; with {HEADS} heads and n ≥ d {share(heads)}; softmax {share(soft)}.",
         f"C is not close to one: its median for Gaussian weights is {gaussian.y[0]:.3g} at d = {gaussian.x[0]} and "
         f"{gaussian.y[-1]:.3g} at d = {gaussian.x[-1]}, growing like d^{slope:.1f}. It is 1 for orthogonal weights.",
     ]

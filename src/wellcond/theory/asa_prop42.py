@@ -1,11 +1,15 @@
 """Proposition 4.2 of Always Skip Attention: κ(XM + X) ≪ κ(XM) for positive semi-definite M = W_Q W_Kᵀ XᵀX W_V.
 
-    for case in cases(400, seed=0): …        # M tied to X, independent of X, whitening X; not PSD; heads; softmax
+    for case in cases(400, seed=0): …        # independent entries whose M is PSD; PSD by construction; not PSD; softmax
     with_skip_bound(x, m)                    # κ(X)(1 + λmax)/(1 + λmin): what PSD does give
 
-The proof compares two upper bounds, which says nothing about the two values. κ(M + I) ≤ κ(M) is right for PSD M;
-κ(X(M + I)) ≤ κ(XM) is not, for M may undo X. And a PSD M is a rare thing: independent weights never give one.
-"≪" is read as: at least ten times smaller.
+The paper assumes independent entries of zero mean and a PSD M together. A symmetric M has probability zero then: M₁₂ −
+M₂₁ is a polynomial of the entries and not the zero polynomial. Read as vᵀMv ≥ 0 for every v, the assumption is met
+by some draws, fewer the larger d is: these are the claim (`drawn_semi_definite`), and there are enough of them for d =
+2 and 3. An M that is symmetric by construction, with weights that depend on each other or on X, lies beyond it.
+
+The proof compares two upper bounds, which says nothing about the two values. κ(M + I) ≤ κ(M) is right for symmetric
+positive definite M; κ(X(M + I)) ≤ κ(XM) is not, for M may undo X. "≪" is read as: at least ten times smaller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +18,30 @@ import torch
 from torch import Tensor
 
 from wellcond.theory.asa_prop41 import mixing
-from wellcond.theory.draws import WEIGHTS, generator, kappa, softmax_attention, tokens, weights
-from wellcond.theory.findings import Case, Example, Line, Lines, compare
-from wellcond.theory.statement import Statement, median, share
+from wellcond.theory.draws import INDEPENDENT, WEIGHTS, generator, kappa, softmax_attention, tokens, weights
+from wellcond.theory.findings import Case, Example, Line, Lines, Part, compare
+from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
-__all__ = ["STATEMENT", "cases", "chart", "examples", "semi_definite", "summary", "with_skip_bound"]
+__all__ = [
+    "STATEMENT",
+    "cases",
+    "chart",
+    "drawn_semi_definite",
+    "examples",
+    "semi_definite",
+    "summary",
+    "with_skip_bound",
+]
 
 ID = "asa-prop42"
 D, HEADS = 32, 4
 LENGTHS = (16, 32, 64)
 MUCH = 10.0
+EXACT = 1e-9  # relative
+SMALL = ((2, 2), (4, 2), (64, 2), (64, 3))  # n, d: larger d have next to no PSD draws, and n < d has none
+SPREADS = ("1/√d", "0.02")  # of the weights' entries; the second is timm's
+MANY = 100  # times the draws, of which a few are PSD
 FAMILIES = ("tied", "independent", "whitening")
 SIZES = tuple(10.0**e for e in (-3, -2, -1, -0.5, 0, 0.5, 1, 2, 3))
 
@@ -35,28 +52,77 @@ STATEMENT = Statement(
         "The skip usually lowers the condition number, often by orders of magnitude, but not because M is positive "
         "semi-definite: there are such M for which the skip makes it worse, and M that are not for which it helps. "
         "What decides is how large the branch is beside the skip, and whether the branch already undoes the input's "
-        "condition number."
+        "condition number. Independent entries, which the proposition assumes too, never give a symmetric M, and "
+        "hardly ever one with vᵀMv ≥ 0; where they do, the skip mostly lowers κ, and mostly not tenfold."
     ),
-    claim="κ(XM + X) ≪ κ(XM) where M = W_Q W_Kᵀ XᵀX W_V is positive semi-definite.",
+    claim="κ(XM + X) ≪ κ(XM) where X, W_Q, W_K and W_V have independent entries of zero mean and M = W_Q W_Kᵀ XᵀX W_V "
+    "is positive semi-definite.",
     instead=(
-        "For symmetric PSD M: κ(M + I) = (1 + λmax)/(1 + λmin) ≤ κ(M), hence κ(XM + X) ≤ κ(X)(1 + λmax)/(1 + λmin). "
-        "If moreover M has the right singular vectors of X and its eigenvalues grow with σ (M = c·XᵀX does), then "
-        "κ(XM + X) ≤ κ(XM), smaller by the factor (1 + 1/λmin)/(1 + 1/λmax), which is large only if λmin is far below "
-        "1: scale decides. For any M with ‖M‖ < 1: κ(XM + X) ≤ κ(X)(1 + ‖M‖)/(1 − ‖M‖): a skip protects as long as "
-        "the branch is small. PSD is neither sufficient nor needed."
+        Fact(
+            key="semi-definite",
+            says="For symmetric PSD M: κ(XM + X) ≤ κ(X)(1 + λmax)/(1 + λmin); and κ(M + I) = (1 + λmax)/(1 + λmin) ≤ "
+            "κ(M) if M is positive definite.",
+            proof="M + I is symmetric with the eigenvalues 1 + λ ≥ 1, so it is square and invertible, and κ(X(M + I)) "
+            "≤ κ(X)κ(M + I). For 0 < a ≤ b: (1 + b)/(1 + a) ≤ b/a, since a(1 + b) ≤ b(1 + a).",
+        ),
+        Fact(
+            key="aligned",
+            says="If moreover M has the right singular vectors of X and its eigenvalues λ on X's row space are "
+            "positive and grow with σ (M = c·XᵀX does), then κ(XM + X) ≤ κ(XM), smaller by the factor (1 + "
+            "1/λmin)/(1 + 1/λmax), where λmin and λmax are the smallest and largest on the row space (for n < d, M "
+            "has zeros outside it, which do not count). The factor is large only if λmin is far below 1: scale "
+            "decides.",
+            proof="With X = UΣVᵀ and MV = VΛ: XM = UΣΛVᵀ and XM + X = UΣ(Λ + I)Vᵀ. σλ and σ(λ + 1) grow with σ, so "
+            "κ(XM) = κ(X)·λmax/λmin and κ(XM + X) = κ(X)(1 + λmax)/(1 + λmin); the quotient of the two is the factor.",
+        ),
+        Fact(
+            key="small branch",
+            says="For any M with ‖M‖ < 1: κ(XM + X) ≤ κ(X)(1 + ‖M‖)/(1 − ‖M‖). A skip protects as long as the branch "
+            "is small.",
+            proof="(1 − ‖M‖)‖v‖ ≤ ‖(M + I)v‖ ≤ (1 + ‖M‖)‖v‖, so M + I is invertible with κ(M + I) ≤ (1 + ‖M‖)/(1 − "
+            "‖M‖), and κ(X(M + I)) ≤ κ(X)κ(M + I).",
+        ),
+        Fact(
+            key="whitening",
+            says="PSD is not sufficient: for M = c·(XᵀX)^(−1/2) on X's row space (0 elsewhere), c > 0, the skip "
+            "makes κ worse, from 1 to (c + σmax)/(c + σmin), for every X with κ(X) > 1. Nor is it needed: X = I and "
+            "M = diag(1/2, −1/1000) go from 500 to 1.5.",
+            proof="With X = UΣVᵀ: XM = c·UVᵀ, whose singular values are all c, and XM + X = U(c + Σ)Vᵀ. The second is "
+            "arithmetic: 1.5/0.999.",
+        ),
+        Fact(
+            says="With independent entries, d = 32 and an M that is not PSD the skip lowered κ in every draw of linear "
+            "attention, and in most of softmax attention."
+        ),
     ),
     tested=(
-        f"d = {D}, n = {', '.join(map(str, LENGTHS))}, ‖M‖ = 1 (and 10⁻³ to 10³ in the chart). PSD M three ways: tied "
-        "(W_V = W_K W_Qᵀ, so that M = A XᵀX Aᵀ), independent of X (a Wishart matrix), whitening ((XᵀX)^(−1/2)). Not "
-        f"PSD: independent Gaussian, uniform and orthogonal weights, one head and {HEADS}; softmax with its skip. For "
-        "trained blocks, M is divided by n√p."
+        "Inside the claim: Gaussian and uniform entries, weights of spread 1/√d and 0.02, those of "
+        f"{MANY} times as many draws for which vᵀMv ≥ 0, n × d = {', '.join(f'{n} × {d}' for n, d in SMALL)}. Beyond "
+        f"it: d = {D}, n = {', '.join(map(str, LENGTHS))}, ‖M‖ = 1 (and 10⁻³ to 10³ in the chart), symmetric M of "
+        "rank n at most in three ways: tied (W_V = W_K W_Qᵀ, so that M = A XᵀX Aᵀ), independent of X (a Wishart "
+        "matrix), whitening ((XᵀX)^(−1/2)). Not PSD: independent Gaussian and uniform entries and orthogonal weights, "
+        f"one head and {HEADS}; softmax with its skip. For trained blocks, M is divided by n√p."
     ),
     not_tested="Training itself: the proposition speaks of one map, not of what gradient descent makes of it.",
 )  # fmt: skip
 
 
+def drawn_semi_definite(
+    kind: str, draws: int, n: int, d: int, source: torch.Generator, spread: float
+) -> tuple[Tensor, Tensor]:
+    """X and M of those among `draws` draws with vᵀMv ≥ 0; entries independent, the weights' of deviation `spread`."""
+    x = tokens(draws, n, d, source)
+    w = [spread * d**0.5 * weights(kind, draws, d, d, source) for _ in range(3)]
+    m = mixing(x, *w, heads=1)
+    met = torch.linalg.eigvalsh(m + m.mT)[:, 0] >= 0
+    return x[met], m[met]
+
+
 def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "gaussian") -> Tensor:
     """A symmetric PSD M of norm 1 for each X, (b, d, d). Each has the form W_Q W_Kᵀ XᵀX W_V for some weights.
+
+    Any M of rank n at most has that form: with X = UΣVᵀ and M = PQᵀ, P and Q being d × n, W_Q W_Kᵀ = PΣ⁻¹Vᵀ and W_V =
+    VΣ⁻¹Qᵀ will do.
 
     Raises ValueError for an unknown family.
     """
@@ -65,7 +131,7 @@ def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "
         a = weights(kind, draws, d, d, source) @ weights(kind, draws, d, d, source).mT
         half = x @ a.mT
     elif family == "independent":
-        half = weights("gaussian", draws, max(n, d), d, source)
+        half = weights("gaussian", draws, n, d, source)
     elif family == "whitening":
         _, s, vt = torch.linalg.svd(x, full_matrices=False)
         half = s.rsqrt()[..., None] * vt
@@ -86,25 +152,22 @@ def with_skip_bound(x: Tensor, m: Tensor) -> Tensor:
 
 
 def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterator[Case]:
+    for n, d in SMALL:
+        for kind in INDEPENDENT:
+            for spread in SPREADS:
+                source, count = generator(seed, ID, "drawn", kind, n, d), MANY * draws
+                x, m = drawn_semi_definite(
+                    kind, count, n, d, source, d**-0.5 if spread == SPREADS[0] else float(spread)
+                )
+                settings = {"weights": kind, "spread": spread, "n": n, "d": d, "drawn": count, "met": len(x)}
+                if len(x):
+                    name = f"{kind} entries, spread {spread}, n = {n}, d = {d}"
+                    yield from _smaller(name, x @ m, x, part="claim", **settings)
     for n in LENGTHS:
         for family in FAMILIES:
-            source = generator(seed, ID, family, n)
-            x = tokens(draws, n, D, source)
-            m = semi_definite(family, x, source)
-            settings = {"family": family, "n": n, "d": D}
-            name = f"{family} M, n = {n}"
-            yield from _smaller(name, x @ m, x, part="claim", **settings)
-            skip = kappa(x @ m + x)
-            yield compare(f"κ(X)(1 + λmax)/(1 + λmin), {name}", with_skip_bound(x, m), skip, part="instead", **settings)
-            if family != "tied" or n >= D:  # else κ(M) is infinite and there is nothing to compare
-                plus = m + torch.eye(D, dtype=m.dtype)
-                yield compare(f"κ(M + I) ≤ κ(M), {name}", kappa(m), kappa(plus), part="instead", **settings)
+            yield from _constructed(family, n, draws, seed)
         x = tokens(draws, n, D, generator(seed, ID, "aligned", n))
-        m = _scaled(x.mT @ x, 1.0)
-        name = f"M = c·XᵀX, n = {n}"
-        yield compare(
-            f"κ(XM + X) ≤ κ(XM), {name}", kappa(x @ m), kappa(x @ m + x), part="instead", family="aligned", n=n, d=D
-        )
+        yield _aligned(f"M = c·XᵀX, n = {n}", x, _scaled(x.mT @ x, 1.0))
         for kind in WEIGHTS:
             source = generator(seed, ID, kind, n)
             x = tokens(draws, n, D, source)
@@ -116,11 +179,16 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
             small = _scaled(m, 0.5)
             yield compare(
                 f"κ(X)(1 + ‖M‖)/(1 − ‖M‖), {name}", kappa(x) * 3, kappa(x @ small + x), part="instead",
-                weights=kind, n=n, d=D,
+                fact="small branch", weights=kind, n=n, d=D,
             )  # fmt: skip
             branch = softmax_attention(x, *w, heads=HEADS)
             name = f"softmax, {kind}, {HEADS} heads, n = {n}"
             yield from _smaller(name, branch, x, part="beyond", weights=kind, heads=HEADS, n=n, d=D)
+    eye, m = torch.eye(2, dtype=torch.float64)[None], torch.diag(torch.tensor([0.5, -1e-3], dtype=torch.float64))[None]
+    yield compare(
+        "300 κ(XM + X) ≤ κ(XM), M = diag(1/2, −1/1000)", kappa(m), 300 * kappa(m + eye), part="instead",
+        fact="whitening", n=2, d=2,
+    )  # fmt: skip
     for block in trained:
         x, *w = block.attention()
         m = mixing(x, *w, heads=block.heads) * (x.shape[-1] / block.heads) ** -0.5 / x.shape[1]
@@ -130,7 +198,55 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
         yield from _smaller(f"softmax, trained {block.name}", branch, x, part="beyond", **settings)
 
 
-def _smaller(name: str, branch: Tensor, x: Tensor, *, part, **settings) -> Iterator[Case]:
+def _constructed(family: str, n: int, draws: int, seed: int) -> Iterator[Case]:
+    """A PSD M by construction: what the skip does, and what PSD does give."""
+    source = generator(seed, ID, family, n)
+    x = tokens(draws, n, D, source)
+    m = semi_definite(family, x, source)
+    settings = {"family": family, "n": n, "d": D}
+    name = f"{family} M, n = {n}"
+    yield from _smaller(name, x @ m, x, part="beyond", **settings)
+    skip = kappa(x @ m + x)
+    known = with_skip_bound(x, m)
+    name_of_bound = f"κ(X)(1 + λmax)/(1 + λmin), {name}"
+    yield compare(name_of_bound, known, skip, part="instead", fact="semi-definite", **settings)
+    if n >= D:  # else M is singular, κ(M) infinite, and there is nothing to compare
+        plus = m + torch.eye(D, dtype=m.dtype)
+        name_of_bound = f"κ(M + I) ≤ κ(M), {name}"
+        yield compare(name_of_bound, kappa(m), kappa(plus), part="instead", fact="semi-definite", **settings)
+    if family == "whitening":
+        s = torch.linalg.svdvals(x)
+        c = s[:, -1]  # ‖M‖ = 1 = c/σmin
+        away = (skip / ((c + s[:, 0]) / (c + s[:, -1])) - 1).abs() + (kappa(x @ m) - 1).abs()
+        name = f"1 becomes (c + σmax)/(c + σmin), {name}"
+        yield compare(
+            name,
+            EXACT + 64 * torch.finfo(torch.float64).eps * kappa(x),
+            away,
+            part="instead",
+            fact="whitening",
+            **settings,
+        )
+
+
+def _aligned(name: str, x: Tensor, m: Tensor) -> Case:
+    """κ(XM)/κ(XM + X) against (1 + 1/λmin)/(1 + 1/λmax), the eigenvalues being those on X's row space."""
+    known, without = aligned_factor(x, m), kappa(x @ m)
+    away = (without / kappa(x @ m + x) / known - 1).abs()
+    room = EXACT + 64 * torch.finfo(torch.float64).eps * without
+    return compare(
+        f"κ(XM)/κ(XM + X) = (1 + 1/λmin)/(1 + 1/λmax), {name}", room, away, part="instead",
+        fact="aligned", family="aligned", n=x.shape[-2], d=x.shape[-1], median_factor=median(known),
+    )  # fmt: skip
+
+
+def aligned_factor(x: Tensor, m: Tensor) -> Tensor:
+    """(1 + 1/λmin)/(1 + 1/λmax) of a symmetric M with X's right singular vectors, over X's row space."""
+    values = torch.linalg.eigvalsh(m)[..., -min(x.shape[-2:]) :]
+    return (1 + 1 / values[..., 0]) / (1 + 1 / values[..., -1])
+
+
+def _smaller(name: str, branch: Tensor, x: Tensor, *, part: Part, **settings) -> Iterator[Case]:
     """Is κ with the skip smaller, and is it much smaller?"""
     without, skip = kappa(branch), kappa(branch + x)
     yield compare(f"smaller: {name}", without, skip, part=part, strict=True, **settings)
@@ -210,16 +326,27 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
         return [c for c in cases if c.name.startswith(start) and wanted.items() <= c.settings.items()]
 
     found = []
+    for n, d in SMALL:
+        smaller, much = ([c for c in pick(start, n=n, d=d) if c.part == "claim"] for start in ("smaller", "ten times"))
+        if smaller:
+            met, drawn = (sum(c.settings[key] for c in smaller) for key in ("met", "drawn"))
+            found.append(
+                f"Independent entries, n = {n}, d = {d}: M is PSD (vᵀMv ≥ 0) in {100 * met / drawn:.2g} % of the "
+                f"draws; in these the skip does not lower κ in {share(smaller)}, and not tenfold in {share(much)}."
+            )
     for family in FAMILIES:
         smaller, much = pick("smaller", family=family), pick("ten times", family=family)
         found.append(
-            f"PSD, {family}: the skip does not lower κ in {share(smaller)} draws, and not tenfold in {share(much)}."
+            f"PSD by construction, {family}: the skip does not lower κ in {share(smaller)} draws, and not tenfold in "
+            f"{share(much)}."
         )
     loose = [c for c in cases if "not PSD" in c.name]
+    soft = [c for c in pick("smaller: softmax, ") if c.settings["weights"] != "trained"]
     found.append(
-        f"Independent weights, M not PSD: not lower in {share([c for c in loose if c.name.startswith('smaller')])} "
-        f"draws, not tenfold in {share([c for c in loose if c.name.startswith('ten')])}; softmax: not lower in "
-        f"{share(pick('smaller: softmax, '))}."
+        "M not PSD (independent entries, or orthogonal weights): not lower in "
+        f"{share([c for c in loose if c.name.startswith('smaller')])} draws, not tenfold in "
+        f"{share([c for c in loose if c.name.startswith('ten')])}; softmax: not lower in "
+        f"{share(soft)}."
     )
     ends = {line.name: (line.y[0], line.y[-1]) for line in lines.lines}
     found.append(

@@ -15,6 +15,7 @@ from torch import Tensor
 from wellcond.numerics import condition_number
 
 __all__ = [
+    "INDEPENDENT",
     "WEIGHTS",
     "generator",
     "kappa",
@@ -27,7 +28,8 @@ __all__ = [
     "weights",
 ]
 
-WEIGHTS = ("gaussian", "uniform", "orthogonal")
+INDEPENDENT = ("gaussian", "uniform")  # entries, as Propositions 4.1 and 4.2 assume them
+WEIGHTS = (*INDEPENDENT, "orthogonal")
 
 
 def generator(seed: int, *names: object) -> torch.Generator:

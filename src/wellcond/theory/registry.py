@@ -26,6 +26,7 @@ STATEMENTS = {
     "asa-prop42": "asa_prop42",
     "asa-eq6": "asa_eq6",
     "asa-eq24": "asa_eq24",
+    "sky-lemma1": "sky_lemma1",
     "sky-lemmaC1": "sky_lemma_c1",
     "sky-lemmaC2": "sky_lemma_c2",
     "sky-theorem2": "sky_theorem2",

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from wellcond.numerics.inverse import invert_by_iteration, transposed_start
 from wellcond.theory.draws import generator
 from wellcond.theory.findings import Case, Example, Line, Lines, compare
 from wellcond.theory.leverage import completion
-from wellcond.theory.statement import Statement, share
+from wellcond.theory.statement import Fact, Statement, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "cases", "chart", "examples", "normalized", "sampled_kernel", "summary"]
@@ -32,12 +33,29 @@ STATEMENT = Statement(
     id=ID,
     title="Lemma 3: the matrix that the iteration inverts",
     plain=(
-        "The largest singular value is 1, always, not below 1. What the iteration needs, ‖I − N‖ < 1, is true. It "
-        "needs γ > 0 and a kernel without negative values."
+        "The largest singular value is 1, always, not below 1. What an iteration that starts from I needs, ‖I − N‖ < "
+        "1, is true. It needs γ > 0 and a kernel without negative values."
     ),
     claim="All singular values of N = D_M^(−1/2)(M + γI)D_M^(−1/2), M = SᵀC̄S, lie in (0, 1), and ‖I − N‖ < 1.",
-    instead="The spectrum lies in [γ/max D_M, 1] and its largest eigenvalue is exactly 1 (eigenvector D_M^(1/2)1). "
-    "‖I − N‖ = 1 − λmin < 1 holds for γ > 0 and M ≥ 0 entry by entry.",
+    instead=(
+        Fact(
+            key="spectrum",
+            says="For γ > 0 and M ≥ 0 entry by entry, the spectrum of N lies in [γ/max D_M, 1] and its largest "
+            "eigenvalue is exactly 1, with the eigenvector D_M^(1/2)1; so ‖I − N‖ = 1 − λmin < 1.",
+            proof="With W = M + γI: N D_M^(1/2)1 = D_M^(−1/2)W1 = D_M^(1/2)1. No entry of W is negative, so xᵀ(D_M − "
+            "W)x = ½ΣW_ij(x_i − x_j)² ≥ 0, and N ⪯ I. M is PSD, so N ⪰ γD_M⁻¹ ⪰ (γ/max D_M)·I.",
+        ),
+        Fact(
+            key="start",
+            says="Where N is singular (γ = 0 and a landmark drawn twice), it depends on its start whether the "
+            "iteration Z ← ¼Z(13I − NZ(15I − NZ(7I − NZ))) converges: from Z = I it diverges; from Z = Nᵀ/c, the "
+            "start of the authors' code, it converges to the pseudo-inverse, in exact arithmetic.",
+            proof="Both starts are polynomials in the symmetric N, and so is every Z: an eigenvector of N with "
+            "eigenvalue 0 keeps NZ at 0, and its eigenvalue of Z is multiplied by 13/4 at each step. From I it is "
+            "(13/4)^t; from N/c it is 0 and stays 0, while x = λ²/c ∈ (0, 1] of every other eigenvector goes to 1, "
+            "since 1 − x becomes (1 − x)³(4 − x)/4.",
+        ),
+    ),
     tested=f"{', '.join(map(str, LANDMARKS))} landmarks drawn with replacement from {N} queries and {N} keys of {P} "
     f"dimensions, of spread {', '.join(map(str, SPREADS))}; γ = {', '.join(map(str, GAMMAS))}; S scaled as "
     "Definition 1 has it; float64.",
@@ -78,6 +96,23 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
         m = completion(rows, rows)[..., :d, :d] / d
         yield from _judge(f"{d} landmarks, trained {block.name}, γ = 0.1", m, 0.1, landmarks=d, trained=True)
 
+    yield from _starts(seed)
+
+
+def _starts(seed: int) -> Iterator[Case]:
+    """γ = 0 and every landmark twice: six steps from I, and from Nᵀ/c."""
+    rows = 0.7 * torch.randn(20, 4, P, dtype=torch.float64, generator=generator(seed, ID, "twice"))
+    n = normalized(completion(rows, rows), 0.0)  # queries and keys are the same points: each landmark stands twice
+    inverse = torch.linalg.pinv(n, rtol=1e-9, hermitian=True)
+    # In exact arithmetic the singular directions stay out; here they start as rounding, and grow to 1e-13 at most.
+    settled = invert_by_iteration(n, num_iterations=6, start=transposed_start(n))
+    away = torch.linalg.matrix_norm(settled - inverse, ord=2) / torch.linalg.matrix_norm(inverse, ord=2)
+    name = "‖Z − N⁺‖ ≤ 10⁻⁶‖N⁺‖ after six steps from Nᵀ/c, landmarks drawn twice, γ = 0"
+    yield compare(name, torch.full_like(away, 1e-6), away, part="instead", fact="start", gamma=0.0)
+    norms = torch.linalg.matrix_norm(invert_by_iteration(n, num_iterations=6), ord=2)
+    name = "(13/4)⁶ ≤ ‖Z‖ after six steps from I, landmarks drawn twice, γ = 0"
+    yield compare(name, norms, torch.full_like(norms, 3.25**6), part="instead", fact="start", gamma=0.0)
+
 
 def _judge(name: str, m: Tensor, gamma: float, **settings) -> Iterator[Case]:
     settings["gamma"] = gamma
@@ -87,9 +122,9 @@ def _judge(name: str, m: Tensor, gamma: float, **settings) -> Iterator[Case]:
     # Open intervals cannot be told from closed ones by rounding; 1 − 1e-12 is below 1 by thousands of roundings.
     yield compare(f"λmax < 1, {name}", one - EXACT, high, part="claim", slack=0.0, **settings)
     yield compare(f"‖I − N‖ < 1, {name}", one, (1 - values).abs().amax(-1), part="claim", strict=True, **settings)
-    yield compare(f"λmax = 1, {name}", one * EXACT, (high - 1).abs(), part="instead", **settings)
+    yield compare(f"λmax = 1, {name}", one * EXACT, (high - 1).abs(), part="instead", fact="spectrum", **settings)
     floor = gamma / (m.sum(-1).amax(-1) + gamma)
-    yield compare(f"γ/max D ≤ λmin, {name}", low, floor, part="instead", **settings)
+    yield compare(f"γ/max D ≤ λmin, {name}", low, floor, part="instead", fact="spectrum", **settings)
 
 
 def examples() -> list[Example]:
@@ -107,9 +142,10 @@ def examples() -> list[Example]:
             measured=top[0],
         ),
         Example(
-            title="γ = 0 with a landmark drawn twice: ‖I − N‖ is 1, and the iteration does not converge",
-            text="The same M without γ: N has the eigenvalues 0 and 1. Sampling with replacement draws doubles as "
-            "soon as there are a few landmarks.",
+            title="γ = 0 with a landmark drawn twice: ‖I − N‖ is 1, and from I the iteration does not converge",
+            text="The same M without γ: N has the eigenvalues 0 and 1. Started from I, the iteration multiplies the "
+            "part of Z that belongs to 0 by 13/4 at each step; started from Nᵀ/c it has no such part, and converges "
+            "to the pseudo-inverse. Sampling with replacement draws doubles as soon as there are a few landmarks.",
             matrices={"M": ones.tolist()},
             bound=1.0,
             measured=zero,

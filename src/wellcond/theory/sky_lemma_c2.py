@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wellcond.theory.draws import generator, weights
 from wellcond.theory.findings import Case, Example, Line, Lines, rate
-from wellcond.theory.statement import Statement, share
+from wellcond.theory.statement import Fact, Statement, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "cases", "chart", "enough_columns", "examples", "sample_counts", "sampling_errors", "summary"]
@@ -34,8 +34,16 @@ STATEMENT = Statement(
     ),
     claim="If HHᵀ is diagonal and d ≥ (28/3)(s/β)·ln(2n/δ), then P(‖HΠΠᵀHᵀ − HHᵀ‖ > ½‖H‖²) < δ.",
     instead=(
-        "The same without a diagonal HHᵀ, which the proof never needs. How much room the constant leaves depends on "
-        "H: little for a flat spectrum, much for one that decays."
+        Fact(
+            key="any",
+            says="The same holds without a diagonal HHᵀ.",
+            proof="X_k = (n·h_i h_iᵀ − HHᵀ)/d is a difference of two PSD matrices, so its norm is at most the larger "
+            "of their norms: ‖X_k‖ ≤ R = ‖H‖_F²/(dβ). E X_k² ⪯ Σ_i n‖h_i‖²·h_i h_iᵀ/d² ⪯ (‖H‖_F²/β)·HHᵀ/d², so σ² = "
+            "‖H‖_F²‖H‖²/(dβ) for d summands. Lemma C.1 with t = ½‖H‖² gives 2n·exp(−3dβ/(28s)), which is δ at most.",
+        ),
+        Fact(
+            says="How much room the constant leaves depends on H: little for a flat spectrum, much for one that decays."
+        ),
     ),
     tested=f"n = {', '.join(map(str, SIZES))}; flat, decaying and spiky spectra with diagonal HHᵀ, and Gaussian H, "
     f"whose HHᵀ is not; δ = {', '.join(map(str, DELTAS))}; the constant of the proof.",
@@ -95,7 +103,7 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
             errors = sampling_errors(h, d, draws, generator(seed, ID, name, delta))
             yield rate(
                 f"{name}, δ = {delta:g}", failures=int((errors > 0.5).sum()), draws=draws, allowed=delta,
-                part="claim" if diagonal else "instead", delta=delta, n=h.shape[-1], columns=d,
+                part="claim" if diagonal else "instead", fact="any", delta=delta, n=h.shape[-1], columns=d,
                 largest_error=float(errors.max()),
             )  # fmt: skip
 

@@ -8,9 +8,6 @@ Errors are computed in the r dimensions whose eigenvalues exceed τ = 1e-4·λ. 
 2n × r) and B_S its sampled rows, C̄ ⪯ C̄' + τI, and Nyström's error is monotone in the matrix:
 ‖C̄ − C̃̄‖ ≤ ‖Bτ(τ + B_SᵀB_S)⁻¹Bᵀ‖ + τ. So what is called a failure here may be none, but no failure is missed.
 ‖C − C̃‖ is taken from the same matrix, and is as exact as τ is small.
-
-A residual E = C̄ − C̃̄ ⪰ 0 gives more than the paper takes from it: for unit u, v both (u, ±v)ᵀE(u, ±v) lie in
-[0, 2‖E‖], and their difference is 4uᵀE₁₂v, so that ‖C − C̃‖ = ‖E₁₂‖ ≤ ½‖E‖ ≤ λ/2: half the theorem's bound.
 """
 
 import math
@@ -25,7 +22,7 @@ from wellcond.theory.draws import generator
 from wellcond.theory.findings import Case, Example, Line, Lines, compare, rate
 from wellcond.theory.leverage import completion, leverage
 from wellcond.theory.sky_lemma_c2 import sample_counts
-from wellcond.theory.statement import Statement, share
+from wellcond.theory.statement import Fact, Statement, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "Instance", "cases", "chart", "examples", "instances", "summary"]
@@ -46,10 +43,18 @@ STATEMENT = Statement(
     claim="With d ≥ (56/3)(d_stat/β)·ln(4n/δ) uniformly sampled landmarks, C̃̄ ⪯ C̄ ⪯ C̃̄ + λI, and ‖C̃ − C‖ ≤ λ = "
     "ε‖C‖, with probability 1 − δ.",
     instead=(
-        "It can be sharpened: since C̄ − C̃̄ is positive semi-definite, ‖C̃ − C‖ ≤ ½‖C̃̄ − C̄‖ ≤ λ/2. The theorem's d exceeds "
-        "2n for short or spread-out inputs, where it says nothing. Where the spectrum decays smoothly, about twice "
-        "d_stat landmarks were enough; where tokens lie in separate clusters, each must be hit, and the logarithm is "
-        "needed. `wellcond.statistical_dimension(q, k, epsilon)` computes d_stat."
+        Fact(
+            key="half",
+            says="It can be sharpened: ‖C̃ − C‖ ≤ ½‖C̃̄ − C̄‖ ≤ λ/2, half of the theorem's bound.",
+            proof="E = C̄ − C̃̄ is positive semi-definite, and C − C̃ its upper right block E₁₂. For unit vectors u, "
+            "v both (u, ±v)ᵀE(u, ±v) lie in [0, 2‖E‖], and their difference is 4uᵀE₁₂v; so ‖E₁₂‖ ≤ ½‖E‖.",
+        ),
+        Fact(
+            says="The theorem's d exceeds 2n for short or spread-out inputs, where it says nothing. Where the "
+            "spectrum decays smoothly, about twice d_stat landmarks were enough; where tokens lie in separate "
+            "clusters, each must be hit, and it takes several times more. `wellcond.statistical_dimension(q, k, "
+            "epsilon)` computes d_stat."
+        ),
     ),
     tested=(
         "Inputs for which the theorem's d is below 2n (clustered tokens, tokens of small norm, a slowly moving "
@@ -173,7 +178,8 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
                 worst_completion_error=float(outer.max()),
             )  # fmt: skip
             name = f"‖C̃ − C‖ ≤ ½‖C̃̄ − C̄‖, {times} × d_stat = {few}, {instance.name}"
-            yield compare(name, outer / 2, inner, part="instead", **{**settings, "landmarks": few})
+            settings_ = {**settings, "landmarks": few}
+            yield compare(name, outer / 2, inner, part="instead", fact="half", **settings_)
 
 
 def examples() -> list[Example]:

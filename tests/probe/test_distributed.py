@@ -1,6 +1,7 @@
 """Two processes measure what one would: the same rows on both, written once."""
 
 import contextlib
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ from wellcond.probe import Probe
 
 # What each rank runs. Starting two processes takes longer than all that they measure, so it is done once.
 RANK = """
-import copy, sys, warnings, torch, torch.distributed as dist
+import copy, sys, types, warnings, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 import wellcond.numerics.singular as singular
+import wellcond.probe.pace
 from wellcond import records
 from wellcond.probe import Probe
 
@@ -43,7 +46,7 @@ def shard(model, **settings):
 
 # DistributedDataParallel
 parallel = DistributedDataParallel(copy.deepcopy(model))
-for name, training, exact in (("eval", False, None), ("train", True, None), ("exact", True, True)):
+for name, training, exact in (("eval", False, True), ("train", True, False), ("exact", True, True)):
     parallel.train(training)
     with Probe(parallel, exact=exact, spectrum=True).to(f"{folder}/{name}-file.jsonl") as probe:
         parallel(mine).square().mean().backward()
@@ -94,12 +97,77 @@ for name, exact in (("train", False), ("exact", True)):
     with Probe(sharded, exact=exact) as probe:
         sharded(mine).square().mean().backward()
     keep("sharded-" + name, probe)
-low = shard(copy.deepcopy(model), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-with warnings.catch_warnings(record=True) as told, Probe(low) as probe:
-    warnings.simplefilter("always")
-    low(mine)
-assert any("bfloat16 by itself" in str(w.message) for w in told), told
-keep("low", probe)
+
+# fully_shard in bfloat16: each step is that of the whole weights in float32, and training does not notice
+policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+
+
+def shard_as_one(model):
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(list(model.blocks), mesh=mesh, **policy)
+    return fully_shard(model, mesh=mesh, **policy)
+
+
+def train_low(model, probe):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    outputs = []
+    for step in range(3):
+        weights = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+        if rank == 0:
+            torch.save(weights, f"{folder}/weights-{step}.pt")
+        if step == 2:
+            with torch.no_grad():
+                model.eval()(mine)  # leaves the outermost weights gathered, in bfloat16
+            model.train()
+        if probe is not None:
+            probe.step = step
+            probe.attach()
+        outputs.append(model(mine * (1 + step)))
+        if probe is not None:
+            probe.detach()
+        outputs[-1].float().square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return [*outputs, *(parameter.full_tensor() for parameter in model.parameters())]
+
+
+for name, sharding in (("low", lambda model: shard(model, **policy)), ("grouped", shard_as_one)):
+    plain, low = (sharding(copy.deepcopy(model)).train() for _ in range(2))
+    before = [(id(parameter), parameter.dtype) for parameter in low.parameters()]
+    hooks = [list(module._forward_pre_hooks.items()) for module in low.modules()]
+    probe = Probe(low)
+    for one, two in zip(train_low(low, probe), train_low(plain, None), strict=True):
+        assert torch.equal(one, two)
+    assert [(id(parameter), parameter.dtype) for parameter in low.parameters()] == before
+    assert [list(module._forward_pre_hooks.items()) for module in low.modules()] == hooks
+    keep(name, probe)
+    with Probe(low, exact=False) as probe:
+        low(mine)
+    keep(name + "-live", probe)
+
+# tensor parallelism: the parts stay parts
+for dtype in (torch.float32, torch.bfloat16):
+    parted = copy.deepcopy(model).to(dtype).train()
+    for block in parted.blocks:
+        plan = {"mlp.fc1": ColwiseParallel(), "mlp.fc2": RowwiseParallel()}
+        parallelize_module(block, init_device_mesh("cpu", (2,)), plan)
+    with Probe(parted, reduce=False) as probe:
+        parted(images.to(dtype)).float().square().mean().backward()  # each has the whole batch
+    keep(f"parted-{dtype}", probe)
+
+# every="auto": clocks differ, steps do not
+clock = [0.0]
+wellcond.probe.pace.time = types.SimpleNamespace(perf_counter=lambda: clock[0])
+for name, measured, settings in (("clock", parallel, {}), ("clock-sharded", sharded, {"reduce": False})):
+    norm = next(module for path, module in measured.named_modules() if path.endswith("norm") and "." not in path[7:])
+    handle = norm.register_forward_hook(lambda module, *_: clock.append(clock.pop() + 3 * (not module.training)))
+    measured.train()
+    with Probe(measured, sites="+mlp", blocks=0, every="auto", **settings) as probe:
+        for _ in range(12):
+            measured(mine).square().mean().backward()
+            clock[0] += 1 if rank == 0 else 50  # by its own clock the second one would not wait so long
+    handle.remove()
+    keep(name, probe)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -159,6 +227,25 @@ def test_two_processes(vit: Any, images: Tensor, tmp_path: Path) -> None:
     for name in ("eval", "train", "exact"):
         for rank in range(2):
             assert_alike(read(tmp_path, f"sharded-{name}-{rank}"), alone)
-    low = [row for row in read(tmp_path, "low-0") if row["site"] == "sa"]
-    assert {row["dtype"] for row in low} == {"bfloat16"}
-    assert "ok" not in {row["status"] for row in low}
+    for name in ("low", "grouped"):
+        for step in range(3):
+            vit.load_state_dict(torch.load(tmp_path / f"weights-{step}.pt"))
+            # the samples that came first, at every step; and in float32 though both trained in bfloat16
+            expected = [{**row, "step": step} for row in measured_alone(vit, images)]
+            for rank in range(2):
+                assert_alike([row for row in read(tmp_path, f"{name}-{rank}") if row["step"] == step], expected)
+        live = [row for row in read(tmp_path, f"{name}-live-0") if row["site"] == "sa"]
+        assert {row["dtype"] for row in live} == {"bfloat16"}
+        assert "ok" not in {row["status"] for row in live}
+    vit.load_state_dict(torch.load(tmp_path / "weights-0.pt"))
+
+    # tensor parallelism
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = measured_alone(copy.deepcopy(vit).to(dtype), images.to(dtype))
+        for rank in range(2):
+            assert_alike(read(tmp_path, f"parted-{dtype}-{rank}"), expected)
+
+    # every="auto"
+    for name in ("clock", "clock-sharded"):
+        steps = [sorted({row["step"] for row in read(tmp_path, f"{name}-{rank}")}) for rank in range(2)]
+        assert steps == [[0, 4], [0, 4]]

@@ -34,8 +34,8 @@ def main(epochs: int, output: Path, mixed_precision: str, cpu: bool) -> None:
         output.mkdir(parents=True, exist_ok=True)
         (output / "probe.jsonl").unlink(missing_ok=True)  # rows are added to a file that is there
     # The model that `prepare` gave back is the one that is called. Every process has a probe; the first one writes.
-    # exact=True: the numbers of the weights, and not of bfloat16's rounding.
-    probe = wellcond.Probe(model, every=10, exact=True).to(output / "probe.jsonl")  # probe
+    # Whatever the mixed precision, it measures in float32, and on the samples of the first batch each time.
+    probe = wellcond.Probe(model, every=10).to(output / "probe.jsonl")  # probe
     step = 0
     for epoch in range(epochs):
         model.train()
@@ -54,7 +54,7 @@ def main(epochs: int, output: Path, mixed_precision: str, cpu: bool) -> None:
 
 
 def show(title: str, accelerator: Accelerator, model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Once, exactly; processes are merged, so that each has to take part."""
+    """Once, of these images; processes are merged, so that each has to take part."""
     with torch.no_grad(), wellcond.Probe(model.eval()) as probe:  # probe
         model(images[:64].to(accelerator.device))
     accelerator.print(f"\n{title}\n{probe.table()}\n")

@@ -45,7 +45,7 @@ def main(epochs: int, output: Path) -> None:
 
 
 def show(title: str, model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Once, exactly: in evaluation mode the probe takes a pass of its own, in full precision."""
+    """Once, of these images: the probe takes a pass of its own, in full precision."""
     with torch.no_grad(), wellcond.Probe(model.eval()) as probe:  # probe
         model(images[:64])
     print(f"\n{title}\n{probe.table()}\n")

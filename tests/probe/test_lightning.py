@@ -105,6 +105,26 @@ def test_the_first_rows_are_those_of_the_first_batch(tmp_path):
     assert read_rows(tmp_path / "probe.jsonl") == truth.rows()
 
 
+def test_curves_are_of_the_same_samples_in_float32_while_training_is_in_bfloat16(tmp_path):
+    module = Classifier()
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.0)  # so that nothing else changes
+    fit(module, ProbeCallback(every=2), tmp_path, precision="bf16-mixed")
+    rows = read_rows(tmp_path / "probe.jsonl")
+    numbers = [
+        [(row["block"], row["site"], row["name"], row["value"]) for row in rows if row["step"] == step]
+        for step in (0, 2, 4)
+    ]
+    assert numbers[0] == numbers[1] == numbers[2]
+    assert {(row["dtype"], row["status"]) for row in rows} == {("float32", "ok")}
+
+
+def test_as_often_as_time_allows(tmp_path):
+    fit(Classifier(), ProbeCallback(every="auto"), tmp_path)
+    assert steps_of(read_rows(tmp_path / "probe.jsonl"))[0] == 0  # when the next comes is up to the machine
+    with pytest.raises(ValueError, match="every must be a whole number from 1 on"):
+        ProbeCallback(every="now and then")
+
+
 def test_training_is_the_same_to_the_bit_with_and_without_it(tmp_path):
     weights = []
     for number, every in enumerate((1, 10**6)):

@@ -116,3 +116,6 @@ def test_unknown_settings_are_refused_by_name():
     check_settings({"sites": "sa", "max_samples": 3})
     with pytest.raises(ValueError, match="no setting sight; its settings are sites, blocks"):
         check_settings({"sight": "sa"})
+    check_settings({}, "auto")
+    with pytest.raises(ValueError, match="every must be a whole number from 1 on"):
+        check_settings({}, "often")

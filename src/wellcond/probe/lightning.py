@@ -8,7 +8,7 @@ A step is an optimiser step (`trainer.global_step`): with gradient accumulation 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -35,19 +35,27 @@ class ProbeCallback(Callback):
     """Measures every `every`-th optimiser step of `trainer.fit`; validation and test passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, …
+        every: measure at the steps 0, every, 2·every, …, or "auto": as often as a hundredth of the time allows.
         path: the file of JSON lines; by default `probe.jsonl` in the trainer's log folder.
         module: the module that `training_step` calls, as a path inside the LightningModule ("model"); by default the
             outermost one below the LightningModule that holds all blocks.
-        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, spectrum, …
+        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, samples, spectrum, …
 
     `callback.probe` has the last measurement (`callback.probe.table()`), `callback.path` the file with all of them.
     """
 
-    def __init__(self, every: int = 100, path: str | Path | None = None, *, module: str | None = None, **settings: Any):
+    def __init__(
+        self,
+        every: int | Literal["auto"] = 100,
+        path: str | Path | None = None,
+        *,
+        module: str | None = None,
+        **settings: Any,
+    ):
         super().__init__()
-        check_settings(settings)
-        self.every, self.module, self.settings = every, module, settings
+        check_settings(settings, every)
+        self.every: int | Literal["auto"] = every
+        self.module, self.settings = module, settings
         self.path = None if path is None else Path(path)
         self.probe: StepProbe | None = None
 

@@ -24,9 +24,11 @@ SHARE = 0.01  # of the time
 
 
 class Pace:
-    """`agree` turns an answer into the one that all processes give."""
+    """`agree` turns an answer into the one that all processes give. ValueError for an `every` that is none."""
 
     def __init__(self, every: int | Literal["auto"], *, agree: Callable[[bool], bool] = bool):
+        if every != "auto" and (not isinstance(every, int) or every < 1):
+            raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
         self.every, self.agree = every, agree
         self.cost = 0.0
         """Seconds that the last measurement took."""

@@ -89,10 +89,10 @@ class Probe:
         run: str = "",
         reduce: bool | None = None,
     ):
-        for name, value in (("every", every), ("max_samples", max_samples), ("rank_samples", rank_samples)):
-            if (not isinstance(value, int) or value < 1) and (name, value) != ("every", "auto"):
-                auto = ', or "auto"' if name == "every" else ""
-                raise ValueError(f"{name} must be a whole number from 1 on{auto}, got {value!r}")
+        self._pace = Pace(every, agree=self._agree)
+        for name, value in (("max_samples", max_samples), ("rank_samples", rank_samples)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
         if exact not in (True, False, "float64"):
             raise ValueError(f'exact is True (float32), "float64", or False (the pass that happens), got {exact!r}')
         if samples is not None and not exact:
@@ -110,7 +110,6 @@ class Probe:
         self._asked = (sites, blocks)
         self._given = samples is not None
         self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
-        self._pace = Pace(every, agree=self._agree)
         self._choose()
         self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None

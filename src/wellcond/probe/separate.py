@@ -6,7 +6,8 @@
 It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
 state. `exact` turns autocast and TF32 off and computes in float32, or in float64 if so asked, for low precision can
 both hide and invent large condition numbers. Weights of less, and sharded ones (FSDP2), are upcast and gathered block
-by block, while the block runs, so that no second copy of the model is ever in memory.
+by block, while the block runs, so that no second copy of the model is ever in memory. FullyShardedDataParallel gathers
+its weights itself, in the precision in which it keeps them.
 """
 
 import contextlib
@@ -70,7 +71,11 @@ def run_apart(
         stack.enter_context(_no_autocast(inner))
         stack.enter_context(_no_tf32())
         dtype = torch.float64 if exact == "float64" else torch.float32
-        stack.enter_context(_upcast_weights(inner, dtype))
+        if wrapped := _wrapped_parts(inner):
+            stack.enter_context(_as_stored(wrapped))
+            dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), dtype)
+        else:
+            stack.enter_context(_upcast_weights(inner, dtype))
         args, kwargs = pytree.tree_map_only(Tensor, lambda tensor: _upcast(tensor, dtype), (args, kwargs))
         inner(*args, **kwargs)
 
@@ -87,10 +92,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether a pass of `model` needs all processes, for each has but a part of the weights."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    wrapped = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-    return wrapped or any(map(_is_distributed, model.parameters()))
+    return bool(_wrapped_parts(model)) or any(map(_is_distributed, model.parameters()))
 
 
 def needs_separate_pass(model: nn.Module) -> str | None:
@@ -196,6 +198,30 @@ def _no_tf32() -> Iterator[None]:
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.fp32_precision = value
+
+
+def _wrapped_parts(model: nn.Module) -> list[Any]:
+    """Those in the older of the two, FullyShardedDataParallel, which keeps the weights to itself."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
+
+
+@contextlib.contextmanager
+def _as_stored(wrapped: list[Any]) -> Iterator[None]:
+    """Within it FullyShardedDataParallel computes, in evaluation mode, in the precision in which it keeps the weights,
+    whatever it trains in: float32, unless the whole model is in less."""
+    handles = [module._handle for module in wrapped if module._handle is not None]
+    before = [handle._use_full_prec_in_eval for handle in handles]
+    for handle in handles:
+        handle._use_full_prec_in_eval = True
+    try:
+        yield
+    finally:
+        for handle, value in zip(handles, before, strict=True):
+            if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_full_param_padded"):  # it has run
+                handle.reshard(True)  # of the outermost, which stay gathered, it would find these again in a later pass
+            handle._use_full_prec_in_eval = value
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from wellcond.probe.pace import Pace
 from wellcond.probe.probe import Probe
 
 __all__ = ["StepProbe", "check_settings", "summary"]
@@ -88,8 +89,9 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any], every: int | Literal["auto"] = 1) -> None:
     """Refuse what `Probe` does not take when the callback is made, not when the training starts."""
+    Pace(every)
     known = [name for name in inspect.signature(Probe).parameters if name not in ("model", "every")]
     unknown = [name for name in settings if name not in known]
     if unknown:

@@ -12,7 +12,7 @@ has no way to them), and a compiled model is refused, for callbacks are only sho
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -32,19 +32,25 @@ class ProbeCallback(TrainerCallback):
     """Measures every `every`-th optimiser step of `trainer.train`; evaluation passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, …
+        every: measure at the steps 0, every, 2·every, …, or "auto": as often as a hundredth of the time allows.
         path: the file of JSON lines; by default `probe.jsonl` in `args.output_dir`.
         trainer: the Trainer it is added to: needed with `torch_compile` and DataParallel, and for its trackers.
-        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, spectrum, …
+        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, samples, spectrum, …
 
     `callback.probe` has the last measurement (`callback.probe.table()`), `callback.path` the file with all of them.
     """
 
     def __init__(
-        self, every: int = 100, path: str | Path | None = None, *, trainer: Trainer | None = None, **settings: Any
+        self,
+        every: int | Literal["auto"] = 100,
+        path: str | Path | None = None,
+        *,
+        trainer: Trainer | None = None,
+        **settings: Any,
     ):
-        check_settings(settings)
-        self.every, self.trainer, self.settings = every, trainer, settings
+        check_settings(settings, every)
+        self.every: int | Literal["auto"] = every
+        self.trainer, self.settings = trainer, settings
         self.path = None if path is None else Path(path)
         self.probe: StepProbe | None = None
 

@@ -1,5 +1,6 @@
 """While a model trains the default shows the model: in float32, on the same samples each time, and without a trace."""
 
+import contextlib
 import copy
 import math
 import types
@@ -404,3 +405,28 @@ def test_training_is_the_same_to_the_bit(
         gradients = [parameter.grad for parameter in model.parameters()]
         outcomes.append((list(model.parameters()), gradients, images, torch.get_rng_state()))
     torch.testing.assert_close(*outcomes, rtol=0, atol=0)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("every", [1, "auto"])
+def test_on_a_gpu_with_tf32(make_vit: Any, batches: list[Tensor], check: Any, every: Any) -> None:
+    model, images = make_vit(proj_drop_rate=0.2).cuda().train(), [batch.cuda() for batch in batches]
+    outputs, before = [], torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        for probe in (Probe(model, every=every), None):
+            torch.manual_seed(3)
+            with contextlib.nullcontext() if probe is None else probe, torch.autocast("cuda", dtype=torch.bfloat16):
+                outputs.append([model(batch) for batch in images])
+            if probe is not None:
+                assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+                steps = sorted({row["step"] for row in probe.rows()})
+                assert steps == [0, 1, 2] if every == 1 else steps[0] == 0
+                for step in steps:
+                    check(at(probe, step), model, images[0])
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))

@@ -71,8 +71,8 @@ def run_apart(
         stack.enter_context(_no_autocast(inner))
         stack.enter_context(_no_tf32())
         dtype = torch.float64 if exact == "float64" else torch.float32
-        if wrapped := _wrapped_parts(inner):
-            stack.enter_context(_as_stored(wrapped))
+        if _gathers_itself(inner):
+            stack.enter_context(_as_stored(inner))
             dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), dtype)
         else:
             stack.enter_context(_upcast_weights(inner, dtype))
@@ -207,11 +207,23 @@ def _wrapped_parts(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
 
 
+def _sharded_parts(model: nn.Module) -> list[Any]:
+    """Those of FSDP2."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _gathers_itself(model: nn.Module) -> bool:
+    """Whether the weights are not to be touched: of the older one, and where FSDP2 is joined to tensor parallelism."""
+    return bool(_wrapped_parts(model)) or (bool(_sharded_parts(model)) and any(map(_is_parallel, model.parameters())))
+
+
 @contextlib.contextmanager
-def _as_stored(wrapped: list[Any]) -> Iterator[None]:
+def _as_stored(model: nn.Module) -> Iterator[None]:
     """Within it FullyShardedDataParallel computes, in evaluation mode, in the precision in which it keeps the weights,
     whatever it trains in: float32, unless the whole model is in less."""
-    handles = [module._handle for module in wrapped if module._handle is not None]
+    handles = [module._handle for module in _wrapped_parts(model) if module._handle is not None]
     before = [handle._use_full_prec_in_eval for handle in handles]
     for handle in handles:
         handle._use_full_prec_in_eval = True
@@ -295,20 +307,11 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -
 @contextlib.contextmanager
 def _no_gathering(model: nn.Module) -> Iterator[bool]:
     """Take FSDP2's own hooks away: they would gather the weights in the precision that training computes in, and round
-    what the blocks are given to it.
-
-    False where there are none, or where they have to stay: with tensor parallelism a block computes on parts.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        module.reshard()  # a pass without a backward one leaves weights gathered, and rounded
-    if not sharded or any(map(_is_parallel, model.parameters())):
-        yield False
-        return
+    what the blocks are given to it. Yields whether there are any."""
+    sharded = _sharded_parts(model)
     kept: list[tuple[Any, Any]] = []
     for module in sharded:
+        module.reshard()  # a pass without a backward one leaves weights gathered, and rounded
         state: Any = module._get_fsdp_state()
         for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
             for one in getattr(handle, "handles", (handle,)):  # several, where modules are sharded as one
@@ -317,7 +320,7 @@ def _no_gathering(model: nn.Module) -> Iterator[bool]:
                     kept.append((hooks, list(hooks.items())))
                     del hooks[one.id]
     try:
-        yield True
+        yield bool(sharded)
     finally:
         for hooks, items in reversed(kept):
             hooks.clear()

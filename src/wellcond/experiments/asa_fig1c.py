@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from wellcond.experiments.image_sets import IMAGE_SETS, GivenData, ImageSet
-from wellcond.experiments.options import Options, evidence_path
+from wellcond.experiments.options import Options, evidence_path, kept_results
 from wellcond.experiments.runs import Planned, Result, Runs, made_by
 from wellcond.experiments.tuning import Tuned, tune
 from wellcond.experiments.verdict import Part, Whole, at_least, combine, differences, interval, not_run, undecided
@@ -136,7 +136,7 @@ def _scores(run: Result, set_: ImageSet) -> dict[str, Any]:
 def reproduce(options: Options) -> list[str]:
     """Run what is missing, write the evidence of each set, and say in words what came out."""
     root = options.output / "asa-fig1c" / options.scale
-    runs = Runs(root, console=options.console, device=options.device, jobs=options.jobs)
+    runs = Runs(root, console=options.console, device=options.device, jobs=options.jobs, kept=kept_results(options))
     return list(chain(*runs.together([partial(_reproduce_on, options, data, runs) for data in options.data])))
 
 

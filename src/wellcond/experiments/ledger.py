@@ -154,7 +154,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _refuse_strangers(evidence: Path) -> None:
     """A file under a name that no claim has would be left out in silence."""
-    known = {*CLAIMS, "theory", "trained"}
+    known = {*CLAIMS, "runs", "theory", "trained"}
     for path in sorted(evidence.glob("*")):
         if path.is_dir() and path.name not in known:
             raise ValueError(f"{path} is of no claim; the ids are {', '.join(CLAIMS)}")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from wellcond.experiments.image_sets import GivenData
 
-__all__ = ["Options", "evidence_path"]
+__all__ = ["Options", "evidence_path", "kept_results"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +32,8 @@ class Options:
 def evidence_path(options: Options, claim: str, data: str) -> Path:
     """evidence/asa-fig1c/lab-cifar10.json: one file for each scale and set, so that sets may be run on their own."""
     return options.evidence / claim / f"{options.scale}-{data}.json"
+
+
+def kept_results(options: Options, claim: str = "asa-fig1c") -> Path | None:
+    """evidence/runs/asa-fig1c/lab: the results of single runs, so that another machine goes on where one stopped."""
+    return None if options.scale == "smoke" else options.evidence / "runs" / claim / options.scale

@@ -71,12 +71,16 @@ class Planned:
 class Runs:
     """The runs of one experiment, in one folder."""
 
-    def __init__(self, root: Path, *, console: Console, device: str | None = None, jobs: int = 1):
+    def __init__(
+        self, root: Path, *, console: Console, device: str | None = None, jobs: int = 1, kept: Path | None = None
+    ):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
                 "an experiment trains each run in one process; start it without torchrun, and with --jobs for several"
             )
         self.root, self.console, self.device = root, console, device
+        self.kept = kept
+        """Where results are kept beside the evidence: what is there is done, whichever machine trained it."""
         self.expected = 0
         """How many runs are planned, as far as is known."""
         self.done = self.trained = 0
@@ -95,8 +99,9 @@ class Runs:
 
     def finished(self, plan: Planned) -> Result | None:
         """The result of a run that is done; None where it is not. ValueError where the folder holds another run."""
-        path = self.root / plan.name / RESULT
-        if not path.exists():
+        places = [root / plan.name / RESULT for root in (self.root, self.kept) if root is not None]
+        path = next((place for place in places if place.exists()), None)
+        if path is None:
             return None
         result = records.read_json(path)
         differ = config_difference(plan.config, result["config"])
@@ -124,7 +129,7 @@ class Runs:
         records.write_record(self.root / plan.name / RESULT, result, seed=plan.config.seed)
         self.trained += 1
         self._say(number, plan, _words(result))
-        return records.read_json(self.root / plan.name / RESULT)
+        return self._keep(plan)
 
     def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
         folder, number = self.root / plan.name, 0
@@ -144,11 +149,17 @@ class Runs:
         except RunFailed as failed:
             self._say(number, plan, f"{failed.how}. The end of its log:\n{failed.log}")
             raise
-        result = self.finished(plan)
-        assert result is not None, f"{folder} was trained and has no result"
+        result = self._keep(plan)
         with self._counting:
             self.trained += 1
         self._say(number, plan, _words(result))
+        return result
+
+    def _keep(self, plan: Planned) -> Result:
+        """The result of a run that was just trained, put beside the evidence too."""
+        result = records.read_json(self.root / plan.name / RESULT)
+        if self.kept is not None:
+            records.write_json(self.kept / plan.name / RESULT, result)
         return result
 
     def _told(self, plan: Planned) -> bytes:

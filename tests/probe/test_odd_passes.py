@@ -47,9 +47,7 @@ def test_surgery_while_attached_is_noticed() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_around_the_model_is_counted_once(
-    vit: Any, images: Tensor, reentrant: bool, exact: bool
-) -> None:
+def test_a_checkpoint_around_the_model_is_counted_once(vit: Any, images: Tensor, reentrant: bool, exact: bool) -> None:
     vit.train()
     x = images.clone().requires_grad_()
     with Probe(vit, exact=exact) as probe:

@@ -70,13 +70,22 @@ def test_float64_needs_no_svd_up_to_the_limit_of_the_factor(kappa, route, no_svd
     assert_close(largest / smallest, torch.full((2,), kappa).double(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("kappa", [1e11, 1e13])
-def test_float64_beyond_it_takes_the_svd(kappa, route):
-    w = matrices(spread(kappa, 20), 30)
+@pytest.mark.parametrize("kappa", [1e11, 1e13, 1e14])
+@pytest.mark.parametrize(("m", "d"), [(20, 30), (65, 192), (33, 33)])
+def test_float64_beyond_it_is_as_exact_as_the_svd(kappa, m, d, route):
+    """Which errs itself by some 1e-16·κ there; on a CPU it is what is taken."""
+    w = matrices(spread(kappa, m), d)
     largest, smallest = extreme_singular_values(w, ceiling=2**52)
     s = torch.linalg.svdvals(w.mT)
     assert_close(largest, s[:, 0])
-    assert_close(smallest, s[:, -1], rtol=1e-12, atol=0)
+    assert_close(smallest, s[:, -1], rtol=1e-12 if route == "vectors" else 1e-16 * kappa, atol=0)
+
+
+@pytest.mark.parametrize("kappa", [1e11, 1e13])
+def test_products_need_no_svd_beyond_it_either(kappa, no_svd, monkeypatch):
+    monkeypatch.setattr(extremes, "_by_products", lambda _a: True)
+    largest, smallest = extreme_singular_values(matrices(spread(kappa, 40), 50), ceiling=2**52)
+    assert_close(largest / smallest, torch.full((2,), kappa).double(), rtol=1e-15 * kappa, atol=0)
 
 
 def test_stages_mix_in_one_batch(route):

@@ -195,3 +195,33 @@ def test_any_rows_give_a_page(drawn):
     html = conditioning_page({"a": rows}).to_html()
     for figure in re.findall(r"<figure.*?</figure>", html):
         ElementTree.fromstring(figure)
+
+
+def _blind(rows, levels):
+    """These rows as a probe of bfloat16 has them: nothing but its ceiling."""
+    return [
+        {**row, "value": levels, "dtype": "bfloat16", "status": "ceiling"} if row["name"] == "log_kappa" else row
+        for row in rows
+    ]
+
+
+def test_a_page_of_nothing_but_ceilings_says_so_first(probe_rows):
+    rows = _blind(probe_rows(steps=(0, 100)), 4.85)
+    text = unescape(conditioning_page({"blind": rows}).to_html())
+    assert "Nothing but ceilings" in text
+    assert text.index("Nothing but ceilings") < text.index("worst block")
+    assert "bfloat16" in text
+    one_number = [
+        {**row, "status": "ok"} if row["name"] == "log_kappa" and row["site"] == "+sa" else row for row in rows
+    ]
+    assert "Nothing but ceilings" not in unescape(conditioning_page({"sees": one_number}).to_html())
+
+
+def test_single_tokens_are_named_and_no_worst_block(probe_rows):
+    rows = probe_rows(blocks=3)
+    rows += [
+        {**row, "block": "cls.0", "index": 3, "value": math.nan, "status": "single"} for row in probe_rows(blocks=1)
+    ]
+    html = conditioning_page({"cait": rows}).to_html()
+    assert "one token has no condition number: cls.0" in unescape(html)
+    assert tiles(html)["worst block"].startswith("blocks.")

@@ -1,12 +1,14 @@
 """`wellcond bench probe`: what a probe costs beside training, at every 100 steps and 64 images.
 
-A ViT-B/16 trains in bfloat16 on photographs, once compiled (the probe runs a pass of its own) and once not (it looks at
-the pass that happens). A run of steps of which one in the middle is measured, where the GPU has work waiting as it has
-in training, is timed against a run without a probe, in turns; the difference is the cost of one measurement.
+A ViT-B/16 trains in bfloat16 on photographs, compiled and not. The probe measures a pass of its own in float32, as it
+does by default, or in float64, or the pass that happens. A run of steps of which one in the middle is measured, where
+the GPU has work waiting as it has in training, is timed against a run without a probe, in turns; the difference is the
+cost of one measurement, and its spread is that over the turns.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import chosen_device, interleaved_ms
+from wellcond.bench.timing import chosen_device, interleaved_times
 from wellcond.probe import Probe
 
 __all__ = ["run"]
@@ -23,6 +25,7 @@ SEED = 0
 MODEL = "vit_base_patch16_224"
 EVERY = 100
 STEPS = 8
+REPEATS = 7
 
 
 def run(
@@ -46,7 +49,7 @@ def run(
     show(
         f"a probe every {EVERY} steps of {name}, batch {batch}",
         rows,
-        ("training", "pass", "samples", "step ms", "measurement ms", "share of training", "extra memory MiB"),
+        ("training", "pass", "step ms", "measurement ms", "from", "to", "share of training", "extra memory MiB"),
     )
     write(
         path,
@@ -71,8 +74,8 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
             optimizer.step()
             optimizer.zero_grad()
 
-    def probed(exact: bool, attention: bool) -> Callable[[], None]:
-        probe = Probe(called, every=steps, exact=exact, attention=attention)
+    def probed(exact: Any) -> Callable[[], None]:
+        probe = Probe(called, every=steps, exact=exact)
         probe.step = steps // 2
 
         def train_probed() -> None:
@@ -84,23 +87,28 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
 
         return train_probed
 
-    settings = ((False, True), (False, False), (True, True))
-    arms = [train, *(probed(*setting) for setting in settings)]
-    times = interleaved_ms(arms, images.device, repeats=2 if quick else 5, warmup=1)
+    passes = {"its own, float32": True, "its own, float64": "float64", "as trained": False}
+    arms = [train, *map(probed, passes.values())]
+    plain, *with_probe = interleaved_times(arms, images.device, repeats=2 if quick else REPEATS, warmup=1)
     memory = [_peak_mib(arm, images.device) for arm in arms]
-    step = times[0] / steps
-    return [
-        {
-            "training": how,
-            "pass": ("exact" if exact else "as trained") + ("" if attention else ", no attention"),
-            "samples": min(64, len(images)),
-            "step ms": step,
-            "measurement ms": ms - times[0],
-            "share of training": (ms - times[0]) / (EVERY * step),
-            "extra memory MiB": used - memory[0],
-        }
-        for (exact, attention), ms, used in zip(settings, times[1:], memory[1:], strict=True)
-    ]
+    step = median(plain) / steps
+    rows = []
+    for name, times, used in zip(passes, with_probe, memory[1:], strict=True):
+        costs = [ms - beside for ms, beside in zip(times, plain, strict=True)]
+        rows.append(
+            {
+                "training": how,
+                "pass": name,
+                "samples": min(64, len(images)),
+                "step ms": step,
+                "measurement ms": median(costs),
+                "from": min(costs),
+                "to": max(costs),
+                "share of training": median(costs) / (EVERY * step),
+                "extra memory MiB": used - memory[0],
+            }
+        )
+    return rows
 
 
 def _peak_mib(function: Callable[[], None], device: torch.device) -> float:

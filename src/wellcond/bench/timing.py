@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["chosen_device", "graphed_ms", "interleaved_ms", "median_ms", "sustained_ms"]
+__all__ = ["chosen_device", "graphed_ms", "interleaved_ms", "interleaved_times", "median_ms", "sustained_ms"]
 
 SUSTAINED_MS = 20.0
 
@@ -73,6 +73,13 @@ def interleaved_ms(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
 ) -> list[float]:
     """Median times of several functions, called in turns."""
+    return [statistics.median(times) for times in interleaved_times(functions, device, repeats=repeats, warmup=warmup)]
+
+
+def interleaved_times(
+    functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
+) -> list[list[float]]:
+    """The times of each of several functions, called in turns, in milliseconds."""
     for function in functions:
         for _ in range(warmup):
             function()
@@ -80,7 +87,7 @@ def interleaved_ms(
     for _ in range(repeats):
         for function, record in zip(functions, times, strict=True):
             record.append(_once(function, device))
-    return [statistics.median(record) for record in times]
+    return times
 
 
 def _once(function: Callable[[], object], device: torch.device) -> float:

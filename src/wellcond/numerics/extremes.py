@@ -117,9 +117,14 @@ def _extremes_unsquared(
     if _by_products(w) or w.shape[1] >= FACTOR_FROM:
         # Estimates of a largest eigenvalue come from below, so κ can be seen beyond the ceiling without convergence.
         enough = (2 * ceiling) ** 2 / largest if 2 * ceiling < FACTOR_LIMIT else torch.full_like(largest, torch.inf)
-        inverse, converged = _largest_of_inverse(_triangular_factor(w, gram, size, largest), enough)
-        known = (inverse > enough) | (converged & (largest * inverse <= FACTOR_LIMIT**2))
-        smallest = 1 / inverse
+        factor = _triangular_factor(w, gram, size, largest)
+        if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
+            smallest, known = _smallest_by_factor(w, size, factor, largest, ceiling)
+        index = (~known).nonzero().squeeze(1)
+        if len(index):
+            inverse, converged = _largest_of_inverse(factor[index], enough[index])
+            seen = (inverse > enough[index]) | (converged & (largest[index] * inverse <= FACTOR_LIMIT**2))
+            known[index], smallest[index] = seen, 1 / inverse
         if _by_products(w) and not bool(known.all()):
             index = (~known).nonzero().squeeze(1)
             factor = _triangular_factor(w[index], gram[index], size[index], largest[index], twice=True)
@@ -130,6 +135,23 @@ def _extremes_unsquared(
         squares = values[:, [0, -1]].square() / size[~known, None]
         largest[~known], smallest[~known] = squares.unbind(-1)
     return largest, smallest
+
+
+def _smallest_by_factor(
+    w: Tensor, size: Tensor, factor: Tensor, largest: Tensor, ceiling: float
+) -> tuple[Tensor, Tensor]:
+    """λmin of WWᵀ/size = LLᵀ by the fused kernels, and whether it is known: within what they promise, or so small that
+    κ is beyond the ceiling."""
+    from .triton.extremes import smallest_eigenvalue
+    from .triton.gram import padded
+
+    m = factor.shape[-1]
+    inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
+    room = w.new_zeros(len(w), padded(m), padded(m))
+    room[:, :m, :m] = inverse.mT @ inverse
+    smallest, residual = smallest_eigenvalue(w, size, room)
+    found = (residual <= FUSED_RESIDUAL * smallest) & (largest <= FACTOR_LIMIT**2 * smallest)
+    return smallest, found | (largest > ceiling**2 * smallest)
 
 
 def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, *, twice: bool = False) -> Tensor:

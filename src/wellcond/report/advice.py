@@ -239,7 +239,7 @@ def advise_run(readings: Readings, step: int) -> list[str]:
         many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
         said.append(
             f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can both hide "
-            "and invent large κ. Probe(model, exact=True) measures a pass of its own without autocast."
+            "and invent large κ. Probe(model), without exact=False, measures a pass of its own in float32."
         )
     tokens = readings.value("log_kappa", step, "", "tokens")
     if tokens >= HIGH:

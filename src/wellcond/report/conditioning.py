@@ -62,6 +62,8 @@ def conditioning_page(
     drawn = found[:RUNS_MOST]
     if len(found) > len(drawn):
         notes.append(f"The charts show the first {RUNS_MOST} of {len(found)} runs; the tables have all.")
+    if blind := [run for run in found if run.only_ceilings]:
+        page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
     page.add(_tiles(found))
     if notes:
         page.add(note("Please note", bullets(*notes)))
@@ -77,6 +79,16 @@ def conditioning_page(
             page.add(section(heading, side_by_side(*charts)))
     page.add(_words_section(found))
     return page
+
+
+def _blind(runs: Sequence[Readings]) -> str:
+    dtypes = sorted({cell.dtype for run in runs for (name, *_), cell in run.cells.items() if name == "log_kappa"})
+    return (
+        f"Every number of {', '.join(run.run for run in runs)} is the ceiling of its dtype ({', '.join(dtypes)}): κ is "
+        "larger, by how much is not known, and no curve below shows what the model did. Measure again in a pass of its "
+        'own: Probe(model), which computes in float32, or Probe(model, exact="float64"); in wellcond train '
+        "probe_exact=float64."
+    )
 
 
 def _title(runs: Sequence[Readings], models: Mapping[str, str]) -> str:

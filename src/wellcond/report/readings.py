@@ -40,6 +40,7 @@ NAMES = {
     "excluded",
     "attention_entropy",
     "largest_logit",
+    "near_unit_share",
 }
 SINGULAR_VALUE = re.compile(r"sigma\.(0|[1-9]\d*)", re.ASCII)
 NAMED_MOST = 4  # so many names of what was left out are spelled out
@@ -106,6 +107,7 @@ class Readings:
         cells: dict[tuple[str, int, str, str], Cell] = {}
         indexes: dict[str, int] = {}
         unknown: Counter[str] = Counter()
+        single: dict[str, None] = {}
         number = 0
         for number, row in enumerate(rows, start=1):
             name, step, block, site, index, cell = _parsed(run, number, row)
@@ -113,6 +115,8 @@ class Readings:
                 unknown[f"the site {site!r}"] += 1
             elif name not in NAMES and not SINGULAR_VALUE.fullmatch(name):
                 unknown[f"the name {name!r}"] += 1
+            elif cell.status == "single":
+                single[f"{block} {site}"] = None
             else:
                 inside = site in BLOCK_SITES
                 cells[name, step, block if inside else "", site] = cell
@@ -135,7 +139,7 @@ class Readings:
             outside=[site for site in OUTSIDE_SITES if site in found],
             singular=sorted({int(match[1]) for name in names if (match := SINGULAR_VALUE.fullmatch(name))}),
             cells=cells,
-            notes=_notes(run, unknown),
+            notes=_notes(run, unknown, list(single)),
         )
 
     def get(self, name: str, step: int, block: str, site: str) -> Cell | None:
@@ -188,6 +192,12 @@ class Readings:
         places = [key[1:] for key in self.cells if key[0] == "log_kappa"]
         return {place[2] for place in places if self.lower_bound(*place)}
 
+    @property
+    def only_ceilings(self) -> bool:
+        """Whether no number here says more than that κ is beyond what its dtype can see."""
+        places = [key[1:] for key, cell in self.cells.items() if key[0] == "log_kappa" and math.isfinite(cell.value)]
+        return bool(places) and all(self.lower_bound(*place) for place in places)
+
     def worst(self, step: int) -> float:
         """The largest log κ of a step at any place; infinite where one is not finite. Tells which steps to draw."""
         places = [(block.name, site) for block in self.blocks for site in self.sites] + [("", s) for s in self.outside]
@@ -229,9 +239,13 @@ def _ordered(indexes: Mapping[str, int]) -> list[Block]:
     return [Block(name, place) for place, name in enumerate(indexes)]
 
 
-def _notes(run: str, unknown: Counter[str]) -> list[str]:
+def _notes(run: str, unknown: Counter[str], single: list[str]) -> list[str]:
+    found = []
+    if single:
+        more = f" and {len(single) - NAMED_MOST} more" if len(single) > NAMED_MOST else ""
+        found = [f"{run}: one token has no condition number: {', '.join(single[:NAMED_MOST])}{more}."]
     if not unknown:
-        return []
+        return found
     named = ", ".join(f"{what} ({count} rows)" for what, count in unknown.most_common(NAMED_MOST))
     more = f" and {len(unknown) - NAMED_MOST} more" if len(unknown) > NAMED_MOST else ""
-    return [f"{run}: this version does not know {named}{more}, and leaves them out."]
+    return [*found, f"{run}: this version does not know {named}{more}, and leaves them out."]

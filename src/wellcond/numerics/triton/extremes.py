@@ -1,8 +1,8 @@
 """The largest and the smallest eigenvalue of WWᵀ for many W at once: a fused twin of `numerics.extremes`.
 
-One inverse of the Gram matrix by block sweeps, refined by Newton's step, then power iteration on both, all on the
-GPU: no answer is waited for. The iteration stops at 1e-3 of an eigenvalue, mostly far closer, so that a condition
-number, a ratio's root, is good to 1e-3 at the worst; on evenly spread spectra 3e-5 was seen.
+One inverse of the Gram matrix by block sweeps, refined by Newton's step where that is needed, then power iteration on
+both. The iteration stops at 1e-3 of an eigenvalue, mostly far closer, so that a condition number, a ratio's root, is
+good to 1e-3 at the worst; on evenly spread spectra 3e-5 was seen.
 
 The Gram matrix is off by about 1e-16·λmax, and so is an eigenvalue of it. Its eigenvector v is not that far off, and
 ‖Wᵀv‖² has the square of v's error: λmin is taken from W itself, and good far below what the Gram matrix can tell.
@@ -14,9 +14,10 @@ from torch import Tensor
 from .gram import largest_eigenvalue, padded
 from .spd_inverse import negative_inverse
 
-__all__ = ["extreme_eigenvalues"]
+__all__ = ["extreme_eigenvalues", "smallest_eigenvalue"]
 
 
+NEWTON_BELOW = 1e-9  # of λmax: a pivot from which on the sweeps are good enough for an eigenvector
 RIDGE = 2e-15  # of the trace: with it every Gram matrix is positive definite in float64, and its eigenvectors stay
 
 
@@ -34,9 +35,16 @@ def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, 
     diagonal[:, :m] += RIDGE
     diagonal[:, m:] = 1.0  # the inverse keeps an identity there, and λmin ≤ 1/m below it
     largest, _ = largest_eigenvalue(work, m)
-    inverse, _ = negative_inverse(work.clone())
-    # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; a Newton step squares what is left.
-    inverse = torch.baddbmm(inverse, inverse, work @ inverse, beta=2)
+    inverse, pivots = negative_inverse(work.clone())
+    if not bool((pivots >= NEWTON_BELOW * largest).all()):
+        # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; a Newton step squares what is left.
+        inverse = torch.baddbmm(inverse, inverse, work @ inverse, beta=2)
+    return largest, *smallest_eigenvalue(w, size, inverse)
+
+
+def smallest_eigenvalue(w: Tensor, size: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """(λmin, residual) of WWᵀ/size by its inverse, up to a sign, (b, ld, ld), which need not be exact."""
+    m = w.shape[1]
     _, vectors = largest_eigenvalue(inverse, m)
     # In float16 they still hold a share of every large direction. Two turns in float64 take it away.
     vectors, inverse = vectors.double(), inverse[:, :m, :m]
@@ -47,4 +55,4 @@ def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, 
     quotients = images.square().sum(1) / size[:, None]
     smallest, best = quotients.min(1)
     residuals = torch.linalg.vector_norm((w @ images).div_(size[:, None, None]) - quotients[:, None] * vectors, dim=1)
-    return largest, smallest, residuals.gather(1, best[:, None]).squeeze(1)
+    return smallest, residuals.gather(1, best[:, None]).squeeze(1)

@@ -23,7 +23,8 @@ import torch
 from numpy.lib.format import open_memmap
 
 from wellcond.data.dataset import DataSet, Images, pixel_sums
-from wellcond.data.files import ImageFiles, Listing, Part, Skipped, Source, check_labels
+from wellcond.data.files import ImageFiles, Listing, Part, Source, check_labels
+from wellcond.data.finding import Skipped
 from wellcond.data.images import say_why, strict_decoding
 from wellcond.records import read_json, write_json
 
@@ -52,7 +53,7 @@ def open_cached(
     from filelock import FileLock
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "_", source.name)[:60] or "data"
-    folder = cache_dir / f"{slug}-{image_size}px-{sha256(source.where.encode()).hexdigest()[:8]}"
+    folder = cache_dir / f"{slug}-{image_size}px-{sha256(os.fsencode(source.where)).hexdigest()[:8]}"
     found = _load(folder, source, image_size, limit)
     if found is not None:
         return found

@@ -6,7 +6,8 @@
     model = create_model("local-dir:folder", {"num_classes": 10}, pretrained=True)      # timm's, in training mode
 
 All of wellcond builds timm's models here: no pickle is ever run, whatever the version of timm. Weights that remember a
-surgery (graying, removed skips, another attention) get it from `build_model`, wherever they come from; the notes name it.
+surgery (graying, removed skips, another attention) get it from `build_model`, wherever they come from; the notes name
+it.
 """
 
 import argparse

@@ -70,6 +70,7 @@ def test_an_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
     [
         (NAME, {"model_kwargs": {"depht": 2}}, r"depht=2: .*unexpected keyword argument 'depht'"),
         (NAME, {"model_kwargs": {**SMALL, "embed_dim": 50}}, "embed_dim=50.*divisible"),
+        (NAME, {"model_kwargs": {**SMALL, "img_size": (64, 8)}}, "images of 64 × 8 pixels are smaller than a patch"),
         (f"{NAME}.nonsense", {}, r"tag \(nonsense\).*It has .*augreg_in21k"),
         ("local-dir:nowhere", {}, r"cannot build local-dir:nowhere: .*config\.json"),
         (NAME, {"model_kwargs": SMALL, "pretrained": True}, "name a file of weights as the checkpoint"),  # no network

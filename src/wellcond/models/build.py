@@ -16,7 +16,7 @@ import difflib
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.attention_settings import AttentionSettings
+from wellcond.models.families import find_projection
 from wellcond.models.surgery_metadata import METADATA_KEY
 from wellcond.models.weight_files import read_weights
 from wellcond.models.weights import Loaded, load, match_names
@@ -34,7 +35,7 @@ from wellcond.models.weights import Loaded, load, match_names
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["BuiltModel", "build_model", "create_model"]
+__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
 
@@ -118,11 +119,36 @@ def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = F
         raise ValueError(_unknown(name))
     try:
         with _tensors_only():
-            return timm.create_model(name, pretrained=pretrained, **settings)
+            model = timm.create_model(name, pretrained=pretrained, **settings)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueError(_failure(name, settings, pretrained, error)) from error
+    check_patches(model, name)
+    return model
+
+
+def check_patches(model: nn.Module, name: str, size: tuple[int, int] | None = None) -> None:
+    """ValueError if images of `size`, by default the model's own, are smaller than one of its patches."""
+    try:
+        embedding, projection = find_projection(model)
+    except ValueError:  # of a family that has none, or that is not known
+        return
+    own: Any = getattr(embedding, "img_size", None)
+    if size is None or getattr(embedding, "dynamic_img_pad", False):
+        size = own
+    if size is not None and isinstance(projection.padding, tuple):
+        padded = [side + 2 * padding for side, padding in zip(size, projection.padding, strict=True)]
+        if any(side < patch for side, patch in zip(padded, projection.kernel_size, strict=True)):
+            raise ValueError(say_too_small(name, size, projection.kernel_size))
+
+
+def say_too_small(name: str, size: Sequence[int], patch: Sequence[int]) -> str:
+    sides = [" × ".join(str(side) for side in pair) for pair in (size, patch)]
+    return (
+        f"images of {sides[0]} pixels are smaller than a patch of {name}, {sides[1]}: take larger images (image_size, "
+        "and img_size among its model_kwargs), or a smaller patch_size there"
+    )
 
 
 def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Exception) -> str:

@@ -7,11 +7,13 @@ What a recipe sets is not refused where another setting makes it idle: nobody as
 
 import difflib
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from wellcond.models.build import say_too_small
 from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config
 
 __all__ = ["problems"]
@@ -223,6 +225,18 @@ def _model(config: Config) -> Iterator[str]:
             f"image_size={config.image_size}, but {config.model} is built for images of {size[0]} × {size[1]}; give it "
             f"img_size={config.image_size} among its model_kwargs, or set image_size={size[0]}"
         )
+    patch = _patch(config)
+    if patch is not None and max(patch) > config.image_size and not config.model_kwargs.get("dynamic_img_pad"):
+        yield say_too_small(config.model, (config.image_size, config.image_size), patch)
+
+
+def _patch(config: Config) -> tuple[int, int] | None:
+    """A patch's sides, if the settings or the name tell them; other models show theirs when they are built."""
+    patch = config.model_kwargs.get("patch_size")
+    if patch is None:
+        named = re.search(r"_patch(\d+)(?:_|$)", config.model)
+        patch = int(named[1]) if named else None
+    return _sides(patch)
 
 
 def _size(config: Config) -> tuple[int, int] | None:
@@ -236,9 +250,15 @@ def _size(config: Config) -> tuple[int, int] | None:
     if size is None and not config.model.startswith(("hf-hub:", "local-dir:")):
         known = timm.get_pretrained_cfg(config.model)
         size = known.input_size[-2:] if known is not None and known.fixed_input_size else None
+    return _sides(size)
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
     if isinstance(size, int):
         return size, size
-    return (size[0], size[1]) if isinstance(size, list | tuple) and len(size) == 2 else None
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0], size[1]
+    return None
 
 
 def _choices(name: str, value: str, allowed: Iterable[str]) -> Iterator[str]:

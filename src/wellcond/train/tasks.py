@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet
 from wellcond.models import gray, remove_skip
-from wellcond.models.build import create_model
+from wellcond.models.build import check_patches, create_model
 from wellcond.train.config import Config
 
 __all__ = ["Classify", "Task", "make_task"]
@@ -100,10 +100,13 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
         from timm.models.convmixer import ConvMixer
 
         try:
-            return ConvMixer(**settings)
+            model: nn.Module = ConvMixer(**settings)
         except TypeError as error:
             raise ValueError(f"a ConvMixer of another size needs dim and depth: {error}") from None
-    return create_model(config.model, settings, pretrained=config.pretrained)
+    else:
+        model = create_model(config.model, settings, pretrained=config.pretrained)
+    check_patches(model, config.model, (config.image_size, config.image_size))
+    return model
 
 
 def operate(model: nn.Module, config: Config) -> None:

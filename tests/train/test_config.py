@@ -150,6 +150,7 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"model_kwargs": {"img_size": [8, 16]}}, "images of 8 × 16"),
         ({"model_kwargs": {"img_size": 8}}, "images of 8 × 8 pixels are smaller than a patch of vit_tiny.*, 16 × 16"),
         ({"model_kwargs": {"img_size": 8, "patch_size": [4, 16]}}, "images of 8 × 8 pixels are smaller than .* 4 × 16"),
+        ({"data": "caf\udce9"}, r"data=caf\\xe9 is not UTF-8.* name a link to it"),
         ({"mask_ratio": 0.5}, "mask_ratio is a setting of masked autoencoding, and the task is classify"),
         ({"decoder_dim": 16}, "decoder_dim is a setting of masked"),
         ({"decoder_depth": 2}, "decoder_depth is a setting of masked"),

@@ -24,7 +24,7 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
     """What is wrong with `config` for so many processes, one sentence each; the first may be the cause of others."""
     for name, value in vars(config).items():
         if isinstance(value, str) and not is_utf8(value):
-            yield f"{name}={printable(value)} is not UTF-8, which no config.json can hold; rename it, or name a link to it"
+            yield f"{name}={printable(value)} is not UTF-8, as config.json has to be; rename it, or name a link to it"
     yield from _choices("task", config.task, TASKS)
     yield from _choices("amp_dtype", config.amp_dtype, AMP_DTYPES)
     yield from _choices("on_divergence", config.on_divergence, ("stop", "rollback"))

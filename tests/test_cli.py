@@ -1,6 +1,8 @@
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -167,6 +169,51 @@ def test_debug_shows_the_traceback(stand_in, monkeypatch):
 def test_an_interruption_exits_130(wellcond, stand_in):
     stand_in("wellcond.experiments.demo", run=fail(KeyboardInterrupt()))
     assert wellcond("demo")[0] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_torch_is_imported_exits_130(tmp_path, number):
+    command = [
+        sys.executable,
+        "-m",
+        "wellcond",
+        "train",
+        "digits",
+        "--scale",
+        "smoke",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    maps, end = Path(f"/proc/{started.pid}/maps"), time.monotonic() + 300
+    while "libtorch" not in maps.read_text() and time.monotonic() < end:
+        time.sleep(0.001)
+    started.send_signal(number)
+    said = started.communicate(timeout=300)[1]
+    assert (started.returncode, said) == (130, "Aborted.\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(stand_in, monkeypatch):
+    """With its clean-up, and the handlers of before are back."""
+    cleaned = []
+
+    def run(*args, **kwargs):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            cleaned.append(True)
+
+    stand_in("wellcond.experiments.demo", run=run)
+    monkeypatch.setattr(sys, "argv", ["wellcond", "demo"])
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the old command would end pytest
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (exit_.value.code, cleaned) == (130, [True])
 
 
 @pytest.mark.parametrize("no_color", [False, True])

@@ -6,7 +6,8 @@
 
 Every file is strict JSON, so that any reader can parse it. JSON has no NaN and no infinity: they are written as the
 strings "NaN", "Infinity" and "-Infinity", which `float()` in Python and `Number()` in a browser turn into numbers, and
-which `read_rows` and `read_json` turn back on their own. (null would not tell NaN from inf, and κ may be either.)
+which `read_rows` and `read_json` turn back on their own. (null would not tell NaN from inf, and κ may be either.) Text
+that is one of these words, such as the name of a class, is written with a backslash before it: "\\\\NaN" in the file.
 
 Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """
@@ -77,9 +78,7 @@ def row(**fields: Unpack[Row]) -> Row:
 def _plain(value: Any) -> Any:
     """`value` in the types of JSON; whatever JSON could not give back is refused rather than bent."""
     if isinstance(value, str):
-        if value in MARKS:
-            raise ValueError(f"the string {value!r} stands for a number in our files and cannot be stored as text")
-        return str(value)
+        return f"\\{value}" if value.lstrip("\\") in MARKS else str(value)
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -96,7 +95,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return _plain(os.fspath(value))
     if hasattr(value, "tolist"):  # numpy and torch, arrays and scalars, without importing either
         return _plain(value.tolist())
     raise ValueError(
@@ -107,7 +106,7 @@ def _plain(value: Any) -> Any:
 def _numbers(value: Any) -> Any:
     """The marks turned back into the numbers they stand for."""
     if isinstance(value, str):
-        return MARKS.get(value, value)
+        return value[1:] if value[:1] == "\\" and value.lstrip("\\") in MARKS else MARKS.get(value, value)
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     if isinstance(value, dict):

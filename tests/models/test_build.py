@@ -1,7 +1,9 @@
 """Models by name: the right weights, the right pictures for them, and clear words where either cannot be had."""
 
+import ast
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from wellcond.models.build import build_model
+import wellcond
+from wellcond.models.build import build_model, create_model
 from wellcond.models.replace import replace_attention
 from wellcond.models.skips import remove_skip
 from wellcond.models.surgery import GrayingSettings, gray, graying_of
@@ -67,6 +70,7 @@ def test_an_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
     [
         (NAME, {"model_kwargs": {"depht": 2}}, r"depht=2: .*unexpected keyword argument 'depht'"),
         (NAME, {"model_kwargs": {**SMALL, "embed_dim": 50}}, "embed_dim=50.*divisible"),
+        (NAME, {"model_kwargs": {**SMALL, "img_size": (64, 8)}}, "images of 64 × 8 pixels are smaller than a patch"),
         (f"{NAME}.nonsense", {}, r"tag \(nonsense\).*It has .*augreg_in21k"),
         ("local-dir:nowhere", {}, r"cannot build local-dir:nowhere: .*config\.json"),
         (NAME, {"model_kwargs": SMALL, "pretrained": True}, "name a file of weights as the checkpoint"),  # no network
@@ -289,8 +293,10 @@ def test_no_pickle_is_run_whatever_timm_asks_for(make_vit: Make, folder: Path, m
 
     monkeypatch.setattr(torch, "load", as_older_timm_does)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    with pytest.raises(ValueError, match="cannot build local-dir"):
+    with pytest.raises(ValueError, match=r"cannot build local-dir.* more than tensors.* wellcond.save"):
         build_model(f"local-dir:{folder}", pretrained=True)
+    with pytest.raises(ValueError, match="more than tensors"):
+        create_model(NAME, {**SMALL, "num_classes": 7, "checkpoint_path": str(folder / "pytorch_model.bin")})
     assert not trap.exists()
     assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"  # as it was
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
@@ -298,3 +304,15 @@ def test_no_pickle_is_run_whatever_timm_asks_for(make_vit: Make, folder: Path, m
     trap.mkdir()
     with pytest.raises(FileExistsError):  # the trap works, and only the guard held it
         torch.load(folder / "pytorch_model.bin", weights_only=False)
+
+
+def test_all_of_wellcond_builds_models_here_and_unpickles_tensors_alone() -> None:
+    source = Path(wellcond.__file__).parent
+    for file in source.rglob("*.py"):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            called = ast.unparse(call.func)
+            if called == "timm.create_model" or called.endswith("load_checkpoint"):
+                assert file == source / "models" / "build.py" or called == "_load_checkpoint", (file, call.lineno)
+            if called == "torch.load":
+                assert "weights_only=True" in ast.unparse(call), (file, call.lineno)
+        assert not re.search(r"from timm\S* import .*create_model", file.read_text()), file

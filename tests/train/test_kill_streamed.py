@@ -2,7 +2,10 @@
 what they hold is saved. The same command goes on, with any number of workers, and ends at the same bits."""
 
 import io
+import os
 import random
+import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +62,44 @@ def stream(command: Start, shards: Path, tmp_path: Path) -> Start:
     return start
 
 
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
+
+
 def last_saved(folder: Path) -> int:
     return max(saved_steps(folder / "checkpoints"), default=0)
+
+
+def test_a_signal_to_all_processes_of_a_job_saves_and_ends_with_130(stream: Start, tmp_path: Path) -> None:
+    """As schedulers and systemd send it; and a process that dies with its workers leaves none."""
+    started = stream(tmp_path / "stopped", workers=2)
+    main = started.pids[0]
+    workers = started.until(lambda: (tmp_path / "stopped" / "metrics.jsonl").exists() and children_of(main))
+    assert workers
+    for pid in (*workers, main):
+        os.kill(pid, signal.SIGTERM)
+    assert started.wait() == [130], started.output()
+    assert last_saved(tmp_path / "stopped") > 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_a_worker_that_is_killed_is_named(stream: Start, tmp_path: Path) -> None:
+    started = stream(tmp_path / "run", workers=2)
+    killed: list[int] = []
+    while started.alive():  # every one, in any epoch
+        for pid in children_of(started.pids[0]):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        time.sleep(0.01)
+    assert started.wait() == [1], started.output()
+    said = re.search(
+        r"error: the decoding worker with pid (\d+) was killed by SIGKILL, .*memory.*fewer workers", started.output()
+    )
+    assert said is not None, started.output()
+    assert int(said[1]) in killed
 
 
 @pytest.mark.parametrize("world", [1, 2])

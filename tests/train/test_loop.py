@@ -222,9 +222,13 @@ def test_training_starts_from_a_checkpoint_with_a_fresh_head(make_config: Make, 
 
 def test_what_cannot_be_built_is_said_and_leaves_the_folder_free(make_config: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timm cannot build"):
-        run(make_config(model_kwargs={"img_size": 8, "deepth": 2}), tmp_path)
+        run(make_config(model_kwargs={"img_size": 8, "patch_size": 4, "deepth": 2}), tmp_path)
     with pytest.raises(ValueError, match="training images"):
         run(make_config(batch_size=2000), tmp_path)
+    with pytest.raises(ValueError, match="images of 8 × 8 pixels are smaller than a patch of cait_xxs24_224, 16 × 16"):
+        run(make_config(model="cait_xxs24_224", model_kwargs={"img_size": 8}), tmp_path)
+    with pytest.raises(ValueError, match="images of 6 × 6 pixels are smaller than a patch of convmixer_768_32, 7 × 7"):
+        run(make_config(image_size=6, model="convmixer_768_32", model_kwargs={"dim": 16, "depth": 1}), tmp_path)
     run(make_config(epochs=1), tmp_path)  # the mended command, in the same folder
 
 

@@ -1,5 +1,7 @@
 """A training starts from weights of a file: all that fit, to the bit, and a word on what does not."""
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,3 +103,31 @@ def test_what_does_not_fit_is_refused(make_config: Make, tmp_path: Path, task: s
     path = saved({"conv.weight": torch.ones(3)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="does not fit the model"):
         built(make_config(task=task, checkpoint=path, **(DECODER if task == "mae" else {})))
+
+
+class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("task", ["classify", "mae"])
+def test_a_training_runs_no_pickle_whatever_timm_asks_for(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """timm 1.0.23 reads the weights of a folder as a free pickle."""
+    settings = make_config().model_kwargs
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 10, "model_args": {**settings, "in_chans": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": {"input_size": [1, 8, 8]}}))
+    torch.save({"state_dict": {}, "args": Trap(tmp_path / "trap")}, tmp_path / "pytorch_model.bin")
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **how: load(*args, **{**how, "weights_only": False}))
+    config = make_config(model=f"local-dir:{tmp_path}", pretrained=True, model_kwargs={}, task=task)
+    with pytest.raises(ValueError, match="more than tensors"):
+        built(config)
+    assert not (tmp_path / "trap").exists()
+    monkeypatch.undo()
+    load(tmp_path / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "trap").exists()  # the trap works

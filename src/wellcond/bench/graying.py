@@ -15,6 +15,7 @@ from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_ms, median_ms
 from wellcond.graying import TokenGraying, explain_graying
+from wellcond.models.build import create_model
 from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, idct2
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.fused import tokens_of
@@ -113,9 +114,7 @@ def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
 
     Runs of STEPS steps, as a training has them, with no waiting in between; the arms are taken in turns.
     """
-    import timm
-
-    model = timm.create_model(name, num_classes=1000).to(images.device).train()
+    model = create_model(name, {"num_classes": 1000}).to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     compiled = torch.compile(model)
     labels = torch.randint(1000, (images.shape[0],), device=images.device)

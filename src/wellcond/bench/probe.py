@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_times
+from wellcond.models.build import create_model
 from wellcond.probe import Probe
 
 __all__ = ["run"]
@@ -32,8 +33,6 @@ def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
     """Times training with and without a probe on `device`; writes JSON to `output` and returns its path."""
-    import timm
-
     where = chosen_device(device)
     path = destination(output, f"probe-{where.type}.json")
     batch = batch_size or (256 if where.type == "cuda" and not quick else 4)
@@ -43,7 +42,7 @@ def run(
     settings: dict[str, Any] = {"depth": 1} if quick else {}
     rows: list[dict[str, Any]] = []
     for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
-        model = timm.create_model(name, num_classes=1000, **settings).to(where).train()
+        model = create_model(name, {"num_classes": 1000, **settings}).to(where).train()
         called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
         rows += _costs(model, called, images, how, quick)
     show(

@@ -25,6 +25,7 @@ from wellcond.bench.photographs import write_photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.bench.timm_train import timm_rate
+from wellcond.models.build import create_model
 from wellcond.records import read_rows
 from wellcond.train.compiler import mend_read_back
 from wellcond.train.config import Config
@@ -143,11 +144,9 @@ class _Bench:
         }  # fmt: skip
 
     def _alone(self) -> list[dict[str, Any]]:
-        import timm
-
         size, _, classes, batch, _ = self.setting
         torch.manual_seed(SEED)
-        model = timm.create_model(MODEL, num_classes=classes, **self.kwargs).to(self.where).train()
+        model = create_model(MODEL, {"num_classes": classes, **self.kwargs}).to(self.where).train()
         if self.compiled:
             mend_read_back()  # as the loop does
         called = cast(nn.Module, torch.compile(model)) if self.compiled else model

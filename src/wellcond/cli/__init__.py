@@ -17,7 +17,10 @@ Everything heavy is imported inside its command, so that `--help` and a typing m
 
 import json
 import os
+import signal
 import sys
+from functools import partial
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +45,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; whatever goes wrong ends as one line and an exit code."""
+    interrupt = partial(_interrupt, os.getpid())
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         app(prog_name="wellcond")
     except Exception as error:
@@ -49,6 +54,25 @@ def main() -> None:
             raise
         Console(stderr=True).print(Text(f"error: {_one_line(error)}", style="red"), soft_wrap=True)
         sys.exit(1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a command as Ctrl-C does, unless the command says otherwise, as training does: with 130.
+
+    Torch and timm take seconds to import, and pass over exceptions meanwhile; then there is nothing to clean up.
+    """
+    if os.getpid() != main_process:  # forked by a command: it ends as any process
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"Aborted.\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _one_line(error: Exception) -> str:

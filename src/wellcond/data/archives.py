@@ -8,24 +8,40 @@ folder of the member's name after the split. Compressed shards are unpacked firs
 looked up.
 """
 
+import errno
 import glob
 import gzip
 import hashlib
 import json
+import os
+import posixpath
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from wellcond.data.files import FilePart, ImageFile, Listing, Skipped, Source, stat_line
-from wellcond.data.images import is_image
+from wellcond.data.files import FilePart, Listing, Source, stat_line
+from wellcond.data.finding import (
+    NOT_UTF8,
+    ImageFile,
+    Skipped,
+    check_regular,
+    is_image,
+    is_utf8,
+    list_members,
+    printable,
+)
+from wellcond.data.images import say_why
 from wellcond.data.labels import compare_classes, sort_names
 
 __all__ = ["FOUND_SHARDS", "archive_source", "expand_braces", "find_shards", "shard_source"]
 
 ENDINGS = (".tar", ".tar.gz", ".tgz")
 FOUND_SHARDS = "train-*.tar[.gz] and val-*.tar[.gz]"
+LABELS = {"cls": 1 << 10, "label": 1 << 10, "json": 1 << 24}  # endings of labels, and how many bytes they may have
+UNPACKED_TIMES, UNPACKED_BYTES = 100, 64 << 20  # what a compressed archive may unpack to: the larger of the two
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
 
@@ -38,7 +54,7 @@ def shard_source(pattern: str) -> Source:
                 f"no {split} shards in {pattern}; their names start with it ({FOUND_SHARDS}), "
                 "so name their folder, or both parts, as in 'wds:shards/{train,val}-*.tar'"
             )
-    return archive_source(train, val, name=train[0].resolve().parent.name)
+    return archive_source(train, val, name=printable(train[0].resolve().parent.name))
 
 
 def archive_source(train: Sequence[Path], val: Sequence[Path], *, name: str) -> Source:
@@ -67,7 +83,7 @@ def archive_source(train: Sequence[Path], val: Sequence[Path], *, name: str) -> 
 
     return Source(
         name=name, where="\n".join(str(file.resolve()) for file in files), list=listing,
-        fingerprint=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest(),
         random_access=not any(file.name.endswith("gz") for file in files),
     )  # fmt: skip
 
@@ -76,10 +92,10 @@ def _name_classes(labels: set[str], where: str) -> list[str]:
     classes = sort_names(labels)
     if classes[0] in ("0", "1") and all(label.isdecimal() for label in classes):
         numbers = [int(label) for label in classes]
-        gaps = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
-        if gaps:
+        gap = next((low + 1 for low, high in pairwise(numbers) if high > low + 1), None)
+        if gap is not None:
             raise ValueError(
-                f"the labels in {where} are numbers from {numbers[0]} to {numbers[-1]}, but none is {gaps[0]}: "
+                f"the labels in {where} are numbers from {numbers[0]} to {numbers[-1]}, but none is {gap}: "
                 "that class is empty, or the labels do not fit"
             )
     return classes
@@ -92,56 +108,68 @@ def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: 
     """Images with the names of their classes, in the order of the archives."""
     found: list[tuple[ImageFile, str]] = []
     for number, archive in enumerate(archives):
-        plain = archive
-        if archive.name.endswith("gz"):
-            plain = scratch / f"{split}-{number}.tar"
-            _unpack(archive, plain, skipped)
         images: dict[str, ImageFile] = {}
         labels: dict[str, str] = {}
         folders: set[str] = set()
-        for member in _members(plain, archive.name, skipped):
-            if member.isdir():
-                folders.add(_class_of(f"{member.name}/."))
-            elif not member.isreg() or PurePosixPath(member.name).name.startswith("."):
-                continue
-            elif is_image(PurePosixPath(member.name).name):
-                name = f"{archive.name}:{member.name}"
-                images[member.name] = ImageFile(name, str(plain), member.offset_data, member.size)
-            elif _key(member.name)[1] in ("cls", "label", "json"):
-                labels.update(_read_label(ImageFile(member.name, str(plain), member.offset_data, member.size), archive))
-        here = [(image, labels.get(_key(name)[0]) or _class_of(name)) for name, image in images.items()]
-        for name, (_, label) in zip(images, here, strict=True):
+        plain = archive
+        try:
+            check_regular(archive)
+        except (OSError, ValueError) as error:
+            skipped.append((archive.name, say_why(error)))
+            continue
+        try:
+            if archive.name.endswith("gz"):
+                plain = scratch / f"{split}-{number}.tar"
+                _unpack(archive, plain, skipped)
+            for member in list_members(plain, skipped, name=archive.name):
+                file = ImageFile(member.name, str(plain), member.offset_data, member.size)
+                if member.isdir():
+                    folders.add(_class_of(f"{member.name}/x"))
+                elif PurePosixPath(member.name).name.startswith("."):
+                    continue
+                elif is_image(PurePosixPath(member.name).name):
+                    images[member.name] = file._replace(name=f"{archive.name}:{printable(member.name)}")
+                elif _key(member.name)[1] in LABELS:
+                    labels.update(_read_label(file, archive))
+        except (tarfile.TarError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            skipped.append((archive.name, f"it cannot be read as a tar archive ({say_why(error)})"))
+        here: list[tuple[ImageFile, str]] = []
+        for name, image in images.items():
+            label = labels.get(_key(name)[0]) or _class_of(name)
             if not label:
                 raise ValueError(
-                    f"{name} in {archive} has no label: put {_key(name)[0]}.cls beside it in the archive, or put it "
-                    "into a folder named after its class"
+                    f"{printable(name)} in {archive} has no label: put {printable(_key(name)[0])}.cls beside it in the "
+                    "archive, or put it into a folder named after its class"
                 )
+            if not is_utf8(label):
+                raise ValueError(
+                    f"the name of the class folder {printable(label)} in {archive} is not UTF-8; rename it"
+                )
+            if is_utf8(name):
+                here.append((image, label))
+            else:
+                skipped.append((image.name, NOT_UTF8))
         found += here
         empty = folders - {label for _, label in here} - {""}
         if empty and not labels and len(archives) == 1:
             raise ValueError(
-                f"the class folder {min(empty)} in {archive} holds no image; add some, or remove the folder"
+                f"the class folder {printable(min(empty))} in {archive} holds no image; add some, or remove the folder"
             )
     return found
 
 
-def _members(plain: Path, name: str, skipped: Skipped) -> Iterator[tarfile.TarInfo]:
-    try:
-        with tarfile.open(plain, "r:") as archive:
-            size = plain.stat().st_size
-            for member in archive:
-                if member.isreg() and member.offset_data + member.size > size:
-                    skipped.append((f"{name}:{member.name}", "the archive ends in the middle of it"))
-                else:
-                    yield member
-    except (tarfile.TarError, OSError) as error:
-        skipped.append((name, f"the archive ends too early or is damaged ({error}); what comes before is used"))
-
-
 def _unpack(archive: Path, plain: Path, skipped: Skipped) -> None:
+    most = max(UNPACKED_BYTES, UNPACKED_TIMES * archive.stat().st_size)
     with gzip.open(archive, "rb") as packed, open(plain, "wb") as file:
         try:
             while block := packed.read(1 << 20):
+                if file.tell() + len(block) > most:
+                    raise ValueError(
+                        f"{archive} unpacks to more than {UNPACKED_TIMES} times its size, as no images do; if it "
+                        "should, gunzip it and name the .tar"
+                    )
                 file.write(block)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             skipped.append((archive.name, f"its compression is damaged ({error}); what comes before is used"))
@@ -155,8 +183,8 @@ def _key(name: str) -> tuple[str, str]:
 
 
 def _class_of(name: str) -> str:
-    """train/CLASS/… or CLASS/…; empty where there is no folder."""
-    folders = [part for part in PurePosixPath(name).parts[:-1] if part not in (".", "/")]
+    """train/CLASS/… or CLASS/…; empty where there is no folder. `..` is the folder above, and no class."""
+    folders = [part for part in posixpath.normpath(name).split("/")[:-1] if part not in ("", ".", "..")]
     if folders and folders[0] in SPLITS:
         folders = folders[1:]
     return folders[0] if folders else ""
@@ -164,17 +192,26 @@ def _class_of(name: str) -> str:
 
 def _read_label(file: ImageFile, archive: Path) -> dict[str, str]:
     key, ending = _key(file.name)
+    name = f"{archive}: {printable(file.name)}"
+    if file.size > LABELS[ending]:
+        raise ValueError(f"{name} has {file.size:,} bytes, and a label up to {LABELS[ending]:,}: it is no label")
     with file.open() as opened:
-        text = opened.read().decode("utf-8", errors="replace").strip()
+        content = opened.read()
+    try:
+        text = content.decode().strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} holds {content[:40]!r}, which is not UTF-8; write the label anew") from None
     if ending == "json":
         try:
             record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{archive}: {file.name} is no JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} is no JSON ({error})") from error
         found = record.get("label", record.get("cls")) if isinstance(record, dict) else None
-        return {} if found is None else {key: str(found)}
-    if not text or "\n" in text:
-        raise ValueError(f"{archive}: {file.name} holds {text[:40]!r}, which is no label: one number or name is needed")
+        if found is None:
+            return {}
+        text = str(found).strip() if isinstance(found, str | int | float) else ""
+    if not text or "\n" in text or len(text) > LABELS["cls"]:
+        raise ValueError(f"{name} holds {text[:40]!r}, which is no label: one number or name is needed")
     return {key: text}
 
 
@@ -185,7 +222,7 @@ def find_shards(pattern: str) -> tuple[list[Path], list[Path]]:
     """The training and the validation shards of a folder or a pattern, in the order of their names."""
     found: list[Path] = []
     if Path(pattern).is_dir():
-        found = [file for file in Path(pattern).iterdir() if file.name.endswith(ENDINGS) and file.is_file()]
+        found = [file for file in Path(pattern).iterdir() if file.name.endswith(ENDINGS) and not file.is_dir()]
     else:
         for name in expand_braces(pattern):
             if glob.has_magic(name):

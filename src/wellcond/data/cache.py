@@ -7,12 +7,13 @@ with the source, its fingerprint, the size, the counts and what was skipped. It 
 source changed, or which misses something, is built anew. Of several processes one builds, and the others wait for it.
 """
 
+import contextlib
 import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +24,8 @@ import torch
 from numpy.lib.format import open_memmap
 
 from wellcond.data.dataset import DataSet, Images, pixel_sums
-from wellcond.data.files import ImageFiles, Listing, Part, Skipped, Source, check_labels
+from wellcond.data.files import ImageFiles, Listing, Part, Source, check_labels
+from wellcond.data.finding import Skipped
 from wellcond.data.images import say_why, strict_decoding
 from wellcond.records import read_json, write_json
 
@@ -52,7 +54,7 @@ def open_cached(
     from filelock import FileLock
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "_", source.name)[:60] or "data"
-    folder = cache_dir / f"{slug}-{image_size}px-{sha256(source.where.encode()).hexdigest()[:8]}"
+    folder = cache_dir / f"{slug}-{image_size}px-{sha256(os.fsencode(source.where)).hexdigest()[:8]}"
     found = _load(folder, source, image_size, limit)
     if found is not None:
         return found
@@ -121,14 +123,15 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
         )
         _reserve(aside / f"{split}.npy")
         labels: list[int] = []
-        for done, row, decoded in _decode(part, image_size):
-            if isinstance(decoded, str):
-                skipped.append((part.name(row), decoded))
-            else:
-                pixels[len(labels)] = decoded
-                labels.append(int(part.labels[row]))
-            if progress is not None and (done % CHUNK == 0 or done == total):
-                progress(f"decoding {source.name} ({split})", done, total)
+        with contextlib.closing(_decode(part, image_size)) as images:  # an interruption stops its threads, too
+            for done, row, decoded in images:
+                if isinstance(decoded, str):
+                    skipped.append((part.name(row), decoded))
+                else:
+                    pixels[len(labels)] = decoded
+                    labels.append(int(part.labels[row]))
+                if progress is not None and (done % CHUNK == 0 or done == total):
+                    progress(f"decoding {source.name} ({split})", done, total)
         pixels.flush()
         check_labels(labels, listing.classes, f"the {split} part of {source.name}{_say_skipped(skipped)}")
         np.save(aside / f"{split}.labels.npy", np.asarray(labels, np.int64))
@@ -159,7 +162,7 @@ def _say_skipped(skipped: Skipped) -> str:
     return f" ({len(skipped)} files could not be read, such as {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
 
 
-def _decode(part: Part, image_size: int) -> Iterator[tuple[int, int, "np.ndarray[Any, Any] | str"]]:
+def _decode(part: Part, image_size: int) -> Generator[tuple[int, int, "np.ndarray[Any, Any] | str"], None, None]:
     """(how many are done, row, pixels or why there are none), in order. Pillow decodes outside of Python's lock."""
 
     def one(row: int) -> "np.ndarray[Any, Any] | str":
@@ -172,10 +175,13 @@ def _decode(part: Part, image_size: int) -> Iterator[tuple[int, int, "np.ndarray
 
     total = len(part.labels)
     with strict_decoding(), ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for start in range(0, total, CHUNK):
-            rows = range(start, min(total, start + CHUNK))
-            for row, decoded in zip(rows, pool.map(one, rows), strict=True):
-                yield row + 1, row, decoded
+        try:
+            for start in range(0, total, CHUNK):
+                rows = range(start, min(total, start + CHUNK))
+                for row, decoded in zip(rows, pool.map(one, rows), strict=True):
+                    yield row + 1, row, decoded
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an interruption, what is being decoded is the last
 
 
 def _fit(image: Any, image_size: int) -> "np.ndarray[Any, Any]":

@@ -7,24 +7,22 @@
 An archive's members are known by their place in it, so any of them can be read at any time, by any process.
 """
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from wellcond.data.finding import ImageFile, Skipped
 from wellcond.data.images import decode_opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ArrayPart", "FilePart", "ImageFile", "ImageFiles", "Listing", "Part", "Source"]
-
-Skipped = list[tuple[str, str]]
+__all__ = ["ArrayPart", "FilePart", "ImageFiles", "Listing", "Part", "Source"]
 
 
 class Part(Protocol):
@@ -34,23 +32,6 @@ class Part(Protocol):
     def labels(self) -> Sequence[int]: ...
     def name(self, row: int) -> str: ...
     def read(self, row: int) -> "Image": ...
-
-
-class ImageFile(NamedTuple):
-    """A file, or a member of an archive."""
-
-    name: str
-    path: str
-    offset: int = 0
-    size: int = -1
-    """-1 is the whole file."""
-
-    def open(self) -> BinaryIO:
-        if self.size < 0:
-            return open(self.path, "rb")
-        with open(self.path, "rb") as archive:
-            archive.seek(self.offset)
-            return io.BytesIO(archive.read(self.size))
 
 
 class FilePart:
@@ -180,5 +161,8 @@ class ImageFiles:
 
 def stat_line(path: Path | str) -> str:
     """What changes when a file does."""
-    found = os.stat(path)
+    try:
+        found = os.stat(path)
+    except OSError as error:  # a link to nothing, say: reading it will say so
+        return error.strerror or str(error)
     return f"{found.st_size} {found.st_mtime_ns}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wellcond.data.files import Listing, Source
+from wellcond.data.finding import open_file
 from wellcond.data.images import decode_opened
 from wellcond.data.labels import compare_classes, sort_names
 
@@ -89,5 +90,5 @@ class _TablePart:
         if cell is None:
             raise ValueError("the row has no image")
         return decode_opened(
-            lambda: io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else open(cell["path"], "rb")
+            lambda: io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else open_file(cell["path"])
         )

@@ -5,7 +5,7 @@
     sample.skipped                                                # [("n01440764/a.JPEG", "image file is truncated")]
     sample = sample_images(transform, limit=64)                   # no data at hand: crops of two photographs
 
-A file that cannot be read is named and counted, and another takes its place.
+A file that cannot be read, or that would fill the memory, is named and counted, and another takes its place.
 """
 
 import contextlib
@@ -21,23 +21,33 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor
 
+from wellcond.data.finding import (
+    NOT_UTF8,
+    SUFFIXES,
+    ImageFile,
+    Skipped,
+    is_image,
+    is_utf8,
+    list_members,
+    open_file,
+    printable,
+    walk_images,
+)
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
-    "SUFFIXES",
     "ImageSample",
     "decode_image",
     "decode_opened",
-    "is_image",
     "read_images",
     "sample_images",
     "say_why",
     "strict_decoding",
-    "walk_images",
 ]
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+MOST_PIXELS = 89_478_485  # of one image, a quarter of a GiB as RGB: from here on Pillow itself warns
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # scikit-learn's
 
 Transform = Callable[["Image"], Any]
@@ -71,22 +81,21 @@ def read_images(folder: str | os.PathLike[str], transform: Transform, *, limit: 
     """
     _check_limit(limit)
     path = Path(folder)
-    with contextlib.ExitStack() as stack:
-        skipped: list[tuple[str, str]] = []
-        files = _list_images(path, stack, skipped)
-        images, names = [], []
-        for name in _spread(list(files), seed):
-            try:
-                image = decode_image(files[name])
-            except MemoryError:
-                raise
-            except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
-                skipped.append((name, say_why(error)))
-                continue
-            images.append(_apply(transform, image, name))
-            names.append(name)
-            if len(names) == limit:
-                break
+    skipped: Skipped = []
+    files = _list_images(path, skipped)
+    images, names = [], []
+    for name in _spread(list(files), seed):
+        try:
+            image = decode_image(files[name])
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
+            skipped.append((name, say_why(error)))
+            continue
+        images.append(_apply(transform, image, name))
+        names.append(name)
+        if len(names) == limit:
+            break
     if not images:
         named = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
         raise ValueError(
@@ -152,7 +161,10 @@ def decode_opened(opener: Opener) -> "Image":
     """`decode_image` for those who are inside `strict_decoding` already, as threads have to be."""
     from PIL import Image, ImageOps
 
-    with opener() as file, Image.open(file) as opened:
+    with opener() as file, Image.open(file) as opened:  # it reads the header alone
+        width, height = opened.size
+        if width * height > MOST_PIXELS:  # however small the file is
+            raise ValueError(f"it has {width} × {height} pixels, and may have up to {MOST_PIXELS:,}: scale it down")
         opened.load()
         image: Image.Image = opened
         with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
@@ -216,22 +228,23 @@ def say_why(error: Exception) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         return "no image of a known format"  # Pillow's message repeats the path, or the address of a buffer
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)  # without the path
+    return " ".join(said.split())[:200] or type(error).__name__
 
 
-# ---- finding them
+# ---- which
 
 
-def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[str, str]]) -> dict[str, Opener]:
+def _list_images(path: Path, skipped: Skipped) -> dict[str, Opener]:
     """Every image by its name relative to `path`, with what opens it."""
     if not path.exists():
         raise ValueError(f"there is no folder {path}; name one that holds images, or a .tar archive of them")
     if path.is_dir():
         files: dict[str, Opener] = {
-            name: lambda file=file: file.open("rb") for name, file in walk_images(path, skipped)
+            name: lambda file=file: open_file(file) for name, file in walk_images(path, skipped)
         }
     elif path.suffix.lower() == ".tar":
-        files = _list_archive(path, stack, skipped)
+        files = _list_archive(path, skipped)
     else:
         raise ValueError(f"{path} is a file; name the folder that holds the images, or an uncompressed .tar of them")
     if not files:
@@ -242,47 +255,18 @@ def _list_images(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[st
     return files
 
 
-def walk_images(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[tuple[str, Path]]:
-    """Every image file below, with its name relative to the folder.
-
-    Links are followed, since data sets are often made of them, but no folder is entered twice.
-    """
-    seen: set[str] = set()
-
-    def unreadable(error: OSError) -> None:
-        skipped.append((os.path.relpath(error.filename, folder), error.strerror or str(error)))
-
-    for here, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
-        real = os.path.realpath(here)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            if is_image(name):
-                file = Path(here, name)
-                yield file.relative_to(folder).as_posix(), file
-
-
-def _list_archive(path: Path, stack: contextlib.ExitStack, skipped: list[tuple[str, str]]) -> dict[str, Opener]:
+def _list_archive(path: Path, skipped: Skipped) -> dict[str, Opener]:
     files: dict[str, Opener] = {}
-    # "r:" takes no compressed archive, which would be unpacked from its start for every file.
     try:
-        archive = stack.enter_context(tarfile.open(path, "r:"))  # noqa: SIM115 (the stack closes it)
-    except tarfile.TarError as error:
+        for member in list_members(path, skipped):
+            if member.isreg() and is_image(PurePosixPath(member.name).name):
+                if is_utf8(member.name):
+                    files[member.name] = ImageFile(member.name, str(path), member.offset_data, member.size).open
+                else:
+                    skipped.append((printable(member.name), NOT_UTF8))
+    except (tarfile.TarError, OSError, ValueError) as error:
         raise ValueError(f"{path} is no uncompressed tar archive ({error}); unpack it, and name the folder") from error
-    try:
-        for member in archive:
-            if member.isfile() and is_image(PurePosixPath(member.name).name):
-                files[member.name] = lambda member=member: archive.extractfile(member)  # pyright: ignore[reportArgumentType]
-    except tarfile.TarError as error:
-        skipped.append((path.name, f"the archive ends too early or is damaged ({error}); what comes before is used"))
     return files
-
-
-def is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is no photo but macOS's notes
 
 
 def _spread(names: list[str], seed: int) -> Iterator[str]:

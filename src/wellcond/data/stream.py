@@ -5,12 +5,17 @@
     batches.skipped                                         # [("train/n01440764/a.JPEG", "image file is truncated")]
 
 Each image's transform runs with generators seeded by (seed, epoch, row), whichever worker it is in. An image that
-cannot be read is named, and its place in a training batch taken by the next one; an evaluation leaves it out.
+cannot be read is named, and its place in a training batch taken by the next one; an evaluation leaves it out. Signals
+are the main process's, and a worker that dies is named with what may help.
 """
 
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import active_children
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,8 @@ from wellcond.data.images import say_why, strict_decoding
 
 __all__ = ["StreamBatches", "StreamEvalBatches"]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WAITS = hasattr(signal, "sigwaitinfo")  # Linux
 TRIES = 100  # images in a row that cannot be read, before that is an error
 Sample = tuple[Tensor | None, int, list[tuple[str, str]]]
 
@@ -157,12 +164,86 @@ def _own_generators(key: int) -> Iterator[None]:
             np.random.set_state(before[1])  # noqa: NPY002
 
 
-def _load(decoded: _Decoded, parts: list[list[int]], workers: int, device: torch.device) -> Any:
-    return DataLoader(
+# ---- workers
+
+
+def _load(decoded: _Decoded, parts: list[list[int]], workers: int, device: torch.device) -> Iterator[Any]:
+    loader = DataLoader(
         decoded, batch_sampler=parts, num_workers=workers, collate_fn=_collate, pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # DataLoader would draw its workers' seed from the global one
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=4 if workers else None, worker_init_fn=_leave_signals,
     )  # fmt: skip
+    others = set(active_children())
+    with _starting_workers():
+        batches = iter(loader)
+    processes = set(active_children()) - others
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "DataLoader worker (pid" not in str(error):
+                raise
+            raise ValueError(_say_who_died(processes, workers)) from error
+        yield batch
+
+
+@contextmanager
+def _starting_workers() -> Iterator[None]:
+    """Workers begin with the signals blocked that the main process answers for all.
+
+    DataLoader lets the death of a worker raise wherever the main process is, in the middle of saving, say. Without its
+    handler for that, the death is found when the next batch is asked for.
+    """
+    if not WAITS or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    on_death = signal.getsignal(signal.SIGCHLD)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCHLD))
+    try:
+        yield
+    finally:
+        if on_death is not None:  # None is a handler that Python cannot put back
+            signal.signal(signal.SIGCHLD, on_death)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _leave_signals(_worker: int) -> None:
+    """In a worker: Ctrl-C and SIGTERM come to all processes of a job, and the main one decides what they mean.
+
+    It still ends its workers by SIGTERM; who has sent one, only a thread that waits for it can tell.
+    """
+    if not WAITS:
+        return
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def wait() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _say_who_died(processes: set[Any], workers: int) -> str:
+    dead = next((process for process in processes if process.exitcode), None)
+    if dead is None:
+        return "a decoding worker has ended without a word; workers=0 decodes in the main process, which says why"
+    who = f"the decoding worker with pid {dead.pid}"
+    if dead.exitcode > 0:
+        return f"{who} ended with exit code {dead.exitcode}; workers=0 decodes in the main process, which says why"
+    number = -dead.exitcode
+    killed = f"{who} was killed by {signal.Signals(number).name}"
+    if number == signal.SIGKILL:
+        return (
+            f"{killed}, as the system does where memory runs out: set fewer workers than {workers}, or a smaller "
+            "batch_size; the same command then goes on"
+        )
+    if number == signal.SIGBUS:
+        return f"{killed}: /dev/shm is too small for {workers} workers; enlarge it, or set fewer workers"
+    return f"{killed}: a file that its decoder cannot bear, perhaps; workers=0 shows at which"
 
 
 def _collate(samples: list[Sample]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wellcond.models.build import create_model
 from wellcond.records import write_record
 
 __all__ = ["AttentionBlock", "Digits", "blocks_of", "load_digits", "read_blocks", "run", "train"]
@@ -85,7 +85,7 @@ def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
     """A ViT of 65 tokens, one per pixel and the class token, by AdamW with a cosine that ends at zero."""
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = timm.create_model("vit_tiny_patch16_224", qkv_bias=False, **MODEL)
+        model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
         with torch.no_grad():  # a token of one pixel says little: with timm's 0.02 it takes long to learn where it is
             model.get_parameter("pos_embed").normal_()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)

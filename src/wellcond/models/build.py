@@ -3,17 +3,20 @@
     built = build_model("vit_tiny_patch16_224", checkpoint="last.pth.tar")
     built.model(read_images("photos", built.transform()).images)
     built.notes      # ["weights of last.pth.tar", "10 classes, as its head has them"]
+    model = create_model("local-dir:folder", {"num_classes": 10}, pretrained=True)      # timm's, in training mode
 
-No pickle is ever run, and weights that remember a surgery (graying, removed skips, another attention) get it, wherever
-they come from; the notes name it.
+All of wellcond builds timm's models here: no pickle is ever run, whatever the version of timm. Weights that remember a
+surgery (graying, removed skips, another attention) get it from `build_model`, wherever they come from; the notes name
+it.
 """
 
 import argparse
 import contextlib
 import difflib
 import os
+import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.attention_settings import AttentionSettings
+from wellcond.models.families import find_projection
 from wellcond.models.surgery_metadata import METADATA_KEY
 from wellcond.models.weight_files import read_weights
 from wellcond.models.weights import Loaded, load, match_names
@@ -31,7 +35,7 @@ from wellcond.models.weights import Loaded, load, match_names
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["BuiltModel", "build_model"]
+__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
 
@@ -88,7 +92,7 @@ def build_model(
         raise ValueError("pretrained and checkpoint are two sources of weights; choose one")
     if ema and checkpoint is None:
         raise ValueError("ema chooses among the weights of a checkpoint; name one")
-    model = _create(name, settings, pretrained=pretrained)
+    model = create_model(name, settings, pretrained=pretrained)
     notes: list[str] = []
     if checkpoint is not None:
         model, notes = _load_checkpoint(model, name, settings, Path(checkpoint), ema=ema, strict=strict)
@@ -104,24 +108,57 @@ def build_model(
     )
 
 
-def _create(name: str, settings: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
+    """timm's `create_model`, which then runs no pickle: torch.load reads tensors alone, whoever calls it.
+
+    Raises ValueError for all that cannot be built, with the way out.
+    """
     import timm
 
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
         raise ValueError(_unknown(name))
     try:
         with _tensors_only():
-            return timm.create_model(name, pretrained=pretrained, **settings)
+            model = timm.create_model(name, pretrained=pretrained, **settings)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueError(_failure(name, settings, pretrained, error)) from error
+    check_patches(model, name)
+    return model
+
+
+def check_patches(model: nn.Module, name: str, size: tuple[int, int] | None = None) -> None:
+    """ValueError if images of `size`, by default the model's own, are smaller than one of its patches."""
+    try:
+        embedding, projection = find_projection(model)
+    except ValueError:  # of a family that has none, or that is not known
+        return
+    own: Any = getattr(embedding, "img_size", None)
+    if size is None or getattr(embedding, "dynamic_img_pad", False):
+        size = own
+    if size is not None and isinstance(projection.padding, tuple):
+        padded = [side + 2 * padding for side, padding in zip(size, projection.padding, strict=True)]
+        if any(side < patch for side, patch in zip(padded, projection.kernel_size, strict=True)):
+            raise ValueError(say_too_small(name, size, projection.kernel_size))
+
+
+def say_too_small(name: str, size: Sequence[int], patch: Sequence[int]) -> str:
+    sides = [" × ".join(str(side) for side in pair) for pair in (size, patch)]
+    return (
+        f"images of {sides[0]} pixels are smaller than a patch of {name}, {sides[1]}: take larger images (image_size, "
+        "and img_size among its model_kwargs), or a smaller patch_size there"
+    )
 
 
 def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Exception) -> str:
     import timm
 
     why = " ".join(str(error).split())[:500] or type(error).__name__
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in why:  # timm and torch advise to run the pickle
+        why = "its file of weights holds more than tensors, or is damaged, and is not unpickled. If you trust it, "
+        why += "torch.load(file, weights_only=False) yourself and wellcond.save the model"
+        pretrained = False
     given = "".join(f", {key}={value!r}" for key, value in settings.items())
     message = f"timm cannot build {name}{given}{' with its pretrained weights' if pretrained else ''}: {why}"
     if "pretrained tag" in why:
@@ -168,7 +205,7 @@ def _load_checkpoint(
     if "num_classes" not in settings:
         classes = _head_of(read_weights(path, ema=ema)[0], model)
         if classes is not None:
-            model = _create(name, {**settings, "num_classes": classes}, pretrained=False)
+            model = create_model(name, {**settings, "num_classes": classes})
             notes.append(f"{classes} classes, as its head has them" if classes else "no head, as it has none")
     loaded = load(model, path, strict=strict, ema=ema)
     notes += _surgery(loaded)

@@ -7,11 +7,14 @@ What a recipe sets is not refused where another setting makes it idle: nobody as
 
 import difflib
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from wellcond.data.finding import is_utf8, printable
+from wellcond.models.build import say_too_small
 from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config
 
 __all__ = ["problems"]
@@ -19,6 +22,9 @@ __all__ = ["problems"]
 
 def problems(config: Config, *, world: int) -> Iterator[str]:
     """What is wrong with `config` for so many processes, one sentence each; the first may be the cause of others."""
+    for name, value in vars(config).items():
+        if isinstance(value, str) and not is_utf8(value):
+            yield f"{name}={printable(value)} is not UTF-8, as config.json has to be; rename it, or name a link to it"
     yield from _choices("task", config.task, TASKS)
     yield from _choices("amp_dtype", config.amp_dtype, AMP_DTYPES)
     yield from _choices("on_divergence", config.on_divergence, ("stop", "rollback"))
@@ -230,6 +236,18 @@ def _model(config: Config) -> Iterator[str]:
             f"image_size={config.image_size}, but {config.model} is built for images of {size[0]} × {size[1]}; give it "
             f"img_size={config.image_size} among its model_kwargs, or set image_size={size[0]}"
         )
+    patch = _patch(config)
+    if patch is not None and max(patch) > config.image_size and not config.model_kwargs.get("dynamic_img_pad"):
+        yield say_too_small(config.model, (config.image_size, config.image_size), patch)
+
+
+def _patch(config: Config) -> tuple[int, int] | None:
+    """A patch's sides, if the settings or the name tell them; other models show theirs when they are built."""
+    patch = config.model_kwargs.get("patch_size")
+    if patch is None:
+        named = re.search(r"_patch(\d+)(?:_|$)", config.model)
+        patch = int(named[1]) if named else None
+    return _sides(patch)
 
 
 def _size(config: Config) -> tuple[int, int] | None:
@@ -243,9 +261,15 @@ def _size(config: Config) -> tuple[int, int] | None:
     if size is None and not config.model.startswith(("hf-hub:", "local-dir:")):
         known = timm.get_pretrained_cfg(config.model)
         size = known.input_size[-2:] if known is not None and known.fixed_input_size else None
+    return _sides(size)
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
     if isinstance(size, int):
         return size, size
-    return (size[0], size[1]) if isinstance(size, list | tuple) and len(size) == 2 else None
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0], size[1]
+    return None
 
 
 def _choices(name: str, value: str, allowed: Iterable[str]) -> Iterator[str]:

@@ -63,7 +63,8 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
     try:
         config.check(world=here.world)
         with _opened(output, config, here) as folder, deterministic(config), interruptible() as asked:
-            run = _Run(config, folder, here, quiet=quiet)
+            run = _Run(config, folder, here, quiet=quiet)  # which may decode for hours: a signal ends it at once
+            asked()  # from here on a signal waits for the end of its step
             return run.go(asked)
     finally:
         here.leave()

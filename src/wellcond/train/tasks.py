@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet
 from wellcond.models import gray, remove_skip
+from wellcond.models.build import check_patches, create_model
 from wellcond.train.config import Config
 
 __all__ = ["Classify", "Task", "make_task"]
@@ -86,8 +87,6 @@ class Classify:
 
 def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     """The timm model, its random weights drawn from the seed."""
-    import timm
-
     settings: dict[str, Any] = {"num_classes": num_classes, **config.model_kwargs}
     if channels != 3:
         settings.setdefault("in_chans", channels)
@@ -96,16 +95,18 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     torch.manual_seed(config.seed)
     if config.model.startswith("convmixer") and settings.keys() & {"dim", "depth", "kernel_size", "patch_size"}:
         # Their names fix the size, and timm's functions for them take no other; the class does.
+        if config.pretrained:
+            raise ValueError(f"the weights of {config.model} are of its own size; leave pretrained or model_kwargs out")
         from timm.models.convmixer import ConvMixer
 
         try:
-            return ConvMixer(**settings)
+            model: nn.Module = ConvMixer(**settings)
         except TypeError as error:
             raise ValueError(f"a ConvMixer of another size needs dim and depth: {error}") from None
-    try:
-        return timm.create_model(config.model, pretrained=config.pretrained, **settings)
-    except TypeError as error:
-        raise ValueError(f"timm cannot build {config.model} with {settings}: {error}") from None
+    else:
+        model = create_model(config.model, settings, pretrained=config.pretrained)
+    check_patches(model, config.model, (config.image_size, config.image_size))
+    return model
 
 
 def operate(model: nn.Module, config: Config) -> None:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import wellcond
+from wellcond.graying import TokenGraying
 from wellcond.numerics import jacobian as jacobian_module
 from wellcond.numerics.jacobian import jacobian_spectrum
 from wellcond.numerics.linearize import first_tensor
@@ -326,6 +327,41 @@ def test_float32_has_a_lower_ceiling() -> None:
     inside = jacobian_spectrum(lambda x: x.float() * 3, x)
     assert inside.ceiling == 2**23
     assert "coarser dtype" in inside.why
+
+
+class SquareBesides(torch.autograd.Function):
+    """x² and a second output that has no derivative."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
+        besides = x.abs()
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable(besides)
+        return x * x, besides
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grads[0]
+
+
+def test_outputs_without_a_derivative_do_not_lower_the_ceiling() -> None:
+    """As graying by `svd` has them, and torch calls them float32."""
+    layer = torch.diag(torch.logspace(0, -8, 64, dtype=torch.float64))
+    graying = {method: TokenGraying(method, 1.0, patch_size=4) for method in ("svd", "dct")}
+    blocks: list[Callable[[Tensor], Tensor]] = [
+        *(
+            lambda x, identity=identity: identity(x.view(1, 1, 8, 8)).flatten(1) @ layer
+            for identity in graying.values()
+        ),
+        lambda x: SquareBesides.apply(x)[0] @ layer,  # pyright: ignore[reportOptionalSubscript]
+    ]
+    for block in blocks:
+        found = jacobian_spectrum(block, 0.5 + torch.rand(1, 64))
+        assert found.ceiling == 2**52
+        assert found.rank().tolist() == [64]
+        assert found.status_names() == ["ok"]
+    halves = jacobian_spectrum(lambda x: x.float().split(2, -1)[1].double(), torch.rand(1, 4))
+    assert halves.ceiling == 2**23  # a second output that counts
 
 
 def test_half_precision_input_and_weights() -> None:

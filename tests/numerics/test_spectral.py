@@ -254,6 +254,29 @@ def test_gradients_pass_gradcheck(method, restore_scale, shape):
     )
 
 
+@pytest.mark.parametrize("restore_scale", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 4)], ids=str)
+def test_second_derivatives_of_products(restore_scale, shape):
+    """The vector of λmax moves with the matrix. The others refuse (test_first_order.py)."""
+    x = matrices([2.0, 0.7, 0.3, 0.3][: min(shape)], *shape).requires_grad_()
+
+    def power(t):
+        return spectral_power(t, 0.5, method="products", restore_scale=restore_scale)
+
+    assert torch.autograd.gradgradcheck(power, (x,), atol=1e-5, rtol=1e-4)
+    weight = torch.randn(shape, dtype=torch.float64)
+
+    def gradient(t):
+        return torch.func.grad(lambda t: (power(t) * weight).sum())(t)
+
+    def plain_gradient(t):
+        return torch.autograd.grad((power(t) * weight).sum(), t, create_graph=True)[0]
+
+    truth = torch.autograd.functional.jacobian(plain_gradient, x.detach())
+    for derivative in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(derivative(gradient)(x.detach()), truth, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("restore_scale", [True, False])
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)], ids=str)

@@ -137,11 +137,12 @@ def test_no_vector_hides_from_the_start():
         basis = torch.randn(200, 200, dtype=torch.float64)
         basis[:, 0] = start
         basis = torch.linalg.qr(basis)[0]  # all but the first are orthogonal to the start
-        values = torch.tensor([1.0, 0.2] * 100, dtype=torch.float64)  # seen after two steps, before rounding shows more
-        values[[5, 9]] = torch.tensor([3.0, 0.04], dtype=torch.float64)
-        w = (basis * values @ basis.mT)[None]
-        largest, smallest = extreme_singular_values(w, ceiling=2**23)
-        assert_close((largest / smallest).item(), 75.0, rtol=1e-4, atol=0)
+        basis[:, :-1] @= torch.linalg.qr(torch.randn(199, 199, dtype=torch.float64))[0]  # now the last one alone
+        values = torch.linspace(0.2, 0.1, 200, dtype=torch.float64)
+        values[0], values[-1] = 1.0, 3.0  # the first is found before rounding shows any of the last
+        largest, smallest = extreme_singular_values((basis * values @ basis.mT)[None], ceiling=2**23)
+        assert_close(largest.item(), 3.0, rtol=1e-5, atol=0)
+        assert_close(smallest.item(), values.min().item(), rtol=1e-4, atol=0)
 
 
 def test_a_start_is_the_matrixs_own():

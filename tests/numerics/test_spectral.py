@@ -141,6 +141,19 @@ def _check_photographs(tokens, epsilon, methods):
         assert relative(got, exact) < 1e-3
 
 
+def test_no_vector_hides_from_the_power_iteration():
+    """The largest singular vector is orthogonal to eight starts that all matrices once had."""
+    position, start = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
+    once = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position))
+    basis = torch.linalg.qr(torch.cat([once, torch.randn(32, 24, dtype=torch.float64)], 1))[0]
+    basis[:, :-1] @= torch.linalg.qr(torch.randn(31, 31, dtype=torch.float64))[0]
+    sigma = torch.linspace(1, 0.1, 32, dtype=torch.float64)
+    sigma[-1] = 1.15
+    x = basis * sigma @ basis.mT
+    wanted = basis * (1.15 * (sigma / 1.15) ** 0.5) @ basis.mT
+    assert relative(spectral_power(x, 0.5, method="products"), wanted) < 0.01
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_without_the_scale_the_largest_value_becomes_one(method, epsilon):

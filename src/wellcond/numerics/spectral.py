@@ -299,14 +299,15 @@ def _top_vector(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
     """The eigenvector of λmax by power iteration, (b, m, 1), as a constant.
 
     From several starts without symmetry, of which the best counts: one alone may be all but orthogonal to the vector
-    that is sought, and then so many turns are too few.
+    that is sought, and then so many turns are too few. They depend on the matrix, so that no vector hides from all.
     """
     side = gram.shape[-1]
     position = torch.arange(side, dtype=gram.dtype, device=gram.device)[:, None]
     start = torch.arange(starts, dtype=gram.dtype, device=gram.device)
     with torch.no_grad():
-        v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position))
-        v = v.expand(gram.shape[0], side, starts)
+        own = _diagonal(gram)[:, :, None]
+        own = 9 * own / own.amax(1, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
+        v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position) + own)
         for _ in range(turns):
             v = gram @ v
             length = torch.linalg.vector_norm(v, dim=1, keepdim=True)

@@ -231,7 +231,7 @@ def _beyond_doubt(process: Bidiagonalization, theta: float, floor: float) -> boo
     """Whether a random start would have shown more than θ by now, were there a value above the floor.
 
     After j steps θ² is below (1 − ε)σmax² with a probability of at most 1.648·√n·exp(−√ε(2j − 1)), whatever the
-    spectrum (Kuczyński & Woźniakowski 1992, theorem 4.2).
+    spectrum (Kuczyński & Woźniakowski 1992).
     """
     if not theta < floor:
         return False

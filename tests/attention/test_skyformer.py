@@ -313,3 +313,14 @@ def test_rows_of_padding_refuse_nothing() -> None:
     assert (out[..., 20:, :] == 0).all()
     none = skyformer_attention(q, k, v, torch.zeros(24, dtype=torch.bool), **settings)
     assert (none == 0).all()
+
+
+def test_in_compiled_code_lost_rows_are_nan() -> None:
+    q, k, v = far_apart(10.0, 8, torch.float64)
+    q[..., 20:, :] *= 100
+    rows = torch.cat([q, k], -2)
+    attend = torch.compile(
+        lambda q: skyformer_attention(q, k, v, landmarks=rows, kernel="softmax"), fullgraph=True, backend="eager"
+    )
+    assert (attend(q).isnan().all(-1) == (torch.arange(24) >= 20)).all()
+    assert attend(q)[..., :20, :].isfinite().all()

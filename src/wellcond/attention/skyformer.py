@@ -22,7 +22,7 @@ from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, cho
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
-from wellcond.attention.softmax_kernel import attend, exact_dtype, landmark_sums
+from wellcond.attention.softmax_kernel import attend, landmark_sums, widest_dtype
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
@@ -233,7 +233,7 @@ def _solve_graded(
 def _matrix(chosen: Landmarks, scale: float, gamma: float, dtype: torch.dtype | None) -> Tensor:
     """κ(L, L) + γI, the identity's for landmarks that are not valid; in `dtype` or, for None, as exact as can be."""
     # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
-    rows = chosen.rows.to(exact_dtype(chosen.rows))
+    rows = chosen.rows.to(widest_dtype(chosen.rows))
     gram = gaussian_weights(rows, rows, scale=scale)
     gram = gram if dtype is None else gram.to(dtype)
     if chosen.valid is not None:

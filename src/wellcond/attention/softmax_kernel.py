@@ -16,12 +16,12 @@ from wellcond.attention.masks import KeyMask
 from wellcond.numerics.fastpaths import exporting, other_derivatives
 
 LOST = 100  # times what rounding does to a row sum: below, it is good to one digit or none
-__all__ = ["attend", "exact_dtype", "landmark_sums"]
+__all__ = ["attend", "landmark_sums", "widest_dtype"]
 
 
 def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
     """κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor; in float64 where there is."""
-    rows, dtype = chosen.rows, exact_dtype(key)
+    rows, dtype = chosen.rows, widest_dtype(key)
     values = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(dtype)
     if mask is not None:  # what does not count may hold anything, and 0 · NaN is NaN
         key, values = (t.masked_fill(~mask.keep[..., None], 0) for t in (key, values))
@@ -48,15 +48,12 @@ def attend(
     weights = (logits - _largest(logits, -1)).exp()
     out = weights @ solved
     values, sums = out[..., :-1], out[..., -1:]
-    least = (
-        torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
-    )  # what is lost below tiny is no part of more than this
+    # What is smaller than `tiny` is lost, and no part of a sum above `least`.
+    least = torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
     lost = sums.detach().abs() < (LOST * weights.detach() @ noise).clamp_min(least)
     values = (values / sums.masked_fill(lost, 1)).masked_fill(lost, 0)
     lost = lost if counts is None else lost & counts[..., None]
-    if not (torch.compiler.is_compiling() or exporting() or lost.is_meta or other_derivatives(out)) and bool(
-        lost.any()
-    ):
+    if _may_look(out) and bool(lost.any()):
         raise ValueError(
             f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding, for queries and "
             "keys are too far apart. Scale them down or normalise them (qk_norm), raise gamma or num_landmarks, or "
@@ -65,7 +62,14 @@ def attend(
     return values.masked_fill(lost, torch.nan)
 
 
-def exact_dtype(like: Tensor) -> torch.dtype:
+def _may_look(t: Tensor) -> bool:
+    """Whether its values are there to decide by: not while code is compiled, captured or transformed."""
+    if torch.compiler.is_compiling() or exporting() or t.is_meta or other_derivatives(t):
+        return False
+    return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def widest_dtype(like: Tensor) -> torch.dtype:
     """float64, where the device has it."""
     return torch.float64 if like.device.type in ("cpu", "cuda", "meta") else torch.float32
 

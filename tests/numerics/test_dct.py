@@ -195,3 +195,4 @@ def test_the_slope_is_finite_at_zero_coefficients_and_right_elsewhere():
     y = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: dct_power(t, 0.7), (y,))
     assert torch.autograd.gradcheck(lambda t: dct_power(t, 0.7, restore_scale=False), (y,))
+    assert torch.autograd.gradgradcheck(lambda t: dct_power(t, 0.7), (y,))

@@ -131,11 +131,38 @@ def test_what_does_not_converge_is_not_believed(route, monkeypatch):
 def test_lanczos_ends_at_a_bound_before_it_converges():
     w = matrices(spread(1e4, 140), 150)
     factor = torch.linalg.cholesky(w @ w.mT)
-    value, converged = extremes._largest_of_inverse(factor, torch.tensor([1e5, 1e12]).double())
+    value, converged = extremes._largest_of_inverse(factor, torch.tensor([1e5, 1e12]).double(), w)
     assert 1e5 < value[0] <= 1e8 * (1 + 1e-6)
     assert not converged[0]
     assert converged[1]
     assert_close(value[1].item(), 1e8, rtol=1e-5, atol=0)
+
+
+def test_no_vector_hides_from_the_start():
+    """A start that is the same for all matrices misses what is orthogonal to it, and says that it has converged."""
+    uniform = torch.rand(2, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    once = (uniform[0] - 0.5).sign() * (uniform[1] + 0.5)  # what all of them started from
+    for start in (once, extremes._starts(matrices(spread(10, 200), 210, batch=1))[0]):
+        basis = torch.randn(200, 200, dtype=torch.float64)
+        basis[:, 0] = start
+        basis = torch.linalg.qr(basis)[0]  # all but the first are orthogonal to the start
+        basis[:, :-1] @= torch.linalg.qr(torch.randn(199, 199, dtype=torch.float64))[0]  # now the last one alone
+        values = torch.linspace(0.2, 0.1, 200, dtype=torch.float64)
+        values[0], values[-1] = 1.0, 3.0  # the first is found before rounding shows any of the last
+        largest, smallest = extreme_singular_values((basis * values @ basis.mT)[None], ceiling=2**23)
+        assert_close(largest.item(), 3.0, rtol=1e-5, atol=0)
+        assert_close(smallest.item(), values.min().item(), rtol=1e-4, atol=0)
+
+
+def test_a_start_is_the_matrixs_own():
+    w = matrices(spread(10, 130), 140, batch=3)
+    starts = extremes._starts(w)
+    assert torch.equal(extremes._starts(w[1:2]), starts[1:2])
+    assert torch.equal(extremes._starts(w * 2.0**-9), starts)
+    assert (starts @ starts.mT - torch.eye(3).double()).abs().max() < 0.4
+    assert (starts.abs() > 0.4 / 130**0.5).all()
+    w[0, -1] += 1e-3
+    assert (extremes._starts(w)[0] @ starts[0]).abs() < 0.4
 
 
 def test_squaring_meets_its_bound_for_equal_eigenvalues():

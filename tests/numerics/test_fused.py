@@ -71,6 +71,18 @@ def test_a_patch_of_zero_means_matrices(operator, device):
     assert (gradients[0] - gradients[1]).norm() < 2e-3 * gradients[1].norm()  # of squares, so of two values
 
 
+def test_second_derivatives_are_the_plain_twins(operator, device):
+    fused, plain = operator
+    x = torch.randn(2, 5, 8, device=device, requires_grad=True)
+    weight = torch.randn(2, 5, 8, device=device)
+    found = []
+    for y in (fused(x, 0, 0, 0.95, True), plain(x, 0.95, True)):
+        (gradient,) = torch.autograd.grad((y * weight).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    assert found[1].norm() > 0.1
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
 def test_any_layout_goes_in_and_a_contiguous_one_comes_out(operator, device):
     fused, _ = operator
     images = torch.randn(2, 2, 6, 6, device=device)

@@ -1,6 +1,7 @@
 """Bidiagonalisation against matrices whose singular values are known."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -61,14 +62,59 @@ def test_errors_are_bounds_and_few_steps_do(shape: tuple[int, int], decay: float
     assert operator.products <= 2 * found.steps + 200
 
 
-def test_errors_are_bounds_before_convergence_too() -> None:
-    sigma = 0.995 ** torch.arange(300, dtype=torch.float64)
-    found = largest_singular_values(Matrix(with_singular_values(sigma, 300, 300)), 4, max_steps=30)
+def test_before_convergence_no_error_is_claimed() -> None:
+    """A residual says that some value is near, and is smaller here than the distance to the one of the same rank."""
+    sigma = torch.tensor([2.0, 2.0] + [0.995**i for i in range(298)], dtype=torch.float64)
+    found = largest_singular_values(Matrix(with_singular_values(sigma, 300, 300)), 4, max_steps=12)
     assert not found.converged
-    assert found.errors.max() > 1e-4
+    assert found.errors.isinf().all()
     nearest = (found.values[:, None] - sigma).abs().amin(1)
-    assert (nearest <= found.errors + 1e-13).all()
+    assert (nearest <= found.residuals + 1e-13).all()
     assert (found.values <= sigma[:4] + 1e-13).all()
+    assert ((sigma[:4] - found.values) > 2 * found.residuals).any()
+
+
+def a_spectrum(draw: random.Random) -> Tensor:
+    """Some equal values on top of, among or below others: evenly spread, in a cluster, in groups, falling, or zero."""
+    n, equal = draw.choice([20, 60, 100, 200]), draw.choice([1, 2, 3, 8, 12])
+    i = torch.arange(n - equal, dtype=torch.float64)
+    rest = draw.choice(
+        [
+            i / len(i),
+            1 - 10.0 ** -draw.choice([3, 6, 8, 9, 12]) * i,
+            (i // draw.choice([2, 5])) / len(i),
+            draw.choice([0.5, 0.9, 0.97]) ** i,
+            torch.zeros_like(i),
+        ]
+    )
+    return torch.cat([torch.full((equal,), draw.choice([2.0, 1.02, 1.0, 0.9])), rest]).sort(descending=True).values
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_is_claimed_that_is_not_so(part: int) -> None:
+    """The values of a diagonal matrix are known, and no other is harder for random starts."""
+    converged = 0
+    for seed in range(75 * part, 75 * (part + 1)):
+        draw = random.Random(seed)
+        sigma, k, steps = a_spectrum(draw), draw.choice([1, 2, 4, 8, 12]), draw.choice([300, 300, 60, 24])
+        found = largest_singular_values(Matrix(torch.diag(sigma)), k, max_steps=steps, seed=seed)
+        told = f"seed {seed}: k = {k}, {steps} steps, {found}"
+        assert (found.values <= sigma[:k] + 1e-12).all(), told
+        assert ((found.values[:, None] - sigma).abs().amin(1) <= found.residuals + 1e-12).all(), told
+        assert (sigma[:k] - found.values <= found.errors + 1e-12).all(), told
+        assert not found.converged or bool((found.errors <= 1e-8 * found.values[0]).all()), told
+        assert found.converged or steps < 300, told
+        converged += found.converged
+    assert converged >= 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("n", "k"), [(100, 8), (400, 12)])
+def test_as_many_equal_values_as_are_asked_for(n: int, k: int, seed: int) -> None:
+    sigma = torch.cat([torch.full((k,), 2.0), torch.linspace(1, 0, n - k)]).double()
+    found = largest_singular_values(Matrix(torch.diag(sigma)), k, seed=seed)
+    assert found.converged
+    assert_close(found.values, sigma[:k], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("multiplicity", [2, 3, 5])

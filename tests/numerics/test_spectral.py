@@ -141,6 +141,19 @@ def _check_photographs(tokens, epsilon, methods):
         assert relative(got, exact) < 1e-3
 
 
+def test_no_vector_hides_from_the_power_iteration():
+    """The largest singular vector is orthogonal to eight starts that all matrices once had."""
+    position, start = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
+    once = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position))
+    basis = torch.linalg.qr(torch.cat([once, torch.randn(32, 24, dtype=torch.float64)], 1))[0]
+    basis[:, :-1] @= torch.linalg.qr(torch.randn(31, 31, dtype=torch.float64))[0]
+    sigma = torch.linspace(1, 0.1, 32, dtype=torch.float64)
+    sigma[-1] = 1.15
+    x = basis * sigma @ basis.mT
+    wanted = basis * (1.15 * (sigma / 1.15) ** 0.5) @ basis.mT
+    assert relative(spectral_power(x, 0.5, method="products"), wanted) < 0.01
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_without_the_scale_the_largest_value_becomes_one(method, epsilon):
@@ -252,6 +265,29 @@ def test_gradients_pass_gradcheck(method, restore_scale, shape):
     assert torch.autograd.gradcheck(
         lambda t: spectral_power(t, 0.5, method=method, restore_scale=restore_scale), (x,), atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("restore_scale", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 4)], ids=str)
+def test_second_derivatives_of_products(restore_scale, shape):
+    """The vector of λmax moves with the matrix. The others refuse (test_first_order.py)."""
+    x = matrices([2.0, 0.7, 0.3, 0.3][: min(shape)], *shape).requires_grad_()
+
+    def power(t):
+        return spectral_power(t, 0.5, method="products", restore_scale=restore_scale)
+
+    assert torch.autograd.gradgradcheck(power, (x,), atol=1e-5, rtol=1e-4)
+    weight = torch.randn(shape, dtype=torch.float64)
+
+    def gradient(t):
+        return torch.func.grad(lambda t: (power(t) * weight).sum())(t)
+
+    def plain_gradient(t):
+        return torch.autograd.grad((power(t) * weight).sum(), t, create_graph=True)[0]
+
+    truth = torch.autograd.functional.jacobian(plain_gradient, x.detach())
+    for derivative in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(derivative(gradient)(x.detach()), truth, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", METHODS)

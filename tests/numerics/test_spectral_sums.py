@@ -1,10 +1,12 @@
 """The effective rank by products against that of all singular values, in float64."""
 
+import numpy as np
 import pytest
 import torch
 
+from wellcond.numerics.power_fit import ALPHA, iterates_of
 from wellcond.numerics.singular import effective_rank
-from wellcond.numerics.spectral_sums import effective_rank_by_products
+from wellcond.numerics.spectral_sums import _weights, effective_rank_by_products, steps_for
 
 
 def truth(s: torch.Tensor) -> torch.Tensor:
@@ -30,6 +32,24 @@ def test_spectra_of_many_kinds(m, one_thread):
     got = effective_rank_by_products(gram_of(s) * 1e6)  # of any scale
     torch.testing.assert_close(got, truth(s), rtol=1e-2, atol=0)
     assert (got / truth(s) - 1).abs().median() < 2e-3
+
+
+@pytest.mark.parametrize("level", [1e-5, 3e-6])
+def test_many_small_values_beside_one_large(level, one_thread):
+    """Each errs by little, and 768 of them by more than 1 %, were it no less than for 256."""
+    s = torch.full((1, 768), level, dtype=torch.float64)
+    s[:, 0] = 1
+    torch.testing.assert_close(effective_rank_by_products(gram_of(s)), truth(s), rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize("m", [8, 256, 300, 1024, 4096, 16384])
+def test_the_fit_is_as_good_as_promised_at_every_value(m):
+    steps = steps_for(m)
+    sigma = np.concatenate([np.logspace(-9, 0, 5000), [0.0]])
+    got = iterates_of(sigma**2, (ALPHA,) * steps) @ np.array(_weights(steps))
+    allowed = 1.5e-3 * sigma + 1.5e-5 * min(1, 256 / m)
+    assert (np.abs(got[:, 0] - sigma) <= allowed).all()
+    assert (np.abs(got[:, 1] - sigma * np.log(np.where(sigma > 0, sigma, 1))) <= allowed).all()
 
 
 @pytest.mark.gpu

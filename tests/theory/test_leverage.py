@@ -50,6 +50,27 @@ def test_tokens_far_apart_are_as_many_directions_as_tokens():
     assert float(statistical_dimension(q, q, 1e-6)) == pytest.approx(6, abs=1e-4)  # each query is its key's twin
 
 
+@pytest.mark.parametrize("apart", [1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 50.0])
+@pytest.mark.parametrize("epsilon", [0.5, 0.1, 1e-3])
+def test_what_drowns_in_rounding_is_no_number(apart, epsilon):
+    """Eight equal queries and eight equal keys: eigenvalues 8(1 ± c) and zeros, so that d_stat is known."""
+    q, k = torch.zeros(8, 16), torch.full((8, 16), apart)
+    c = math.exp(-0.5 * apart**2 * 16 / 4)
+    lam = epsilon * 8 * c
+    if lam < 3e-12:  # 1e3 · 16 · eps
+        with pytest.raises(ValueError, match="scale them down, or raise epsilon"):
+            statistical_dimension(q, k, epsilon)
+        return
+    truth = sum(x / (x + lam) for x in (8 * (1 + c), 8 * (1 - c)))
+    assert float(statistical_dimension(q, k, epsilon)) == pytest.approx(truth, rel=1e-3)
+
+
+def test_a_tiny_error_is_a_number_where_no_eigenvalue_is_tiny():
+    q, k = 8.0 * torch.eye(6, dtype=torch.float64), 8.0 * torch.eye(6, dtype=torch.float64).roll(3, 1) + 6
+    torch.testing.assert_close(leverage_scores(q, k, 0.1), by_definition(q, k, 0.1))
+    assert leverage(q, k, 0.1).lam < 1e-12
+
+
 def test_a_batch_is_each_input_by_itself():
     q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 6, 4)
     found = leverage(q, k, 0.2)

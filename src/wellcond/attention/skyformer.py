@@ -22,7 +22,7 @@ from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, cho
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
-from wellcond.attention.softmax_kernel import as_softmax, normalized
+from wellcond.attention.softmax_kernel import attend, landmark_sums, widest_dtype
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
@@ -38,6 +38,7 @@ __all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
 
 SOLVERS = ("cholesky", "iteration")
 KERNELS = ("gaussian", "softmax")
+REGULAR = 1e-4  # a Cholesky factor's smallest diagonal entry, from which on κ(L, L) is not singular
 FLOAT32_EPS = 2.0**-23  # times d, what rounding may do to eigenvalues of κ(L, L): the fused kernels have it in float32
 
 
@@ -73,10 +74,11 @@ def skyformer_attention(
         gamma: γ, added to the diagonal of κ(L, L). At 0 the pseudo-inverse is taken.
         landmarks: `spread` (evenly spaced, the same at every call), `random` (drawn anew, each sample for itself),
             `segment` (means of consecutive tokens), or a tensor (…, d, p) of your own.
-        solver: `cholesky`, exact; or `iteration`, `num_iterations` steps by matrix products.
+        solver: `cholesky`, exact; or `iteration`, `num_iterations` steps by matrix products. Where landmarks are alike
+            and the values centred, six of them are off by 0.1, nine by nothing (docs/attention.md).
         kernel: `gaussian`; or `softmax`: the same landmarks for the kernel exp(q·k · scale), divided by its row sums,
             an approximation of softmax attention. The paper advises against training with it. γ is relative to its
-            diagonal.
+            diagonal. Raises ValueError where tokens are so large that rounding leaves nothing of a row.
         generator: for `random`.
         compat: what the authors' code computes, `skyformer_compat`: one draw of prefix positions for the whole batch at
             every call, and an iteration that starts from a number shared by the batch. It has numbers of landmarks and
@@ -129,16 +131,20 @@ def skyformer_attention(
         keep, valid = (None if t is None else packed(t).expand(*lead, t.shape[-1]) for t in (keep, chosen.valid))
         return fused_skyformer(query, key, value, keep, rows=chosen.rows, valid=valid, scale=scale, gamma=gamma)
     with no_autocast(query):
-        values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
         if kernel == "softmax":
-            values = as_softmax(values, key, mask, scale)
-        elif mask is not None and mask.weights is not None:
+            sums = landmark_sums(chosen, key, value, mask, scale)
+            solved, noise = _solve_graded(chosen, sums, scale, gamma, solver, num_iterations)
+            counts = _query_keep(query, key, mask, query_mask)
+            if keep is not None:
+                any_key = keep.any(-1, keepdim=True)
+                counts = any_key if counts is None else counts & any_key
+            return attend(query, chosen, solved, scale, noise=noise, counts=counts).to(value.dtype)
+        values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
+        if mask is not None and mask.weights is not None:
             values = weighted(values, mask.weights)
         sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
         solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
         out = gaussian_product(query, chosen.rows, solved, scale=scale)
-        if kernel == "softmax":
-            out = normalized(out)
     return out.to(value.dtype)
 
 
@@ -153,10 +159,15 @@ def _landmarks(
 ) -> Landmarks:
     if isinstance(landmarks, Tensor):
         return Landmarks(rows=landmarks.expand(*query.shape[:-2], *landmarks.shape[-2:]))
-    keep = None if mask is None else mask.keep
-    if query_mask is None and query.shape[-2] == key.shape[-2]:
-        query_mask = keep
-    return choose_landmarks(query, key, count, landmarks, query_keep=query_mask, key_keep=keep, generator=generator)
+    keep, of_queries = None if mask is None else mask.keep, _query_keep(query, key, mask, query_mask)
+    return choose_landmarks(query, key, count, landmarks, query_keep=of_queries, key_keep=keep, generator=generator)
+
+
+def _query_keep(query: Tensor, key: Tensor, mask: KeyMask | None, query_mask: Tensor | None) -> Tensor | None:
+    """The queries that are no padding: by their own mask, or by that of the keys where there are as many."""
+    if query_mask is None and mask is not None and query.shape[-2] == key.shape[-2]:
+        return mask.keep
+    return query_mask
 
 
 def _count_rows(landmarks: Tensor, query: Tensor) -> int:
@@ -177,27 +188,58 @@ def _count_rows(landmarks: Tensor, query: Tensor) -> int:
 
 def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int) -> Tensor:
     """(κ(L, L) + γI)⁻¹ · sums, zero for landmarks that are not valid."""
-    rows, d = chosen.rows, chosen.rows.shape[-2]
-    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
-    exact = torch.float64 if rows.device.type in ("cpu", "cuda") else torch.float32
-    gram = gaussian_weights(rows.to(exact), rows.to(exact), scale=scale)
+    d = chosen.rows.shape[-2]
     singular = d > FLOAT64_CONDITION * gamma
     if singular and solver == "iteration":  # below this γ it would invert rounding errors, some of them negative
         gamma = d * max(1 / FLOAT64_CONDITION, torch.finfo(sums.dtype).eps)
     # In float32 1 + γ may be 1, so a float64 solve gets float64. Not so a pseudo-inverse: it would magnify directions
     # that float32 sums know nothing of.
-    if d <= FLOAT32_CONDITION * gamma or (singular and solver == "cholesky"):
-        gram = gram.to(sums.dtype)
-    eye = torch.eye(rows.shape[-2], dtype=torch.bool, device=rows.device)
+    rounded = d <= FLOAT32_CONDITION * gamma or (singular and solver == "cholesky")
+    matrix = _matrix(chosen, scale, gamma, sums.dtype if rounded else None)
     if chosen.valid is not None:
-        gram = gram.masked_fill(~(chosen.valid[..., :, None] & chosen.valid[..., None, :]), 0)
         sums = sums.masked_fill(~chosen.valid[..., None], 0)
-    matrix = gram.masked_fill(eye, 1 + gamma)
     if solver == "cholesky":
         return solve_spd(matrix, sums, smallest=gamma).to(sums.dtype)
     normal, r = normalize_spd(matrix)
     inverse = invert_by_iteration(normal, num_iterations=num_iterations)
     return (r[..., None] * (inverse @ (r[..., None] * sums.to(inverse.dtype)))).to(sums.dtype)
+
+
+def _solve_graded(
+    chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The same for sums whose rows differ by many orders of magnitude; and what rounding does to the last column.
+
+    A pseudo-inverse errs in proportion to the largest of all rows; substitution with a Cholesky factor in proportion to
+    those that a row depends on. So that is taken for any γ, where the matrix has one.
+    """
+    if chosen.valid is not None:
+        sums = sums.masked_fill(~chosen.valid[..., None], 0)
+    matrix = _matrix(chosen, scale, gamma, sums.dtype)
+    factor, failed = torch.linalg.cholesky_ex(matrix.detach())
+    regular = ((failed == 0) & (factor.diagonal(dim1=-2, dim2=-1).amin(-1) > REGULAR))[..., None, None]
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    if solver == "cholesky" and matrix.shape[-1] > FLOAT64_CONDITION * gamma:
+        by_factor = solve_spd(torch.where(regular, matrix, eye), sums, smallest=REGULAR**2)
+        solved = torch.where(regular, by_factor, solve_spd(matrix, sums, smallest=gamma))
+    else:
+        solved = _solve(chosen, sums, scale, gamma, solver, num_iterations)
+    last, size = sums.detach()[..., -1:].abs(), solved.detach()[..., -1:].abs()
+    inverse = torch.cholesky_inverse(torch.where(regular, factor, eye)).abs()
+    noise = torch.where(regular, inverse @ (matrix.detach() @ size + last), size.amax(-2, keepdim=True))
+    return solved, torch.finfo(sums.dtype).eps * noise
+
+
+def _matrix(chosen: Landmarks, scale: float, gamma: float, dtype: torch.dtype | None) -> Tensor:
+    """κ(L, L) + γI, the identity's for landmarks that are not valid; in `dtype` or, for None, as exact as can be."""
+    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
+    rows = chosen.rows.to(widest_dtype(chosen.rows))
+    gram = gaussian_weights(rows, rows, scale=scale)
+    gram = gram if dtype is None else gram.to(dtype)
+    if chosen.valid is not None:
+        gram = gram.masked_fill(~(chosen.valid[..., :, None] & chosen.valid[..., None, :]), 0)
+    eye = torch.eye(rows.shape[-2], dtype=torch.bool, device=rows.device)
+    return gram.masked_fill(eye, 1 + gamma)
 
 
 def _check_settings(

@@ -1,35 +1,84 @@
-"""Softmax's kernel exp(q·k · scale) from Gaussian weights, for `skyformer_attention(…, kernel="softmax")`.
+"""Softmax's kernel exp(q·k · scale) by landmarks, for `skyformer_attention(…, kernel="softmax")`.
 
-out = normalized(gaussian(query, key, as_softmax(values, key, mask, scale)))
+sums = landmark_sums(chosen, key, value, mask, scale)       # what each landmark sums over the keys
+out = attend(query, chosen, solve(sums), scale)             # divided by the row sums
+
+exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2) with the Gaussian kernel κ: the first factor goes with the
+row sums, and the last is a weight of the key. For tokens of norm 25 these differ by 10³⁰ and more, so that every row is
+divided by its largest weight before it is summed, and all of it is float64.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
+from wellcond.attention.landmarks import Landmarks
 from wellcond.attention.masks import KeyMask
+from wellcond.numerics.fastpaths import exporting, other_derivatives
 
-__all__ = ["as_softmax", "normalized"]
+LOST = 100  # times what rounding does to a row sum: below, it is good to one digit or none
+__all__ = ["attend", "landmark_sums", "widest_dtype"]
 
 
-def as_softmax(values: Tensor, key: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
-    """(w v, w) for each key, w = exp(scale · ‖k‖²/2 + mask) up to a factor: what turns Gaussian weights into softmax's.
-
-    exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2), and the first factor goes with the row sums.
-    """
-    logs = 0.5 * scale * key.to(values.dtype).square().sum(-1)
+def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
+    """κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor; in float64 where there is."""
+    rows, dtype = chosen.rows, widest_dtype(key)
+    values = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(dtype)
+    if mask is not None:  # what does not count may hold anything, and 0 · NaN is NaN
+        key, values = (t.masked_fill(~mask.keep[..., None], 0) for t in (key, values))
+    logits = scale * rows.to(dtype) @ key.to(dtype).mT
     if mask is not None:
-        logs = logs if mask.bias is None else logs + mask.bias.to(logs.dtype)
-        logs = logs.masked_fill(~mask.keep, -math.inf)
-    largest = logs.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)
-    w = (logs - largest).exp()[..., None]
-    return torch.cat([w * values, w], -1)
+        logits = logits if mask.bias is None else logits + mask.bias.to(dtype)[..., None, :]
+        logits = logits.masked_fill(~mask.keep[..., None, :], -torch.inf)
+    largest = _largest(logits, -1)
+    sizes = largest - _half_norms(chosen, scale, dtype)[..., None]
+    return (sizes - _largest(sizes, -2)).exp() * ((logits - largest).exp() @ values)
 
 
-def normalized(out: Tensor) -> Tensor:
-    """The values divided by the row sums in the last column; where these vanish, so do the values."""
+def attend(
+    query: Tensor, chosen: Landmarks, solved: Tensor, scale: float, *, noise: Tensor, counts: Tensor | None
+) -> Tensor:
+    """κ(Q, L) · solved, its values divided by the row sums in the last column; zero for rows that do not count.
+
+    Where a row sum is lost in rounding, so is the row: it raises ValueError, or gives NaN where values cannot be looked
+    at, as in compiled code. `noise` is what rounding does to that column of `solved`, (…, d, 1), and `counts`,
+    broadcastable to (…, n), says which rows have queries that are no padding, and keys.
+    """
+    dtype = solved.dtype
+    logits = scale * query.to(dtype) @ chosen.rows.to(dtype).mT - _half_norms(chosen, scale, dtype)[..., None, :]
+    weights = (logits - _largest(logits, -1)).exp()
+    out = weights @ solved
     values, sums = out[..., :-1], out[..., -1:]
-    tiny = torch.finfo(out.dtype).tiny ** 0.5
-    gone = sums.abs() < tiny
-    return (values / sums.masked_fill(gone, 1)).masked_fill(gone, 0)
+    # What is smaller than `tiny` is lost, and no part of a sum above `least`.
+    least = torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
+    lost = sums.detach().abs() < (LOST * weights.detach() @ noise).clamp_min(least)
+    values = (values / sums.masked_fill(lost, 1)).masked_fill(lost, 0)
+    lost = lost if counts is None else lost & counts[..., None]
+    if _may_look(out) and bool(lost.any()):
+        raise ValueError(
+            f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding, for queries and "
+            "keys are too far apart. Scale them down or normalise them (qk_norm), raise gamma or num_landmarks, or "
+            "take softmax or nystrom attention"
+        )
+    return values.masked_fill(lost, torch.nan)
+
+
+def _may_look(t: Tensor) -> bool:
+    """Whether its values are there to decide by: not while code is compiled, captured or transformed."""
+    if torch.compiler.is_compiling() or exporting() or t.is_meta or other_derivatives(t):
+        return False
+    return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def widest_dtype(like: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float64 if like.device.type in ("cpu", "cuda", "meta") else torch.float32
+
+
+def _half_norms(chosen: Landmarks, scale: float, dtype: torch.dtype) -> Tensor:
+    """scale · ‖l‖²/2 of each landmark, (…, d); infinite for those that are not valid."""
+    halves = 0.5 * scale * chosen.rows.to(dtype).square().sum(-1)
+    return halves if chosen.valid is None else halves.masked_fill(~chosen.valid, torch.inf)
+
+
+def _largest(t: Tensor, dim: int) -> Tensor:
+    return t.detach().amax(dim, keepdim=True).clamp_min(torch.finfo(t.dtype).min)

@@ -95,7 +95,7 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 64, se
         process = Bidiagonalization(operator, generator, steps)
         for _ in range(process.limit):
             process.step()
-        theta, _, p, _ = process.decompose()
+        theta, _, p = process.decompose()
         nodes.append(theta if process.finite else torch.full_like(theta, math.nan))
         weights.append(p[0].square())
     short = min(operator.outputs, operator.inputs)

@@ -13,7 +13,9 @@ All of it runs in float64, in three stages; a matrix moves on only when a stage 
 3. `torch.linalg.svdvals`: tiny matrices, an iteration that did not converge, on a CPU float64 input beyond κ =
    FACTOR_LIMIT. There σmin is known to a few 1e-16·σmax at best, by any of them.
 
-An eigenvalue found by iteration carries a bound on its own error: without a proof of TOLERANCE it has not converged.
+An eigenvalue found by iteration must show that it is one, within TOLERANCE, or has not converged. Squaring proves more,
+that it is the largest. Lanczos steps do not: a vector orthogonal to their start is not seen. So the start is drawn by
+the matrix itself, and no matrix is known for which it fails.
 """
 
 from collections.abc import Callable
@@ -35,6 +37,7 @@ QR_BELOW = 8  # times the short side: a long side from which products beat QR on
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 FUSED_RESOLVABLE = 1e-14  # λmin/λmax down to which the fused kernels are trusted: κ = 1e7, beyond float32's ceiling
 FUSED_RESIDUAL = 0.1  # of λmin: the eigenvector that they found may be that far off
+SEED_ENTRIES = 2**13  # of a matrix, about so many draw the start of its iteration
 GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
 
 
@@ -63,7 +66,7 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
 def largest_singular_value(w: Tensor) -> Tensor:
     """σmax alone, (b,); `w` as for `extreme_singular_values`."""
     gram, size = scaled_gram(w)
-    return (_largest_eigenvalue(gram) * size).sqrt()
+    return (_largest_eigenvalue(gram, w) * size).sqrt()
 
 
 def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +100,7 @@ def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) 
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
         return largest, smallest, smallest >= RESOLVABLE * largest
-    largest = _largest_eigenvalue(gram)
+    largest = _largest_eigenvalue(gram, w)
     factor, info = torch.linalg.cholesky_ex(gram)
     # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
@@ -105,7 +108,7 @@ def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) 
     if not bool(hopeful.all()):
         factor = torch.where(hopeful[:, None, None], factor, _eye(factor))
     enough = 1 / (RESOLVABLE * largest)
-    inverse, converged = _largest_of_inverse(factor, enough)
+    inverse, converged = _largest_of_inverse(factor, enough, w)
     return largest, 1 / inverse, hopeful & converged & (inverse <= enough)
 
 
@@ -122,13 +125,13 @@ def _extremes_unsquared(
             smallest, known = _smallest_by_factor(w, size, factor, largest, ceiling)
         index = (~known).nonzero().squeeze(1)
         if len(index):
-            inverse, converged = _largest_of_inverse(factor[index], enough[index])
+            inverse, converged = _largest_of_inverse(factor[index], enough[index], w[index])
             seen = (inverse > enough[index]) | (converged & (largest[index] * inverse <= FACTOR_LIMIT**2))
             known[index], smallest[index] = seen, 1 / inverse
         if _by_products(w) and not bool(known.all()):
             index = (~known).nonzero().squeeze(1)
             factor = _triangular_factor(w[index], gram[index], size[index], largest[index], twice=True)
-            inverse, converged = _largest_of_inverse(factor, enough[index])
+            inverse, converged = _largest_of_inverse(factor, enough[index], w[index])
             known[index], smallest[index] = converged, 1 / inverse
     if not bool(known.all()):
         values = torch.linalg.svdvals(w[~known].mT)  # LAPACK is twice as fast on a tall matrix as on a wide one
@@ -183,23 +186,23 @@ def _shifted_factor(w: Tensor, gram: Tensor, largest: Tensor) -> tuple[Tensor, T
     return factor, torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False) @ w
 
 
-def _largest_eigenvalue(a: Tensor) -> Tensor:
-    """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE."""
+def _largest_eigenvalue(a: Tensor, w: Tensor) -> Tensor:
+    """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE; w draws the start."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)
     elif a.shape[-1] < EIGVALSH_BELOW:
         return torch.linalg.eigvalsh(a)[:, -1]
     else:
-        largest, converged = _largest_by_lanczos(_multiply, a)
+        largest, converged = _largest_by_lanczos(_multiply, a, w)
     if not bool(converged.all()):
         largest[~converged] = torch.linalg.eigvalsh(a[~converged])[:, -1]
     return largest
 
 
-def _largest_of_inverse(factor: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
+def _largest_of_inverse(factor: Tensor, enough: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
     if not _by_products(factor):
-        return _largest_by_lanczos(_solve, factor, enough)
+        return _largest_by_lanczos(_solve, factor, w, enough)
     # The error of L⁻¹, a few 1e-16·κ(L), is that of the solves, and many right-hand sides cost there what one does.
     inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
     return _largest_by_squaring(inverse.mT @ inverse)
@@ -220,7 +223,7 @@ def _solve(factor: Tensor, v: Tensor) -> Tensor:
 
 
 def _largest_by_lanczos(
-    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, enough: Tensor | None = None
+    apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, w: Tensor, enough: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
 
@@ -233,21 +236,38 @@ def _largest_by_lanczos(
     if enough is None:
         enough = matrices.new_full((batch,), torch.inf)
     per_group = max(1, GROUP_BYTES // (8 * size * size))
-    # No entry of the start is small: the vector sought may well be a single token.
-    uniform = torch.rand(2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = (uniform[0] - 0.5).sign() * (uniform[1] + 0.5)
     groups = [
-        _lanczos_group(apply, group, start / start.norm(), limit)
-        for group, limit in zip(matrices.split(per_group), enough.split(per_group), strict=True)
+        _lanczos_group(apply, group, start, limit)
+        for group, start, limit in zip(
+            matrices.split(per_group), _starts(w).split(per_group), enough.split(per_group), strict=True
+        )
     ]
     values, converged = zip(*groups, strict=True)
     return torch.cat(values), torch.cat(converged)
 
 
+def _starts(w: Tensor) -> Tensor:
+    """(b, m): for each matrix a unit vector, random but for the matrix, whose bits are the seed.
+
+    From W and not from its Gram matrix, whose last bits may depend on the batch; and without the exponents, for a power
+    of two is no other matrix. Every row counts, by some of its entries.
+    """
+    size, length = w.shape[1:]
+    some = w[:, :, :: -(-size * length // SEED_ENTRIES)].contiguous().view(torch.int64) & ~(0x7FF << 52)
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, some.shape[1:], generator=generator) * 2 + 1
+    starts = torch.empty(len(w), 2, size, dtype=torch.float64)
+    for start, seed in zip(starts, (some * factors).sum((1, 2)).tolist(), strict=True):
+        start.uniform_(-0.5, 0.5, generator=generator.manual_seed(seed))
+    # No entry of the start is small: the vector sought may well be a single token.
+    starts = starts[:, 0].sign() * (starts[:, 1] + 1)
+    return starts / starts.norm(dim=-1, keepdim=True)
+
+
 def _lanczos_group(
     apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, start: Tensor, enough: Tensor
 ) -> tuple[Tensor, Tensor]:
-    vector, previous = start.expand(matrices.shape[0], -1), torch.zeros_like(start)
+    vector, previous = start, torch.zeros_like(start)
     diagonal, beside = [], []
     norm = value = torch.zeros_like(enough)
     done = converged = torch.zeros_like(enough, dtype=torch.bool)

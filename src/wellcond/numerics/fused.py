@@ -47,12 +47,13 @@ def _save(ctx, inputs, output) -> None:
 def _backward_by(twin):
     def backward(ctx, grad: Tensor):
         (x,) = ctx.saved_tensors
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a derivative of this one is asked for
         with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
+            leaf = x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_()
             tokens = tokens_of(leaf, ctx.ph, ctx.pw) if ctx.ph else leaf
             out = twin(tokens, ctx.epsilon, ctx.restore_scale)
             out = untokens(out, x.shape, ctx.ph, ctx.pw) if ctx.ph else out
-        return torch.autograd.grad(out, leaf, grad)[0], None, None, None, None
+        return torch.autograd.grad(out, leaf, grad, create_graph=again)[0], None, None, None, None
 
     return backward
 

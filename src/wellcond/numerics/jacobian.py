@@ -8,7 +8,8 @@
 `exact`    the matrix, row by row, and its SVD: everything, where it fits.
 `gram`     JJᵀ or JᵀJ on the short side, where that alone fits: everything, but small values only down to some
            1e-6·σmax, for it squares the condition number.
-`lanczos`  products with J and Jᵀ alone: the k largest with error bounds. Of the k smallest only upper bounds, so that κ
+`lanczos`  products with J and Jᵀ alone: the k largest, from below. That none is missing is not proven, but very
+           probable: random starts beside those found saw no larger one. Of the k smallest only upper bounds, so that κ
            is a lower bound, unless the process ran to its end.
 `density`  products alone: the distribution of all singular values, by random probes.
 `auto`     the first of `exact`, `gram` and `lanczos` that fits into `max_entries`.
@@ -42,9 +43,12 @@ class JacobianSpectrum:
     """What `jacobian_spectrum` found. The tensors have the shape (b, …) for `wrt="input"`, else no batch dimension."""
 
     largest: Tensor
-    """(…, k): the k largest singular values, descending."""
+    """(…, k): the k largest singular values, descending; lower bounds of them where `converged` is not true."""
     largest_error: Tensor
-    """(…, k): bounds on their errors."""
+    """(…, k): how far each is from the true one, at most. For `lanczos` an estimate, which holds if no random start
+    missed a direction; infinite where `converged` is not true, and nothing is known but a lower bound."""
+    largest_residual: Tensor
+    """(…, k): some singular value lies within this of each, which need not be the one of this rank."""
     smallest: Tensor
     """(…, k): the k smallest, descending; upper bounds where `kappa_is_lower_bound`."""
     smallest_error: Tensor
@@ -60,7 +64,7 @@ class JacobianSpectrum:
     kappa_is_lower_bound: Tensor
     """(…), bool: σmin was not reached, and κ is at least this."""
     converged: Tensor
-    """(…), bool: the k largest are within the tolerance."""
+    """(…), bool: the k largest are within the tolerance, as `largest_error` says."""
     status: Tensor
     """(…), uint8: indices into STATUSES of numerics/singular.py."""
     ceiling: float
@@ -120,7 +124,7 @@ def jacobian_spectrum(
     `dtype`: float64, or float32 where float64 is slow or missing (set TF32 off there, it is coarser than it seems).
     `eval_mode=False` leaves the training flags as they are; dropout then draws the same mask in every evaluation.
     `max_entries`: how large a matrix `exact` and `gram` may hold; 2²⁴ on a CPU and 2²⁸ elsewhere.
-    `steps`: at most so many for `lanczos` (300) and just so many for each probe of `density` (64).
+    `steps`: at most so many from each start of `lanczos` (300) and just so many for each probe of `density` (64).
     `tolerance`: for the k largest, relative to σmax. `probes`: random directions for `density`. `seed`: of both.
 
     Statuses are those of `measure_conditioning`. Raises ValueError for input that has no Jacobian, and says why.
@@ -263,6 +267,7 @@ def _assemble(parts: list[Found], wrt: str, jacobian: Linearization, method: str
     return JacobianSpectrum(
         largest=largest,
         largest_error=joined([p.largest_error for p in parts]),
+        largest_residual=joined([p.largest_error if p.residual is None else p.residual for p in parts]),
         smallest=smallest,
         smallest_error=joined([p.smallest_error for p in parts]),
         values=joined(values) if values else None,

@@ -32,6 +32,8 @@ class Found(NamedTuple):
     density: SpectralDensity | None = None
     smallest_is_bound: bool = False
     converged: bool = True
+    residual: Tensor | None = None
+    """Some singular value lies within this of each of the largest; None where that is the error itself."""
 
 
 def rounding_of(jacobian: Linearization) -> float:
@@ -99,6 +101,7 @@ def _by_lanczos(jacobian: Linearization, k: int, steps: int, tolerance: float, s
         noise.expand(k) if found.complete else torch.full_like(found.smallest, math.inf),
         smallest_is_bound=not found.complete,
         converged=found.converged,
+        residual=found.residuals + noise,
     )
 
 

@@ -161,19 +161,22 @@ class Linearization:
         return self._flat(grads, (len(units),))
 
     def coarsest_eps(self) -> float:
-        """The eps of the coarsest dtype between points and output: some blocks compute in float32 whatever they get."""
+        """The eps of the coarsest dtype between points and output: some blocks compute in float32 whatever they get.
+
+        Of a node only the outputs count that lead on: torch says float32 of those that have no derivative.
+        """
         eps = max(torch.finfo(self._value.dtype).eps, torch.finfo(self.dtype).eps)
-        seen, open_nodes = set(), [self._value.grad_fn]
-        while open_nodes:
-            node = open_nodes.pop()
-            if node is None or node in seen:
+        seen, open_outputs = set(), [(self._value.grad_fn, self._value.output_nr)]
+        while open_outputs:
+            node, number = open_outputs.pop()
+            if node is None or (node, number) in seen:
                 continue
-            seen.add(node)
-            for metadata in getattr(node, "_input_metadata", ()):
-                dtype = getattr(metadata, "dtype", None)
-                if dtype is not None and dtype.is_floating_point:
-                    eps = max(eps, torch.finfo(dtype).eps)
-            open_nodes += [parent for parent, _ in node.next_functions]
+            seen.add((node, number))
+            metadata = getattr(node, "_input_metadata", ())
+            dtype = getattr(metadata[number], "dtype", None) if number < len(metadata) else None
+            if dtype is not None and dtype.is_floating_point:
+                eps = max(eps, torch.finfo(dtype).eps)
+            open_outputs += node.next_functions
         return eps
 
     def _choose_mode(self) -> None:

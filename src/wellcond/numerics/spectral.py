@@ -14,6 +14,7 @@ everywhere. Every method computes in float64 inside, or to its equivalent, and r
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_s
         method: see the table above; `auto` takes what is fastest here (`explain_spectral_power` says what and why).
 
     A zero matrix stays zero. A matrix with a NaN or Inf comes back as NaN, and no other one does.
-    Gradients are those of the matrix function and finite for repeated and for zero singular values.
+    Gradients are those of the matrix function and finite for repeated and for zero singular values. `products` has
+    second derivatives too, `svd` and `eigh` refuse them.
     """
     check_epsilon(epsilon)
     check_matrices(x)
@@ -263,25 +265,71 @@ def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Te
     return w, top
 
 
-def _largest_eigenvalue(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
-    """λmax by power iteration, as (b, 1, 1); its gradient is v vᵀ, which is λmax's.
+def _largest_eigenvalue(gram: Tensor) -> Tensor:
+    """λmax as (b, 1, 1), with its derivatives, also where torch.func or forward mode asks for them."""
+    if exporting():
+        v = _top_vector(gram)
+        return v.mT @ gram @ v
+    return _largest_by_series(gram) if other_derivatives(gram) else _apply(_LargestEigenvalue, gram)
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    return function.apply(*arguments)
+
+
+class _LargestEigenvalue(torch.autograd.Function):
+    """vᵀGv by power iteration. Its gradient is v vᵀ, in whose own derivative v moves too."""
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor) -> Tensor:
+        v = _top_vector(gram)
+        ctx.save_for_backward(gram, v)
+        return v.mT @ gram @ v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gram, v = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
+            gram = gram.view_as(gram) if gram.requires_grad else gram.detach().requires_grad_()
+            return torch.autograd.grad(_largest_by_series(gram), gram, grads[0], create_graph=True)[0]
+        return grads[0] * (v @ v.mT)
+
+
+def _top_vector(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
+    """The eigenvector of λmax by power iteration, (b, m, 1), as a constant.
 
     From several starts without symmetry, of which the best counts: one alone may be all but orthogonal to the vector
-    that is sought, and then so many turns are too few.
+    that is sought, and then so many turns are too few. They depend on the matrix, so that no vector hides from all.
     """
     side = gram.shape[-1]
     position = torch.arange(side, dtype=gram.dtype, device=gram.device)[:, None]
     start = torch.arange(starts, dtype=gram.dtype, device=gram.device)
     with torch.no_grad():
-        v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position))
-        v = v.expand(gram.shape[0], side, starts)
+        own = _diagonal(gram)[:, :, None]
+        own = 9 * own / own.amax(1, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
+        v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position) + own)
         for _ in range(turns):
             v = gram @ v
             length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             v = v / torch.where(length > 0, length, 1.0)
         best = (v * (gram @ v)).sum(1, keepdim=True).argmax(-1, keepdim=True)
-        v = v.gather(2, best.expand(gram.shape[0], side, 1))
-    return v.mT @ gram @ v
+        return v.gather(2, best.expand(gram.shape[0], side, 1))
+
+
+def _largest_by_series(gram: Tensor) -> Tensor:
+    """λmax, (b, 1, 1), in plain operations that have its first three derivatives, in every mode.
+
+    The eigenvector is taken as a series about itself, v + (λmax − G)⁺ dG v, whose second term is 0 but has a slope.
+    """
+    constant = gram.detach()
+    finite = constant.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    values, vectors = torch.linalg.eigh(torch.where(finite, constant, 0.0))
+    gap = values[:, -1:] - values
+    apart = gap > 1e-12 * values[:, -1:]
+    inverse = torch.where(apart, 1 / torch.where(apart, gap, 1.0), 0.0)
+    v = vectors[:, :, -1:]
+    v = v + vectors @ (inverse[:, :, None] * (vectors.mT @ ((gram - constant) @ v)))
+    return (v.mT @ gram @ v) / (v.mT @ v)
 
 
 _PLAIN = {"svd": _by_svd, "eigh": _by_eigh, "products": _by_products}

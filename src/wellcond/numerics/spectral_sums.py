@@ -8,6 +8,7 @@ A GPU decomposes a batch of matrices one by one; products it does all at once.
 """
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -19,32 +20,39 @@ __all__ = ["effective_rank_by_products"]
 
 STEPS = 26  # the iterates reach down to g = α^−26 = 5e-11: singular values of 7e-6·σmax
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # the fit's scale of error: relative to σ, and to σmax for the smallest ones
+SMALL_SIDE = 256  # up to here; of more values each may err by less, and steps are added that reach further down
 
 
 def effective_rank_by_products(gram: Tensor) -> Tensor:
     """exp(−Σ pᵢ log pᵢ), pᵢ = σᵢ/Σσ, of non-zero W from WWᵀ, (b, m, m) float64.
 
-    Within 1 % for m up to 256: the fits are good to 1.5e-3·σ + 1.5e-5·σmax at each value; mostly within 1e-3.
+    Within 1 %, mostly 1e-3: the fits are good to 1.5e-3·σ + 1.5e-5·σmax·min(1, 256/m) at each value.
     """
+    steps = steps_for(gram.shape[-1])
     # Any scale will do as long as λmax ≤ 1, and this one costs nothing. It is larger than λmax only where many singular
     # values are large, and the small ones matter less.
     iterate = gram / torch.linalg.matrix_norm(gram)[:, None, None]
     traces = [_trace(iterate)]
-    for _ in range(STEPS):
+    for _ in range(steps):
         iterate = torch.baddbmm(iterate, iterate, iterate, beta=ALPHA, alpha=-ALPHA * ALPHA / 4)
         traces.append(_trace(iterate))
-    sums = torch.stack(traces, 1) @ torch.tensor(_weights(), dtype=torch.float64, device=gram.device)
+    sums = torch.stack(traces, 1) @ torch.tensor(_weights(steps), dtype=torch.float64, device=gram.device)
     total, weighted = sums.unbind(1)  # Σσ and Σσ·log σ
     # −Σ p log p with p = σ/total
     return (total.log() - weighted / total).exp().clamp(1, gram.shape[-1])
 
 
+def steps_for(m: int) -> int:
+    return STEPS + max(0, math.ceil(2 * math.log(m / SMALL_SIDE) / math.log(ALPHA)))
+
+
 @functools.cache
-def _weights() -> list[list[float]]:
+def _weights(steps: int) -> list[list[float]]:
     """(steps + 1, 2): what each iterate's trace counts in Σσ and in Σσ·log σ."""
+    further = ALPHA ** (steps - STEPS)
     g = np.logspace(-16, 0, 1500)
-    basis = iterates_of(g, (ALPHA,) * STEPS)
-    scale = RELATIVE * np.sqrt(g) + ABSOLUTE
+    basis = iterates_of(g, (ALPHA,) * steps)
+    scale = RELATIVE * np.sqrt(g) + ABSOLUTE / math.sqrt(further)
     columns = [minimax(basis, target, scale)[0] for target in (np.sqrt(g), 0.5 * np.sqrt(g) * np.log(g))]
     return np.stack(columns, axis=1).tolist()
 

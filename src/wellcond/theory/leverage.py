@@ -24,6 +24,9 @@ from wellcond.numerics.autocast import no_autocast
 __all__ = ["Leverage", "completion", "leverage", "leverage_scores", "statistical_dimension", "sufficient_landmarks"]
 
 
+RESOLVED = 1e3  # times the rounding of C̄'s eigenvalues: from there on a score is good to three digits
+
+
 class Leverage(NamedTuple):
     """Of one or many inputs: scores (…, n + m), their sum (…), and λ (…)."""
 
@@ -39,7 +42,8 @@ def statistical_dimension(q: Tensor, k: Tensor, epsilon: float, *, scale: float 
         epsilon: the error that is allowed, in parts of ‖C‖, in (0, 1).
         scale: as for attention, by default 1/√p.
 
-    Raises ValueError for shapes that do not fit, an epsilon outside (0, 1), and values that are not finite.
+    Raises ValueError for shapes that do not fit, an epsilon outside (0, 1), values that are not finite, and where
+    ε‖C‖ drowns in rounding.
 
     >>> q = torch.zeros(8, 4)            # eight equal tokens: one landmark is enough
     >>> statistical_dimension(q, q, epsilon=0.1)
@@ -90,10 +94,21 @@ def _one(q: Tensor, k: Tensor, epsilon: float, scale: float | None) -> Leverage:
             "queries and keys are so far apart that every weight of the attention is zero; scale them down, or raise "
             "epsilon"
         )
-    whole.diagonal().add_(lam)
-    # C̄(C̄ + λ)⁻¹ = 1 − λ(C̄ + λ)⁻¹: one Cholesky factor instead of an eigendecomposition.
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(whole))
-    scores = (1 - lam * inverse.diagonal()).clamp(0, 1)
+    noise = torch.finfo(whole.dtype).eps * len(whole)  # of C̄'s eigenvalues, which sum to n + m
+    if bool(lam >= RESOLVED * noise):
+        whole.diagonal().add_(lam)
+        # C̄(C̄ + λ)⁻¹ = 1 − λ(C̄ + λ)⁻¹: one Cholesky factor instead of an eigendecomposition.
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(whole))
+        scores = (1 - lam * inverse.diagonal()).clamp(0, 1)
+        return Leverage(scores, scores.sum(), lam)
+    values, vectors = torch.linalg.eigh(whole)
+    if bool(values[0] < RESOLVED * noise):
+        raise ValueError(
+            f"λ = ε‖C‖ = {float(lam):.1e} is less than float64 tells from zero beside the other eigenvalues, of which "
+            "some are as small: rounding would decide the scores. Queries and keys are too far apart for so small an "
+            "error; scale them down, or raise epsilon"
+        )
+    scores = vectors.square() @ (values / (values + lam))
     return Leverage(scores, scores.sum(), lam)
 
 

@@ -87,6 +87,19 @@ def test_the_largest_eigenvalue_at_any_size(device, m):
     assert (got / torch.linalg.eigvalsh(g)[:, -1] - 1).abs().max() < 1e-3
 
 
+def test_no_vector_hides_from_the_starts(device):
+    """Orthogonal to all of them before they are rounded to float16, which is what shows it."""
+    place = torch.arange(64)[:, None] * 16 + torch.arange(16)
+    starts = (0.1 + 0.05 * torch.cos(place.float() * 12.9898 + 0.7)).double()
+    basis = torch.linalg.qr(torch.cat([starts, torch.randn(64, 48, dtype=torch.float64)], 1))[0]
+    basis[:, :-1] @= torch.linalg.qr(torch.randn(63, 63, dtype=torch.float64))[0]
+    for top in (1.1, 2.0):
+        values = torch.linspace(0.2, 0.1, 64, dtype=torch.float64)
+        values[0], values[-1] = 1.0, top
+        got, _ = largest_eigenvalue(padded_into((basis * values @ basis.mT)[None].to(device), 64), 64)
+        assert got.item() == pytest.approx(top, rel=1e-3)
+
+
 def test_a_nan_stays_in_its_matrix(device):
     g = torch.eye(10, dtype=torch.float64, device=device).repeat(3, 1, 1)
     g[1, 4, 4] = torch.nan

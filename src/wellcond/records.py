@@ -11,12 +11,14 @@ which `read_rows` and `read_json` turn back on their own. (null would not tell N
 Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """
 
+import contextlib
+import errno
 import json
 import math
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypedDict, Unpack, get_args
 
@@ -27,6 +29,7 @@ __all__ = [
     "Site",
     "Status",
     "append_rows",
+    "fsync",
     "read_json",
     "read_rows",
     "row",
@@ -124,7 +127,7 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     data = "".join(_dumps(row) + "\n" for row in rows).encode()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    with _naming(path), open(path, "a+b") as file:
         tail = _unfinished(file)
         if tail and _is_json(tail):  # a whole row that only lacks its newline, as editors leave it
             data = b"\n" + data
@@ -176,13 +179,40 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(aside, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with _naming(path):
+            with open(aside, "x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            fsync(aside)
+            os.replace(aside, path)
+        fsync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def fsync(path: str | Path) -> None:
+    """A file's content, or a folder's names, past the system's own memory: a machine that loses power has them."""
+    if os.name == "nt" and Path(path).is_dir():  # Windows opens no folders
+        return
+    with _naming(path):
+        handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems do not know it for folders
+                raise
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """What the system says of a write, such as that the disk is full, does not name the file: here it does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: str | Path, payload: Any) -> None:

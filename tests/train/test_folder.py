@@ -135,10 +135,10 @@ def test_training_goes_on_without_room_and_says_so_at_the_end(
     config = make_config(epochs=3)
     train(config, tmp_path / "roomy", device="cpu", quiet=True)
 
-    def fill_up(folder: Path, state: Any, *, keep: int) -> Path:
+    def fill_up(folder: Path, state: Any, **how: Any) -> Path:
         if state.step > 5:
             limit(3000)  # from now on the disk is full; a state is larger
-        return checkpoint.save(folder, state, keep=keep)
+        return checkpoint.save(folder, state, **how)
 
     monkeypatch.setattr(states, "save", fill_up)
     with (

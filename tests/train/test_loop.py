@@ -307,8 +307,8 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
     class Dead(Exception):  # noqa: N818
         pass
 
-    def save_and_die(folder: Path, state: SavedState, *, keep: int) -> Path:
-        path = checkpoint.save(folder, state, keep=keep)
+    def save_and_die(folder: Path, state: SavedState, **how: Any) -> Path:
+        path = checkpoint.save(folder, state, **how)
         if state.step == last:
             raise Dead
         return path

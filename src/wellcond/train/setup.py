@@ -2,7 +2,7 @@
 
 parts = build(config, data, here)
 parts.called(images)                    # compiled and wrapped, as it is called
-state = parts.saved(step, counters)     # everything between two steps; a collective call where parameters are sharded
+state = parts.saved(step, counters, {}) # everything between two steps; a collective call where parameters are sharded
 parts.restore(state)
 """
 
@@ -52,7 +52,7 @@ class Parts:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def saved(self, step: int, counters: Mapping[str, Any]) -> SavedState:
+    def saved(self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any]) -> SavedState:
         if self.sharded:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -64,11 +64,24 @@ class Parts:
             step=step,
             model=cast(dict[str, Tensor], model),
             optimizer=optimizer,
-            ema=self.ema.module.state_dict() if self.ema is not None else None,
+            ema=self._average() if self.ema is not None else None,
             scaler=self.scaler.state_dict() if self.scaler.is_enabled() else None,
             counters=counters,
+            config=config,
             metadata=self.metadata,
         )
+
+    def misfit(self, state: SavedState) -> str | None:
+        """Why the state is not of this model, if it is not: nothing may be half loaded when that is noticed."""
+        for mine, theirs in ((self.model.state_dict(), state.model), (self._average(), state.ema or {})):
+            for name in sorted(mine.keys() | theirs.keys()):
+                there, here = (tuple(side[name].shape) if name in side else "missing" for side in (theirs, mine))
+                if there != here:
+                    return f"its weights do not fit the model ({name}: {there} there, {here} here)"
+        return None
+
+    def _average(self) -> Mapping[str, Tensor]:
+        return self.ema.module.state_dict() if self.ema is not None else {}
 
     def restore(self, state: SavedState) -> None:
         if self.sharded:

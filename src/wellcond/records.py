@@ -221,8 +221,11 @@ def write_json(path: str | Path, payload: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """What `write_json` wrote, non-finite numbers included."""
-    return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
+    """What `write_json` wrote, non-finite numbers included. ValueError names a file that is damaged."""
+    try:
+        return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); it is damaged, or no file of wellcond") from None
 
 
 def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | None) -> None:

@@ -34,7 +34,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step(bad: float) -> None:
 def test_a_loss_that_stays_above_its_start_is_lost_after_some_patience() -> None:
     problem = seen(Watch(patience=50), [2.0] * WINDOW + [9.0] * 200)
     assert problem is not None
-    first = WINDOW + WINDOW // 2  # from then on the median is above
+    first = WINDOW + WINDOW // 2 + 1  # from then on the median is above
     assert f"above its start, 2, since step {first}" in problem.why
     assert problem.step == first + 50
 

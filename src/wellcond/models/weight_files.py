@@ -58,10 +58,12 @@ def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     from safetensors.torch import save_file
 
     save_file(dict(tensors), path, metadata=dict(metadata))
+    if len(metadata) < 2:
+        return
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         assert len(text) <= length, "the same names and numbers in another order"
         file.seek(8)

@@ -13,6 +13,7 @@ equal states are equal files.
 import hashlib
 import secrets
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,12 +72,12 @@ def save(folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, 
         rest = {
             "step": state.step,
             "averaged": state.ema is not None,
-            "optimizer": dict(state.optimizer),
-            "scaler": None if state.scaler is None else dict(state.scaler),
-            "counters": dict(state.counters),
-            "config": dict(state.config),
+            "optimizer": state.optimizer,
+            "scaler": state.scaler,
+            "counters": state.counters,
+            "config": state.config,
         }
-        torch.save(rest, aside / "state.pt")
+        torch.save(_canonical(rest), aside / "state.pt")
         sums = "".join(f"{_checksum(file)}  {file.name}\n" for file in sorted(aside.iterdir()))
         (aside / SUMS).write_text(sums, encoding="utf-8")
         for file in aside.iterdir():
@@ -175,6 +176,16 @@ def read(path: Path) -> SavedState:
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, contiguous, and no two names for one memory, which safetensors refuses."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+
+
+def _canonical(value: Any) -> Any:
+    """The same, built anew: a pickle also tells which equal words and tuples are one object, as after a resume."""
+    if isinstance(value, Mapping):
+        return {_canonical(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_canonical(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return sys.intern(value) if type(value) is str else value
 
 
 def _checksum(path: Path) -> str:

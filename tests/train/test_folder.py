@@ -237,6 +237,8 @@ def test_a_full_disk_names_the_file_and_says_what_is_kept(make_config: Make, tmp
     with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl'") as caught:
         folder.flush()
     assert caught.value.errno == errno.ENOSPC
+    folder.measured([{"step": 0}])  # for these there is room, and nothing to say
+    assert records.read_rows(folder.probe) == [{"step": 0}]
     folder.metrics.unlink()
     folder.flush(sync=True)
     assert records.read_rows(folder.metrics) == [{"step": 1}]

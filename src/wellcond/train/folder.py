@@ -172,15 +172,19 @@ class RunFolder:
 
         With `sync` all rows are on the disk afterwards, also if the machine loses power.
         """
+        failed = None
         for file, rows in list(self.unwritten.items()):
             size = file.stat().st_size if file.exists() else 0
             try:
                 records.append_rows(file, rows)
-            except OSError:
+            except OSError as error:
                 if file.exists() and file.stat().st_size > size:
                     os.truncate(file, size)  # some of the rows may have been written: they will be again
-                raise
-            del self.unwritten[file]
+                failed = error  # there may be room for the other file's rows
+            else:
+                del self.unwritten[file]
+        if failed is not None:
+            raise failed
         for file in (self.metrics, self.probe, self.path) if sync else ():
             if file.exists():
                 records.fsync(file)
@@ -234,7 +238,7 @@ class RunFolder:
         try:
             self.flush()
         except OSError as error:
-            if not warned:
+            if file in self.unwritten and not warned:
                 warnings.warn(f"{file} cannot be written ({error}); its rows wait in memory", stacklevel=3)
 
     def _has_begun(self) -> bool:

@@ -128,7 +128,8 @@ class _Run:
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
         self.passes = Passes(config, self.task, self.parts, here)
-        self.clock = TimeLimit(config.time_limit, validation_batches=-(-len(self.data.val) // config.batch_size))
+        validation_batches = -(-len(self.data.val) // config.batch_size)
+        self.clock = TimeLimit(config.time_limit, validation_batches=validation_batches, log_every=config.log_every)
 
     def _compare(self) -> list[str]:
         """What is other than when the run began. ValueError, in all processes, where it must not be."""

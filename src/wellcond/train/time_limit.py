@@ -18,7 +18,8 @@ from wellcond.train.settings import as_seconds
 __all__ = ["OutOfTime", "TimeLimit", "process_age"]
 
 IMPORTED = time.monotonic()
-STEPS = 50  # of the last steps, the longest tells how long the next one may take
+STEPS = 50  # of the last steps, the longest tells how long the next one may take;
+# where a GPU is waited for at every `log_every`-th step alone, that one has to be among them
 UNKNOWN_SAVE = 60.0  # seconds for the first state; a tenth of the limit, if that is less
 SLACK = 10.0  # seconds to end in; a twentieth of the limit, if that is less
 
@@ -28,12 +29,12 @@ class OutOfTime(Interrupted):
 
 
 class TimeLimit:
-    def __init__(self, limit: str, *, validation_batches: int):
+    def __init__(self, limit: str, *, validation_batches: int, log_every: int = 1):
         self.seconds = as_seconds(limit) if limit else None
         self._began = time.monotonic() - process_age()
         self._batches = validation_batches
         self._taken: dict[str, float] = {}
-        self._steps: deque[float] = deque(maxlen=STEPS)
+        self._steps: deque[float] = deque(maxlen=max(STEPS, 2 * log_every))
         self._last: float | None = None
 
     @property

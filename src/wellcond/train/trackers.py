@@ -81,7 +81,7 @@ class _TensorBoard(Tracker):
             warnings.warn(
                 f"{self.folder.path / 'tensorboard'} cannot be written ({error}) and gets no more numbers; "
                 f"{self.folder.metrics.name} has them, and training goes on",
-                stacklevel=4,
+                stacklevel=2,
             )
 
 

@@ -179,9 +179,13 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _canonical(value: Any) -> Any:
-    """The same, built anew: a pickle also tells which equal words and tuples are one object, as after a resume."""
+    """The same, built anew and sorted: a pickle also tells in which order, and which equal words are one object.
+
+    Both differ between a run and one that went on from a state.
+    """
     if isinstance(value, Mapping):
-        return {_canonical(key): _canonical(item) for key, item in value.items()}
+        pairs = sorted(value.items(), key=lambda pair: (type(pair[0]).__name__, pair[0]))
+        return {_canonical(key): _canonical(item) for key, item in pairs}
     if isinstance(value, list | tuple):
         items = [_canonical(item) for item in value]
         return tuple(items) if isinstance(value, tuple) else items

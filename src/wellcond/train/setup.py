@@ -58,6 +58,9 @@ class Parts:
 
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             model, optimizer = get_state_dict(self.model, self.optimizer, options=whole)
+            for group in cast(list[dict[str, Any]], optimizer.get("param_groups", [])):  # none but on the main process
+                # After a resume torch gives betas as a list: one state, two files.
+                group |= {k: tuple(v) for k, v in group.items() if k != "params" and isinstance(v, list)}
         else:
             model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
         return SavedState(

@@ -225,7 +225,7 @@ def read_json(path: str | Path) -> Any:
     try:
         return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); it is damaged, or no file of wellcond") from None
+        raise ValueError(f"{path} is not JSON ({error}): put it back from a copy, or move it away") from None
 
 
 def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | None) -> None:

@@ -68,7 +68,7 @@ def test_a_rollback_survives_a_kill(make_config: Make, tmp_path: Path, monkeypat
 
 
 def test_each_rollback_goes_further_back(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every training is lost at step 8: the newest states lead there again and again, and an old one is kept."""
+    """Every training is lost at step 8, by the weights of the state of step 7; one old state is kept."""
     from wellcond.train.tasks import Classify
 
     steps, whole = [0], Classify.loss
@@ -91,8 +91,29 @@ def test_each_rollback_goes_further_back(make_config: Make, tmp_path: Path, monk
     monkeypatch.setattr(states.States, "go_back", told)
     with pytest.warns(UserWarning, match="back to step"), pytest.raises(Diverged):
         run(make_config(on_divergence="rollback", save_every=1), tmp_path)
-    assert [note["to"] for note in records.read_json(tmp_path / "checkpoints/rollbacks.json")] == [7, 6, 4]
-    assert left == [[4, 6, 7], [4, 6], [4]]  # what led to the loss is gone, or a killed run would go on from it
+    assert [note["to"] for note in records.read_json(tmp_path / "checkpoints/rollbacks.json")] == [6, 4, 4]
+    assert left == [[4, 6], [4], [4]]  # what led to the loss is gone, or a killed run would go on from it
+
+
+def test_states_with_bad_losses_are_not_gone_back_to(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From step 5 on each loss is of the order of 1e7, and finite: the newest states are no better than the present."""
+    from wellcond.train.tasks import Classify
+
+    calls, whole = [0], Classify.loss
+
+    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        calls[0] += 1
+        loss = whole(self, model, images, labels)
+        return loss + 1e7 if 5 <= calls[0] <= 10 else loss
+
+    monkeypatch.setattr(Classify, "loss", spoilt)
+    config = make_config(on_divergence="rollback", save_every=1, keep=3)
+    with pytest.warns(UserWarning, match=r"diverged at step 10 \(.*ended at 1e\+07.*back to step 1 with lr × 0.5"):
+        state = run(config, tmp_path)
+    assert state.step == 10
+    assert state.counters["watch"]["sound"]
 
 
 def test_a_later_trouble_is_another_one(make_config: Make, tmp_path: Path) -> None:

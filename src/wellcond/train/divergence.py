@@ -51,6 +51,8 @@ class Watch:
         self.above_since: int | None = None
         self.exploded = False
         """Far above its start, and not below it since."""
+        self.bad_since: int | None = None
+        """The first of the losses since which each was far above the start, or not finite."""
         self._recent: list[float] = []
         self._pending: list[tuple[int, Tensor]] = []
 
@@ -65,6 +67,8 @@ class Watch:
         stacked = torch.stack([loss for _, loss in self._pending]).float()
         self._pending.clear()
         for step, loss in zip(steps, (stacked if mean is None else mean(stacked)).tolist(), strict=True):
+            bad = not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
+            self.bad_since = (self.bad_since or step) if bad else None
             if not math.isfinite(loss):
                 return Divergence(step=step, why=f"the loss became {loss}")
             if math.isnan(self.start):
@@ -83,7 +87,7 @@ class Watch:
                     why=f"the loss, {now:.4g}, has been above its start, {self.start:.4g}, since step "
                     f"{self.above_since}",
                 )
-        if at_end and not self.sound:
+        if at_end and (self.above_since is not None or self.exploded):
             now = median_low(self._recent)
             how = "above" if now > self.start else "no better than"
             return Divergence(
@@ -94,15 +98,15 @@ class Watch:
 
     @property
     def sound(self) -> bool:
-        """Whether a state of now is one to go back to, or to end with."""
-        return self.above_since is None and not self.exploded
+        """Whether a state of now is one to go back to, as far as its own losses tell."""
+        return self.above_since is None and not self.exploded and self.bad_since is None
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("start", "highest", "above_since", "exploded", "sound")
+        names = ("start", "highest", "above_since", "bad_since", "exploded", "sound")
         return {**{name: getattr(self, name) for name in names}, "recent": list(self._recent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.start, self.above_since = state["start"], state["above_since"]
         self.highest, self.exploded = state.get("highest", -math.inf), state.get("exploded", False)  # since 0.1
-        self._recent = list(state.get("recent", []))
+        self.bad_since, self._recent = state.get("bad_since"), list(state.get("recent", []))
         self._pending.clear()

@@ -151,13 +151,18 @@ class States:
         return step
 
     def _good_step(self, problem: Divergence) -> int:
-        """The newest state whose losses were well; older than where it went before, if the trouble is the same."""
+        """The newest state whose losses were well; older than where it went before, if the trouble is the same.
+
+        The first bad loss is that of the state before it, whose weights are the bad ones. -1 without any state.
+        """
         before = self.folder.rollbacks()[-1:]
-        again = bool(before) and problem.step - before[0]["step"] <= self.watch.patience
+        limit = problem.step if self.watch.bad_since is None else self.watch.bad_since - 1
+        if before and problem.step - before[0]["step"] <= self.watch.patience:
+            limit = min(limit, before[0]["to"])
         oldest = -1
         for state in whole_states(self.folder.checkpoints):
             oldest = state.step
-            if state.counters["watch"].get("sound", True) and not (again and state.step >= before[0]["to"]):
+            if state.step < limit and state.counters["watch"].get("sound", True):
                 break
         return oldest
 

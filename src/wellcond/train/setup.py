@@ -2,7 +2,7 @@
 
 parts = build(config, data, here)
 parts.called(images)                    # compiled and wrapped, as it is called
-state = parts.saved(step, counters, {}) # everything between two steps; a collective call where parameters are sharded
+state = parts.saved(step, counters)     # everything between two steps; a collective call where parameters are sharded
 parts.restore(state)
 """
 
@@ -52,7 +52,7 @@ class Parts:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def saved(self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any]) -> SavedState:
+    def saved(self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> SavedState:
         if self.sharded:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -70,7 +70,7 @@ class Parts:
             ema=self._average() if self.ema is not None else None,
             scaler=self.scaler.state_dict() if self.scaler.is_enabled() else None,
             counters=counters,
-            config=config,
+            config=config or {},
             metadata=self.metadata,
         )
 

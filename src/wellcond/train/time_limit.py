@@ -70,10 +70,10 @@ class TimeLimit:
 def process_age() -> float:
     """Seconds since this process was started, or torchrun before it, which starts processes more than once."""
     pids = [os.getpid(), *([os.getppid()] if "TORCHELASTIC_RUN_ID" in os.environ else [])]
-    ages = [time.monotonic() - IMPORTED]  # where the system does not tell
+    ages = []
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
             after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             since_boot = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
             ages.append(time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-    return max(ages)
+    return max(ages, default=time.monotonic() - IMPORTED)  # where the system does not tell

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from wellcond import records
-from wellcond.train.checkpoint import saved_steps
+from wellcond.train import states
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
 from wellcond.train.loop import _Run, train
@@ -92,15 +92,28 @@ def test_tensorboard_shows_a_resumed_run_as_one(
     assert scalars(tmp_path / "run") == scalars(tmp_path / "whole")
 
 
-def test_tensorboard_has_all_of_a_state_when_the_process_is_killed(command: Any, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    folder = tmp_path / "run"
-    settings = ("tracker=tensorboard", "epochs=400", "save_every=3")
-    started = command(folder, *settings)
-    started.until(lambda: saved_steps(folder / "checkpoints"))
-    assert started.kill() == [-9], started.output()
-    newest = saved_steps(folder / "checkpoints")[-1]
-    assert [step for step, _ in scalars(folder)["train/loss"]][:newest] == list(range(1, newest + 1))
+def test_tensorboard_has_all_of_a_state_before_it_is_saved(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on from a state does not log its numbers again; they wait in a queue until they are flushed."""
+    board = pytest.importorskip("torch.utils.tensorboard")
+    order: list[str] = []
+    flush, save = board.SummaryWriter.flush, states.save
+
+    def flushed(self: Any) -> None:
+        order.append("flush")
+        flush(self)
+
+    def saved(*arguments: Any, **how: Any) -> Path:
+        order.append("save")
+        return save(*arguments, **how)
+
+    monkeypatch.setattr(board.SummaryWriter, "flush", flushed)
+    monkeypatch.setattr(states, "save", saved)
+    train(make_config(tracker="tensorboard"), tmp_path, device="cpu", quiet=True)
+    assert [word for word, before in zip(order, ["", *order], strict=False) if word != before][:4] == [
+        "flush", "save", "flush", "save",
+    ]  # fmt: skip
 
 
 def test_tensorboard_forgets_what_a_rollback_does_again(

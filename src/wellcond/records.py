@@ -12,12 +12,14 @@ that is one of these words, such as the name of a class, is written with a backs
 Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """
 
+import contextlib
+import errno
 import json
 import math
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypedDict, Unpack, get_args
 
@@ -28,6 +30,7 @@ __all__ = [
     "Site",
     "Status",
     "append_rows",
+    "fsync",
     "read_json",
     "read_rows",
     "row",
@@ -123,7 +126,7 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     data = "".join(_dumps(row) + "\n" for row in rows).encode()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    with _naming(path), open(path, "a+b") as file:
         tail = _unfinished(file)
         if tail and _is_json(tail):  # a whole row that only lacks its newline, as editors leave it
             data = b"\n" + data
@@ -175,13 +178,40 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(aside, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with _naming(path):
+            with open(aside, "x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            fsync(aside)
+            os.replace(aside, path)
+        fsync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def fsync(path: str | Path) -> None:
+    """A file's content, or a folder's names, past the system's own memory: a machine that loses power has them."""
+    if os.name == "nt" and Path(path).is_dir():  # Windows opens no folders
+        return
+    with _naming(path):
+        handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems do not know it for folders
+                raise
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """What the system says of a write, such as that the disk is full, does not name the file: here it does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: str | Path, payload: Any) -> None:
@@ -190,8 +220,11 @@ def write_json(path: str | Path, payload: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """What `write_json` wrote, non-finite numbers included."""
-    return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
+    """What `write_json` wrote, non-finite numbers included. ValueError names a file that is damaged."""
+    try:
+        return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): put it back from a copy, or move it away") from None
 
 
 def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from wellcond import records
-from wellcond.train.checkpoint import SavedState, latest
+from wellcond.train.checkpoint import SavedState, latest, state_path
 from wellcond.train.config import Config
 
 SMALL = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2}
@@ -195,10 +195,16 @@ def _assert_same(one: Any, other: Any, where: str) -> None:
 
 @pytest.fixture(scope="session")
 def assert_same_run() -> Callable[[Path, Path], None]:
-    """The last state and every row of two runs, to the bit."""
+    """The last state and every row of two runs, to the bit, and the state's files to the byte."""
 
     def check(one: Path, other: Path) -> None:
-        assert_same_state(latest(one / "checkpoints"), latest(other / "checkpoints"))
+        states = [latest(run / "checkpoints") for run in (one, other)]
+        assert_same_state(*states)
         assert rows_of(one) == rows_of(other)
+        first, second = (state_path(run / "checkpoints", states[0].step) for run in (one, other))
+        names = sorted(file.name for file in first.iterdir())
+        assert names == sorted(file.name for file in second.iterdir())
+        for name in names:
+            assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
     return check

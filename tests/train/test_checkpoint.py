@@ -1,6 +1,7 @@
 """A saved state comes back to the bit, is whole or not there, and a full disk leaves the one before."""
 
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,48 @@ def test_a_broken_state_is_written_anew(tmp_path: Path) -> None:
     assert latest(tmp_path) is not None
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "state.pt"])
+def test_a_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
+    """In the middle of a tensor, where no reader of these files would stumble."""
+    save(tmp_path, make_state(10), keep=2)
+    path = save(tmp_path, make_state(20), keep=2)
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"step-00000020 is not a whole .*{name} is not what was saved.*state before"):
+        found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 10
+
+
+def test_a_state_under_another_number_is_not_taken(tmp_path: Path) -> None:
+    save(tmp_path, make_state(10), keep=2).rename(tmp_path / "step-00000090")
+    with pytest.warns(UserWarning, match=r"step-00000090 is not a whole saved state .*state\.pt is of step 10"):
+        assert latest(tmp_path) is None
+
+
+def test_equal_states_are_equal_files(tmp_path: Path) -> None:
+    """Whichever process wrote them: one that went on from a file has other objects for the same words."""
+    first = save(tmp_path / "first", make_state(), keep=1)
+    again = latest(tmp_path / "first")
+    assert again is not None
+    second = save(tmp_path / "second", again, keep=1)
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_one_old_state_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    for step in range(20):
+        save(tmp_path, make_state(step, size=2), keep=2, keep_old=True)
+        *old, _, newest = saved_steps(tmp_path) if step > 1 else [0, step]
+        assert newest == step
+        assert not old or (len(old) == 1 and old[0] >= (step - 2) // 2 - 1), (step, old)
+    assert saved_steps(tmp_path) == [16, 18, 19]
+    for step in range(20, 30):  # nothing takes its place while the training is not well
+        save(tmp_path, make_state(step, size=2), keep=2, keep_old=True, sound=False)
+    assert saved_steps(tmp_path) == [16, 28, 29]
+
+
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     left = tmp_path / ".step-00000005.abcd.tmp"
     left.mkdir()
@@ -105,6 +148,7 @@ def test_only_tensors_are_read(tmp_path: Path) -> None:
             return os.system, ("touch " + str(tmp_path / "run-by-a-stranger"),)
 
     torch.save({"step": 10, "optimizer": Stranger()}, path / "state.pt")
+    (path / "SHA256SUMS").unlink()  # they would notice; a stranger would have made them anew
     with pytest.warns(UserWarning, match="to the beginning, for there is no state before"):
         assert latest(tmp_path) is None
     assert not (tmp_path / "run-by-a-stranger").exists()
@@ -117,7 +161,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path, full_disk: Any, siz
     second = make_state(20, size=20)
     large = SavedState(**{**vars(second), "optimizer": {"moments": torch.zeros(10000)}})
     full_disk(size)
-    with pytest.raises(OSError, match=r"."):
+    with pytest.raises(OSError, match=re.escape(str(tmp_path))):
         save(tmp_path, large, keep=1)
     full_disk(10**9)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]

@@ -266,6 +266,19 @@ def test_a_lost_training_names_step_block_and_kappa(make_config: Make, tmp_path:
     assert latest(tmp_path / "diverged") is not None
 
 
+def test_a_training_that_exploded_and_ends_at_chance_is_lost(command: Any, tmp_path: Path) -> None:
+    """Its losses are finite, its first ones the highest, and its last ones those of a model that knows nothing."""
+    started = command(tmp_path / "run", "lr=10", "epochs=12")
+    assert started.wait() == [3], started.output()
+    assert "diverged at step 60 of 60: the loss rose to" in started.output()
+    assert "its start, 2.3" in started.output()
+    rows = [row for row in records.read_rows(tmp_path / "run/metrics.jsonl") if row["split"] == "train"]
+    first = [row["loss"] for row in rows[:20]]
+    assert rows[-1]["loss"] < sum(first) / 20  # below the mean of the first ones, which was taken for the start once
+    started = command(tmp_path / "run", "lr=10", "epochs=12")
+    assert started.wait() == [3], started.output()  # it does not end well the second time
+
+
 def test_weights_that_are_not_finite_are_not_saved(make_config: Make, tmp_path: Path) -> None:
     """After the first step, whose loss was fine: a run would go on from them for ever."""
     with pytest.raises(Diverged, match=r"diverged at step 1 of 10: the weights \S+ are no longer finite"):
@@ -311,8 +324,8 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
     class Dead(Exception):  # noqa: N818
         pass
 
-    def save_and_die(folder: Path, state: SavedState, *, keep: int) -> Path:
-        path = checkpoint.save(folder, state, keep=keep)
+    def save_and_die(folder: Path, state: SavedState, **how: Any) -> Path:
+        path = checkpoint.save(folder, state, **how)
         if state.step == last:
             raise Dead
         return path

@@ -79,7 +79,11 @@ def train(
     data_dir: Annotated[str | None, typer.Option(help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER.")] = None,
     amp_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     on_divergence: Annotated[
-        str | None, typer.Option(help="stop, or rollback: to the last good state with half the learning rate.")
+        str | None, typer.Option(help="stop, or rollback: to a good state, with half the learning rate.")
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="Save and end before this time is over: 90s, 9m, 1h30m; the same command goes on."),
     ] = None,
     tracker: Annotated[
         str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
@@ -92,7 +96,8 @@ def train(
 
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
     options |= {"data": data_dir, "amp_dtype": amp_dtype, "on_divergence": on_divergence, "tracker": tracker}
-    options |= {"pretrained": pretrained, "model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
+    options |= {"time_limit": time_limit, "pretrained": pretrained}
+    options |= {"model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
     try:
         check_device(device)
         config = training.configure(recipe, scale=scale, options=options, settings=[*(settings or []), *(more or [])])

@@ -16,6 +16,7 @@ from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 from wellcond.train.recipes import recipe
+from wellcond.train.time_limit import OutOfTime
 
 __all__ = ["configure", "run"]
 
@@ -27,7 +28,10 @@ def configure(name: str, *, scale: str, options: dict[str, Any], settings: list[
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:
-    """Trains, writes the page, and returns the exit code: 0 done, 3 diverged, 130 interrupted after saving."""
+    """Trains, writes the page, and returns the exit code: 0 done, 3 diverged, 130 interrupted after saving.
+
+    0 also where the time limit was reached, which was asked for.
+    """
     console = Console(stderr=True)
     main = os.environ.get("RANK", "0") == "0"
     try:
@@ -36,7 +40,7 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
     except Interrupted as stopped:
         if main:
             console.print(str(stopped), highlight=False, soft_wrap=True)
-        return 130
+        return 0 if isinstance(stopped, OutOfTime) else 130
     except Diverged as lost:
         if main:
             _page(output, console)

@@ -1,10 +1,12 @@
-"""Reading files of weights, anybody's: tensors alone, never a free pickle, with plain names.
+"""Files of weights. Reading anybody's: tensors alone, never a free pickle, with plain names; and writing our own.
 
 weights, metadata = read_weights("last.pth.tar")            # safetensors or torch's; the first bytes tell
 weights, _ = read_weights("last.pth.tar", ema=True)         # the averaged ones that training loops keep beside
+write_weights("last.safetensors", weights, metadata)        # the same tensors and metadata give the same bytes
 """
 
 import argparse
+import json
 import os
 import pickle
 import re
@@ -16,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-__all__ = ["plain_name", "read_weights"]
+__all__ = ["plain_name", "read_weights", "write_weights"]
 
 # Where training loops keep the moving average of the weights.
 EMA_KEYS = ("state_dict_ema", "model_ema")
@@ -49,6 +51,23 @@ def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[di
         why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
         raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
     return _find_state(state, path, ema=ema), metadata
+
+
+def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file. Its library writes the metadata in an order that changes with every process: here sorted."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), path, metadata=dict(metadata))
+    if len(metadata) < 2:
+        return
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the same names and numbers in another order"
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def _is_torchs(path: Path) -> bool:

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from wellcond.models.attention_settings import attention_of, built_attention
@@ -31,7 +30,7 @@ from wellcond.models.replace import plan_attention, put_attention
 from wellcond.models.skips import plan_skips, put_skips, skips_of
 from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
 from wellcond.models.surgery_metadata import METADATA_KEY, Attention, Skips, parse, surgery_metadata
-from wellcond.models.weight_files import plain_name, read_weights
+from wellcond.models.weight_files import plain_name, read_weights, write_weights
 
 __all__ = ["Loaded", "load", "match_names", "save"]
 
@@ -80,7 +79,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
     try:
         aside.touch()
         mode = aside.stat().st_mode
-        save_file(tensors, aside, metadata={"format": "pt", **extra})
+        write_weights(aside, tensors, {"format": "pt", **extra})
         aside.chmod(mode)  # safetensors may leave a file that nobody else can read, whatever the umask says
         with aside.open("rb") as file:
             os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from typing import Any
 from wellcond.data.finding import is_utf8, printable
 from wellcond.models.build import say_too_small
 from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config
+from wellcond.train.settings import as_seconds
 
 __all__ = ["problems"]
 
@@ -28,6 +29,12 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
     yield from _choices("task", config.task, TASKS)
     yield from _choices("amp_dtype", config.amp_dtype, AMP_DTYPES)
     yield from _choices("on_divergence", config.on_divergence, ("stop", "rollback"))
+    yield from _choices("resume", config.resume, ("same", "force"))
+    if config.time_limit:
+        try:
+            as_seconds(config.time_limit)
+        except ValueError as error:
+            yield f"time_limit {error}"
     yield from _choices("gray", config.gray, ("", "svd", "dct"))
     yield from _choices("gray_masked", config.gray_masked, ("visible", "all"))
     yield from _choices("sched", config.sched, SCHEDULES)

@@ -133,6 +133,10 @@ class Config:
     keep: int = 2
     """How many saved states are kept."""
     on_divergence: Literal["stop", "rollback"] = "stop"
+    time_limit: str = ""
+    """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""
+    resume: Literal["same", "force"] = "same"
+    """`force` goes on with a run on other data than it began with."""
     tracker: str = ""
     """`tensorboard`, `wandb` or `trackio`, beside the JSON lines that are always written."""
 

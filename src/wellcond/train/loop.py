@@ -10,8 +10,11 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +27,7 @@ from wellcond.train.augmentation import augmentation_of
 from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
-from wellcond.train.folder import RunFolder
+from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.interrupt import Interrupted, interruptible
 from wellcond.train.passes import Passes
 from wellcond.train.processes import Processes, join
@@ -32,7 +35,8 @@ from wellcond.train.progress import Decoding, Progress
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
-from wellcond.train.trackers import Tracker, make_tracker
+from wellcond.train.time_limit import OutOfTime, TimeLimit
+from wellcond.train.trackers import Tracker, make_tracker, numbers_of
 from wellcond.train.validation import Validation
 
 __all__ = ["MARKS", "Diverged", "Outcome", "train"]
@@ -56,16 +60,19 @@ class Outcome:
 def train(config: Config, output: str | Path, *, device: str | None = None, quiet: bool = False) -> Outcome:
     """Train `config` in the folder `output`, or go on with it there.
 
-    Raises ValueError before anything starts for what cannot be trained, Interrupted after SIGINT or SIGTERM (the state
-    is saved), Diverged where the training is lost.
+    Raises ValueError before anything starts for what cannot be trained, Interrupted after SIGINT or SIGTERM and
+    OutOfTime at the time limit (the state is saved), Diverged where the training is lost.
     """
     here = join(device)
     try:
         config.check(world=here.world)
         with _opened(output, config, here) as folder, deterministic(config), interruptible() as asked:
             run = _Run(config, folder, here, quiet=quiet)  # which may decode for hours: a signal ends it at once
-            asked()  # from here on a signal waits for the end of its step
-            return run.go(asked)
+            try:
+                asked()  # from here on a signal waits for the end of its step
+                return run.go(asked)
+            finally:
+                run.tracker.close()
     finally:
         here.leave()
 
@@ -97,6 +104,7 @@ class _Run:
             holdout=config.holdout, seed=config.seed,
             progress=Decoding(show=not quiet or not here.is_main),  # any of the processes may be the one that decodes
         )  # fmt: skip
+        self.notes = self._compare()
         self.batches = train_batches(
             self.data.train,
             batch_size=config.batch_size // (here.world * config.accumulate),
@@ -117,7 +125,7 @@ class _Run:
         self.task: Task = make_task(config, self.data)
         self.validation = Validation(config, self.task, self.data.val, here)
         self.parts: Parts = build(config, self.task, here, steps_per_epoch=self.steps_per_epoch)
-        self.watch = Watch(patience=max(200, self.total // 10))
+        self.watch = Watch(patience=max(200, self.total // 10), chance=self.task.chance)
         self.gradient_norm = torch.tensor(math.nan)
         self.marks = {round(share * self.total) for share in MARKS} if config.probe_marks else set[int]()
         """Steps at which everything is measured, whatever `probe_every` is."""
@@ -129,6 +137,23 @@ class _Run:
         self.states = States(config, folder, here, self.parts, self.watch, self.progress)
         self.metrics: dict[str, float] = {}
         self.passes = Passes(config, self.task, self.parts, here)
+        validation_batches = -(-len(self.data.val) // config.batch_size)
+        self.clock = TimeLimit(config.time_limit, validation_batches=validation_batches, log_every=config.log_every)
+
+    def _compare(self) -> list[str]:
+        """What is other than when the run began. ValueError, in all processes, where it must not be."""
+        here, facts, problem, notes = self.here, data_facts(self.data), None, []
+        number = int(sha256(repr(facts).encode()).hexdigest()[:12], 16)
+        if here.any(number != here.of_main(number)):
+            raise ValueError(f"the processes find different images in {self.config.data}: all machines need the same")
+        if here.is_main:
+            try:
+                notes = self.folder.compare(facts, world=here.world, force=self.config.resume == "force")
+            except (ValueError, OSError) as error:
+                problem = error
+        if here.any(problem is not None):
+            raise problem or ValueError("the main process cannot go on with this run; it says why")
+        return notes
 
     @property
     def total(self) -> int:
@@ -136,6 +161,10 @@ class _Run:
 
     def go(self, asked: Any) -> Outcome:
         step = self.states.restore()
+        self.tracker.begin(step)
+        for note in self.notes:
+            warnings.warn(f"going on from step {step}: {note}", stacklevel=2)
+            self.folder.log({"step": step, "split": "event", "event": note})
         if step == 0 and self.config.on_divergence == "rollback":
             self.states.save(0)  # there has to be a state to go back to
         with self.progress.running(step):
@@ -147,7 +176,6 @@ class _Run:
             if not self.metrics:  # it was finished before
                 self.metrics = self._evaluate()
                 self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
-        self.tracker.close()
         return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
 
     def _epoch(self, step: int, asked: Any) -> int:
@@ -167,15 +195,29 @@ class _Run:
             if step == self.total:
                 self._measure(step)
             at_end = step % self.steps_per_epoch == 0
-            if at_end and (step // self.steps_per_epoch % config.eval_every == 0 or step == self.total):
-                self._validate(step)
+            if self._validates(step):
+                with self.clock.timing("validate"):
+                    self._validate(step)
             # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
-            stop = self.here.any(asked())
+            late = self.clock.is_over(validates=self._validates(step + 1))
+            stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide alike
             if stop or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
-                self.states.save(step, must=stop or step == self.total)
+                with self.clock.timing("save"):
+                    self.tracker.flush()
+                    self.states.save(step, must=bool(stop) or step == self.total)
             if stop and step < self.total:
-                raise Interrupted(f"stopped at step {step} of {self.total}; the same command goes on")
+                where = f"stopped at step {step} of {self.total}"
+                if stop == 2:
+                    raise Interrupted(f"{where}; the same command goes on")
+                raise OutOfTime(
+                    f"{where}, {timedelta(seconds=round(self.clock.used))} after the start, for time_limit="
+                    f"{config.time_limit}. The state is saved: to go on, give the same command"
+                )
         return step
+
+    def _validates(self, step: int) -> bool:
+        epoch, rest = divmod(step, self.steps_per_epoch)
+        return rest == 0 and (epoch % self.config.eval_every == 0 or step == self.total)
 
     def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
@@ -243,10 +285,7 @@ class _Run:
 
     def _record(self, row: dict[str, Any]) -> None:
         self.folder.log(row)
-        split = row.get("split", "")
-        self.tracker.log(
-            {f"{split}/{k}": v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}, step=row["step"]
-        )
+        self.tracker.log(numbers_of(row), step=row["step"])
 
     def _lost(self, problem: Divergence) -> int:
         """Back to the last good state with half the step, or the end."""
@@ -256,6 +295,7 @@ class _Run:
             self.states.keep_lost(problem.step)
             raise Diverged(self._what_was_lost(problem))
         self.probe = self._make_probe()  # one that has measured nothing yet
+        self.tracker.begin(step)
         return step
 
     def _what_was_lost(self, problem: Divergence) -> str:

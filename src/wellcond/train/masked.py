@@ -18,6 +18,7 @@ __all__ = ["Masked"]
 
 class Masked:
     metric = "score"  # minus the loss: the larger the better, as an accuracy
+    chance = 1.0  # the mean for every pixel, of images whose deviation is 1
 
     def __init__(self, config: Config, data: DataSet):
         self.config, self.data = config, data

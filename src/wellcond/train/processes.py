@@ -37,10 +37,18 @@ class Processes:
             dist.all_reduce(values)
         return values
 
+    def mean(self, values: Tensor) -> Tensor:
+        return self.total(values) / self.world
+
     def any(self, flag: bool) -> bool:
+        return bool(self.largest(int(flag)))
+
+    def largest(self, number: int) -> int:
         if self.world == 1:
-            return flag
-        return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
+            return number
+        told = torch.tensor(number, device=self.device)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return int(told)
 
     def of_main(self, number: int) -> int:
         """The main process's number."""

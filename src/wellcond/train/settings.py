@@ -3,16 +3,19 @@
 assignment("lr=3e-4")                   # ("lr", "3e-4")
 as_type("lr", "3e-4", float)            # 0.0003; ValueError says what is expected
 nearest("lrr", ["lr", "sched"])         # "; did you mean 'lr'?"
+as_seconds("1h30m")                     # 5400.0
 """
 
 import ast
 import difflib
+import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-__all__ = ["as_type", "assignment", "nearest"]
+__all__ = ["as_seconds", "as_type", "assignment", "nearest"]
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -25,6 +28,17 @@ def assignment(text: str) -> tuple[str, str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+
+
+def as_seconds(text: str) -> float:
+    """A duration: 90s, 9m, 1h30m, 2d, or plain seconds. ValueError for anything else, and for none at all."""
+    number = r"(\d+(?:\.\d+)?)"
+    found = re.fullmatch(f"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip().lower())
+    parts = [float(part or 0) for part in found.groups()] if found else []
+    seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"is a time such as 90s, 9m or 1h30m, or a number of seconds; got {text!r}")
+    return seconds
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:

@@ -52,23 +52,39 @@ class Parts:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def saved(self, step: int, counters: Mapping[str, Any]) -> SavedState:
+    def saved(self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> SavedState:
         if self.sharded:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             model, optimizer = get_state_dict(self.model, self.optimizer, options=whole)
+            for group in cast(list[dict[str, Any]], optimizer.get("param_groups", [])):  # none but on the main process
+                # After a resume torch gives betas as a list: one state, two files.
+                group |= {k: tuple(v) for k, v in group.items() if k != "params" and isinstance(v, list)}
         else:
             model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
         return SavedState(
             step=step,
             model=cast(dict[str, Tensor], model),
             optimizer=optimizer,
-            ema=self.ema.module.state_dict() if self.ema is not None else None,
+            ema=self._average() if self.ema is not None else None,
             scaler=self.scaler.state_dict() if self.scaler.is_enabled() else None,
             counters=counters,
+            config=config or {},
             metadata=self.metadata,
         )
+
+    def misfit(self, state: SavedState) -> str | None:
+        """Why the state is not of this model, if it is not: nothing may be half loaded when that is noticed."""
+        for mine, theirs in ((self.model.state_dict(), state.model), (self._average(), state.ema or {})):
+            for name in sorted(mine.keys() | theirs.keys()):
+                there, here = (tuple(side[name].shape) if name in side else "missing" for side in (theirs, mine))
+                if there != here:
+                    return f"its weights do not fit the model ({name}: {there} there, {here} here)"
+        return None
+
+    def _average(self) -> Mapping[str, Tensor]:
+        return self.ema.module.state_dict() if self.ema is not None else {}
 
     def restore(self, state: SavedState) -> None:
         if self.sharded:

@@ -3,17 +3,18 @@
 states = States(config, folder, here, parts, watch, progress)
 step = states.restore()             # 0 where there is none
 states.save(step)                   # raises Lost instead of saving what is no longer finite
-step = states.go_back(problem)      # the last good state with a smaller step, or None
+step = states.go_back(problem)      # a good state, each time an older one, with a smaller step; or None
 """
 
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
-from wellcond.train.checkpoint import SavedState, latest, save
+from wellcond.train.checkpoint import SavedState, discard, read, save, saved_steps, state_path, whole_states
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
-from wellcond.train.folder import RunFolder
+from wellcond.train.folder import RunFolder, fixed_settings
 from wellcond.train.processes import Processes
 from wellcond.train.progress import Progress
 from wellcond.train.setup import Parts
@@ -36,7 +37,7 @@ class States:
 
     def judge(self, step: int) -> None:
         """Raises Lost, in all processes, where the losses of one of them say so."""
-        problem = self.watch.judge()
+        problem = self.watch.judge(self.here.mean, at_end=step == self.progress.total)
         if self.here.any(problem is not None):
             raise Lost(problem or Divergence(step=step, why="another process saw it"))
 
@@ -46,15 +47,18 @@ class States:
             return
         self.judge(step)
         counters = {**self.counters, "watch": self.watch.state_dict(), "worst": self.progress.worst}
-        state = self.parts.saved(step, counters)
+        state = self.parts.saved(step, counters, fixed_settings(self.config.as_json()))
         broken = next((name for name, tensor in state.model.items() if not tensor.isfinite().all()), None)
         if self.here.any(broken is not None):
             raise Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
         failed = None
         if self.here.is_main:
             try:
-                self.folder.flush()  # the rows first: a state that is there has its rows
-                save(self.folder.checkpoints, state, keep=self.config.keep)
+                self.folder.flush(sync=True)  # the rows first: a state that is there has its rows
+                again = self.config.on_divergence == "rollback"
+                save(
+                    self.folder.checkpoints, state, keep=self.config.keep, keep_old=again, sound=self.watch.sound
+                )  # fmt: skip
             except OSError as error:
                 before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
                 failed = f"the state of step {step} could not be saved: {error}{before}"
@@ -66,13 +70,25 @@ class States:
             warnings.warn(f"{failed}; training goes on", stacklevel=2)
 
     def restore(self) -> int:
-        """Load the newest state; its step, or 0."""
-        state = latest(self.folder.checkpoints)
+        """Load the newest state of this run; its step, or 0."""
+        state, foreign = self._newest()
         step = 0 if state is None else state.step
         if self.here.any(step != self.here.of_main(step)):
             raise ValueError(
                 f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
                 "file system that all machines share"
+            )
+        if state is None and foreign:
+            path, why = foreign[-1]
+            raise ValueError(
+                f"{path} is not of this run: {why}. Put the run's own state there, or move it away to start again"
+            )
+        for path, why in foreign if self.here.is_main else ():
+            kept = path.rename(path.with_name(f"other-{path.name}"))
+            warnings.warn(
+                f"{path} is not of this run: {why}; it is called {kept.name} now. Going back to the state before, of "
+                f"step {step}",
+                stacklevel=2,
             )
         if state is None:
             self._begin()
@@ -84,33 +100,75 @@ class States:
         self._roll(self.here.of_main(max(self.counters["rollbacks"], len(self.folder.rollbacks()))))
         return step
 
-    def go_back(self, problem: Divergence) -> int | None:
-        """To the last good state, with half the learning rate of the time before; its step.
+    def _newest(self) -> tuple[SavedState | None, list[tuple[Path, str]]]:
+        """The newest state of this run, and what is wrong with newer ones that are whole, but of another."""
+        back = self.folder.rollbacks()[-1:]
+        foreign: list[tuple[Path, str]] = []
+        for state in whole_states(self.folder.checkpoints):
+            if back and state.step > back[0]["to"] and state.counters["rollbacks"] < back[0].get("number", 0):
+                continue  # of before that rollback, which was killed when it had not yet cleared it away
+            why = self._is_foreign(state)
+            if why is None:
+                return state, foreign
+            foreign.append((state_path(self.folder.checkpoints, state.step), why))
+        return None, foreign
 
-        None where that is not asked for, or was tried often enough.
+    def _is_foreign(self, state: SavedState) -> str | None:
+        mine = fixed_settings(self.config.as_json())
+        differ = [name for name, value in state.config.items() if name in mine and mine[name] != value]
+        if differ:
+            return ", ".join(f"{name} is {state.config[name]!r} there, {mine[name]!r} here" for name in differ)
+        return self.parts.misfit(state)
+
+    def go_back(self, problem: Divergence) -> int | None:
+        """To a good state, with half the learning rate of the time before; its step.
+
+        The newest one at first; where that led to the same trouble, each time an older one. None where that is not
+        asked for, or was tried often enough.
         """
         rolls = self.counters["rollbacks"] + 1
-        allowed = self.config.on_divergence == "rollback" and rolls <= ROLLBACKS
-        good = latest(self.folder.checkpoints) if allowed else None
-        if good is None:
+        if self.config.on_divergence != "rollback" or rolls > ROLLBACKS:
             return None
-        self._load(good)
+        step = self.here.of_main(self._good_step(problem) if self.here.is_main else -1)
+        if step < 0:
+            return None
+        self._load(read(state_path(self.folder.checkpoints, step)))
         self._roll(rolls)
         factor = self.counters["lr_factor"]
+        about = {"step": problem.step, "why": problem.why, "to": step, "lr_factor": factor, "number": rolls}
         try:  # first of all: whoever goes on after a kill is not to make the same mistake again
-            self.folder.rolled_back({"step": problem.step, "why": problem.why, "to": good.step, "lr_factor": factor})
+            self.folder.rolled_back(about)
         except OSError as error:
             warnings.warn(f"rollback {rolls} could not be noted, and would not survive a kill: {error}", stacklevel=2)
-        self.folder.forget_after(good.step)
-        what = f"back to step {good.step} with lr × {factor:g}, rollback {rolls} of {ROLLBACKS}"
+        if self.here.is_main:
+            later = [other for other in saved_steps(self.folder.checkpoints) if other > step]
+            discard(self.folder.checkpoints, later)  # they led to where it was lost
+        self.folder.forget_after(step)
+        what = f"back to step {step} with lr × {factor:g}, rollback {rolls} of {ROLLBACKS}"
         self.folder.log({"step": problem.step, "split": "event", "event": what})
         if self.here.is_main:
             warnings.warn(f"diverged at step {problem.step} ({problem.why}); {what}", stacklevel=2)
-        return good.step
+        return step
+
+    def _good_step(self, problem: Divergence) -> int:
+        """The newest state whose losses were well; older than where it went before, if the trouble is the same.
+
+        The first bad loss is that of the state before it, whose weights are the bad ones. -1 without any state.
+        """
+        before = self.folder.rollbacks()[-1:]
+        limit = problem.step if self.watch.bad_since is None else self.watch.bad_since - 1
+        if before and problem.step - before[0]["step"] <= self.watch.patience:
+            limit = min(limit, before[0]["to"])
+        oldest = -1
+        for state in whole_states(self.folder.checkpoints):
+            oldest = state.step
+            if state.step < limit and state.counters["watch"].get("sound", True):
+                break
+        return oldest
 
     def keep_lost(self, step: int) -> None:
         """The weights as they are now, for who wants to look, where no run goes on from them: `diverged/`."""
-        state = self.parts.saved(step, self.counters)
+        state = self.parts.saved(step, self.counters, fixed_settings(self.config.as_json()))
         if self.here.is_main:
             try:
                 save(self.folder.path / "diverged", state, keep=1)

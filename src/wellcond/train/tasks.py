@@ -7,6 +7,7 @@
 The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
 """
 
+import math
 import warnings
 from typing import Any, Protocol, cast
 
@@ -25,6 +26,8 @@ __all__ = ["Classify", "Task", "make_task"]
 class Task(Protocol):
     metric: str
     """The name of what is best when largest: kept as the best value."""
+    chance: float
+    """The loss of who has learned nothing and guesses: a training that ends above it is lost."""
     notes: list[str]
     """What a user must know of the model that was built, one sentence each: what it did not take from a file."""
 
@@ -55,6 +58,7 @@ class Classify:
     def __init__(self, config: Config, data: DataSet):
         self.config, self.data = config, data
         self.notes: list[str] = []
+        self.chance = math.log(len(data.classes))  # of mixed and smoothed labels, too
 
     def build(self) -> nn.Module:
         config = self.config

@@ -1,0 +1,149 @@
+"""A time limit: understood as people write it, counted from the process's start, with time left to save."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wellcond.train.checkpoint import saved_steps
+from wellcond.train.config import Config
+from wellcond.train.settings import as_seconds
+from wellcond.train.time_limit import TimeLimit
+
+Make = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("9m", 540),
+        ("1h30m", 5400),
+        ("540", 540),
+        ("0.5", 0.5),
+        ("1.5h", 5400),
+        ("1d", 86400),
+        ("1m30", 90),
+    ],
+)
+def test_times_as_people_write_them(text: str, seconds: float) -> None:
+    assert as_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "9 minutes", "m", "30m1h", "inf", "nan", "1e3", "9m 5", ":30"])
+def test_what_is_no_time_is_said_before_anything_starts(make_config: Make, text: str) -> None:
+    with pytest.raises(ValueError, match=f"time_limit is a time such as 90s, 9m or 1h30m.*; got '{text}'"):
+        make_config(time_limit=text).check()
+
+
+def test_the_command_refuses_it_too(command: Any, tmp_path: Path) -> None:
+    started = command(tmp_path / "run", "time_limit=soon")
+    assert started.wait() == [2]
+    assert "time_limit is a time such as" in started.output()
+    assert not (tmp_path / "run").exists()
+
+
+class Clock:
+    """The time as the tests want it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        from wellcond.train import time_limit
+
+        self.now = 1000.0
+        monkeypatch.setattr(time_limit.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time_limit, "process_age", lambda: 100.0)  # imports and decoding took so long
+
+    def steps(self, limit: TimeLimit, *, seconds: float, validates: bool = False) -> int:
+        """How many steps of so many seconds there is time for."""
+        for step in range(1, 10_000):
+            self.now += seconds
+            if limit.is_over(validates=validates):
+                return step
+        raise AssertionError("the limit never came")
+
+
+def test_there_is_time_left_for_what_is_still_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    limit = TimeLimit("10m", validation_batches=20)
+    with limit.timing("save"):
+        clock.now += 40
+    clock.steps(limit, seconds=2)
+    assert 600 - 2 * 2 - 2 * 40 < limit.used < 600 - 40  # it ends in time, and not much too early
+    validating = TimeLimit("10m", validation_batches=20)
+    clock.steps(validating, seconds=2, validates=True)
+    assert validating.used < 600 - 20 * 2  # a validation of which nothing is known yet
+
+
+def test_saving_and_validating_count_as_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    limit = TimeLimit("10m", validation_batches=1)
+    clock.now += 1
+    assert not limit.is_over(validates=False)
+    for what in ("save", "validate"):
+        with limit.timing(what):
+            clock.now += 90
+    clock.now += 1
+    assert not limit.is_over(validates=False)  # 282 s are over; two steps of 180 s and a state would be too many
+    assert limit.is_over(validates=True) is False
+    clock.now += 150
+    assert limit.is_over(validates=True)
+
+
+def test_without_a_limit_it_is_never_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    limit = TimeLimit("", validation_batches=1)
+    clock.now += 1e9
+    assert not limit.is_over(validates=True)
+
+
+def test_it_counts_from_the_start_of_the_process() -> None:
+    program = "import time; time.sleep(1); from wellcond.train.time_limit import process_age; print(process_age())"
+    began = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 1 <= float(said) <= time.monotonic() - began + 0.1  # a kernel counts in hundredths
+
+
+def test_a_forked_process_is_as_old_as_itself() -> None:
+    program = (
+        "import os, time; from wellcond.train.time_limit import process_age; time.sleep(1); child = os.fork()\n"
+        "if child: os.waitpid(child, 0)\n"
+        "print(process_age())"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    child, parent = map(float, said.split())
+    assert child <= parent - 0.9
+
+
+def test_under_torchrun_it_counts_from_torchruns_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellcond.train.time_limit import process_age
+
+    mine = process_age()
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # the oldest process there is
+    assert process_age() < mine + 60
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    first = float(Path("/proc/uptime").read_text().split()[0])
+    assert mine <= process_age() <= first + 60
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_out_of_time_it_saves_ends_with_0_and_goes_on_to_the_same_bits(
+    command: Any, assert_same_run: Any, tmp_path: Path, world: int
+) -> None:
+    """A limit that is over when the training begins: one step is made at each start, so that there is an end."""
+    settings = ("epochs=1", "probe_every=2", "probe_samples=4", "save_every=1000")
+    assert set(command(tmp_path / "whole", *settings, world=world).wait()) == {0}
+    for step in (1, 2):
+        started = command(tmp_path / "run", *settings, "time_limit=0.1s", world=world)
+        assert set(started.wait()) == {0}, started.output()
+        assert saved_steps(tmp_path / "run/checkpoints")[-1] == step
+        assert f"stopped at step {step} of 5, " in started.output()
+        assert "to go on, give the same command" in started.output()
+    assert not (tmp_path / "run/report.html").exists()
+    started = command(tmp_path / "run", *settings, "time_limit=1h", world=world)  # another one is not another run
+    assert set(started.wait()) == {0}, started.output()
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

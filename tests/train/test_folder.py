@@ -276,7 +276,7 @@ def test_training_goes_on_without_room_and_says_so_at_the_end(
 
     def fill_up(folder: Path, state: Any, **how: Any) -> Path:
         if state.step > 5:
-            limit(3000)  # from now on the disk is full; a state is larger
+            limit(6000)  # from now on the disk is full; a state is larger
         return checkpoint.save(folder, state, **how)
 
     monkeypatch.setattr(states, "save", fill_up)

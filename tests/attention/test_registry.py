@@ -47,11 +47,12 @@ def test_samples_do_not_know_each_other(name: str, settings: dict) -> None:
     attend = function(name, settings)
     q, k, v = parts(3, 2)
     mask = torch.rand(3, 1, 1, 9) > 0.4
+    size = 5 if settings.get("kernel") == "softmax" else 50  # which refuses tokens that are too far apart
     for attn_mask in (None, mask):
         out = attend(q, k, v, attn_mask)
         others = [t.clone() for t in (q, k, v)]
         for t in others:
-            t[1:] = 50 * torch.randn_like(t[1:])
+            t[1:] = size * torch.randn_like(t[1:])
         changed = None if attn_mask is None else torch.cat([attn_mask[:1], ~attn_mask[1:]])
         assert torch.equal(attend(*others, changed)[0], out[0])
 
@@ -99,6 +100,10 @@ def test_half_precision_is_finite_where_the_result_fits(name, settings, dtype, n
     v = v.to(dtype)
     if alike:  # every token the same, and the values too
         q = k = v = q[:, :, :1].expand_as(q)
+    if settings.get("kernel") == "softmax" and norm == 1e4 and not alike:  # nothing is left of its rows
+        with pytest.raises(ValueError, match="lost in rounding"):
+            function(name, settings)(q, k, v)
+        return
     out = function(name, settings)(q, k, v)
     exact = function(name, settings)(q.double(), k.double(), v.double())
     most = torch.finfo(dtype).max

@@ -27,7 +27,7 @@ from wellcond.numerics.fastpaths import fused_kernels
 
 __all__ = ["linear_by_parts", "split_linear"]
 
-CHUNK = 256  # terms that tensor cores add by themselves
+CHUNK = 384  # terms that tensor cores add by themselves
 LEAST = 2**24  # multiplications from which on the parts are worth the launches
 WIDEST = 8192  # a row that one program cuts
 

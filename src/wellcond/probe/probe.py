@@ -82,7 +82,7 @@ class Probe:
         max_samples: int = 64,
         exact: bool | Literal["float64"] = True,
         samples: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
-        rank_samples: int = 8,
+        rank_samples: int = 4,
         spectrum: bool = False,
         attention: bool = True,
         near_unit: bool = False,

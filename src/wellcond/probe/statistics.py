@@ -21,6 +21,7 @@ from torch import distributed as dist
 
 from wellcond import records
 from wellcond.numerics import singular
+from wellcond.numerics.device_memory import free_memory
 from wellcond.probe.attention import Heard
 from wellcond.probe.places import Place
 
@@ -28,7 +29,7 @@ __all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
-BATCH_BYTES = 2**29  # of matrices put together for one measurement
+BATCH_BYTES = 2**29  # of matrices put together for one measurement, where memory is scarce
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
 NEAR_UNIT = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
@@ -200,8 +201,10 @@ def _batches(
             groups[*part.shape[1:], part.dtype, part.device].append((lines[place], part))
     for group in groups.values():
         batch, size = [], 0
+        device = group[0][1].device
+        most = max(BATCH_BYTES, free_memory(device) // 32) if device.type == "cuda" else BATCH_BYTES
         for line, part in group:
-            if batch and size + part.nbytes > BATCH_BYTES:
+            if batch and size + part.nbytes > most:
                 yield _joined(batch)
                 batch, size = [], 0
             batch.append((line, part))

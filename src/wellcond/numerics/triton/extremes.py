@@ -37,9 +37,11 @@ def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, 
     diagonal[:, m:] = 1.0  # the inverse keeps an identity there, and λmin ≤ 1/m below it
     largest, _ = largest_eigenvalue(work, m)
     inverse, pivots = negative_inverse(work.clone())
-    if not bool((pivots >= NEWTON_BELOW * largest).all()):
+    index = (~(pivots >= NEWTON_BELOW * largest)).nonzero().squeeze(1)
+    if len(index):
         # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; a Newton step squares what is left.
-        inverse = torch.baddbmm(inverse, inverse, work @ inverse, beta=2)
+        some = inverse[index]
+        inverse[index] = torch.baddbmm(some, some, work[index] @ some, beta=2)
     return largest, *smallest_eigenvalue(w, size, inverse)
 
 

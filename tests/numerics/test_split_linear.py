@@ -58,7 +58,7 @@ def test_long_sums_are_cut_into_equal_parts():
         parts = module._parts(k)
         assert k % parts == 0
         assert k // parts <= module.CHUNK or parts == 1
-    assert module._parts(3072) == 12
+    assert module._parts(3072) == 8
 
 
 def test_a_cpu_keeps_its_own_product():

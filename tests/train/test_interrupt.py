@@ -1,4 +1,4 @@
-"""The first signal is remembered, the second ends the process at once."""
+"""The first signal is remembered, a second one, not just the echo of the first, ends the process at once."""
 
 import os
 import signal
@@ -15,14 +15,17 @@ from PIL import Image
 from wellcond.train.interrupt import interruptible
 
 PROGRAM = """
-import os, signal, sys
-from wellcond.train.interrupt import interruptible
+import os, signal, sys, time
+from wellcond.train.interrupt import TWICE, interruptible
 number = int(sys.argv[1])
 with interruptible() as asked:
     assert not asked()
     os.kill(os.getpid(), number)
     assert asked()
     print("once", flush=True)
+    os.kill(os.getpid(), number)  # as `timeout` does: to the process, and to its group
+    print("still once", flush=True)
+    time.sleep(TWICE + 0.1)
     os.kill(os.getpid(), int(sys.argv[2]))
     print("twice", flush=True)
 """
@@ -34,7 +37,7 @@ def test_a_second_signal_ends_the_process_at_once(second: int) -> None:
         [sys.executable, "-c", PROGRAM, str(int(signal.SIGTERM)), str(int(second))],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (130, "once\n"), done.stderr
+    assert (done.returncode, done.stdout) == (130, "once\nstill once\n"), done.stderr
     assert "once more to stop at once" in done.stderr
 
 

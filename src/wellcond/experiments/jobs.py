@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from wellcond.experiments.devices import deal
-from wellcond.train.interrupt import SIGNALS, Interrupted
+from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
 
 __all__ = ["Jobs", "RunFailed"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
-TWICE = 1.0  # seconds; `timeout` and schedulers send a signal to a process and to its group, and mean it once
 LOG_LINES = 12
 SAVED = "stopped, and what was running is saved"
 

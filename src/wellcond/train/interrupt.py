@@ -3,7 +3,7 @@
 with interruptible() as asked:
     …                       # nothing to save yet: a signal ends it with Interrupted
     for step in …:
-        if asked():         # between steps; a second signal ends the process at once
+        if asked():         # between steps; a second signal, a second later, ends the process at once
             save()
             raise Interrupted
 """
@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Interrupted", "interruptible"]
+__all__ = ["SIGNALS", "TWICE", "Interrupted", "interruptible"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TWICE = 1.0  # seconds; `timeout` and schedulers send a signal to a process and to its group, and mean it once
 
 
 class Interrupted(Exception):  # noqa: N818 (it was asked for)
@@ -35,16 +37,18 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may set handlers
         return
-    came: list[int] = []
+    came: list[float] = []  # when each signal came
     training, here = False, os.getpid()
 
     def remember(number: int, _frame: Any) -> None:
         if os.getpid() != here:  # forked by a training: it has nothing to save
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        if came:
+        came.append(time.monotonic())
+        if len(came) > 1 and came[-1] - came[0] > TWICE:
             os._exit(130)
-        came.append(number)
+        if len(came) > 1:
+            return
         if not training:
             raise KeyboardInterrupt
         print("\nsaving after this step; once more to stop at once", file=sys.stderr, flush=True)

@@ -253,10 +253,10 @@ def _measured(folder: Path) -> dict[str, Any]:
     for row in sorted(rows, key=lambda row: row["index"]):
         values[row["name"]][row["site"]][row["step"]].append(_short(row["value"]))
     logged = records.read_rows(metrics) if steps and metrics.exists() else []
-    norms = {row["step"] - 1: row.get("gradient_norm") for row in logged if row["split"] == "train"}
+    norms = {row["step"] - 1: row["gradient_norm"] for row in logged if "gradient_norm" in row}
     return {
         "steps": steps,
-        "gradient_norm": [None if norms.get(step) is None else _short(norms[step]) for step in steps],
+        "gradient_norm": [_short(norms[step]) if step in norms else None for step in steps],
         **{
             name: {site: [by_step.get(step) for step in steps] for site, by_step in by_site.items()}
             for name, by_site in values.items()

@@ -87,8 +87,12 @@ def test_a_warning_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--on-divergence=rollback"], "on_divergence", "rollback"),
         (["--tracker", "tensorboard"], "tracker", "tensorboard"),
-        (["--model-kwargs", "img_size=8,depth=2"], "model_kwargs", {"img_size": 8, "depth": 2}),
-        (["--model-kwargs", "img_size=8", "--model-kwargs", "depth=2"], "model_kwargs", {"img_size": 8, "depth": 2}),
+        (["--model-kwargs", "img_size=8,patch_size=2"], "model_kwargs", {"img_size": 8, "patch_size": 2}),
+        (
+            ["--model-kwargs", "img_size=8", "--model-kwargs", "patch_size=2"],
+            "model_kwargs",
+            {"img_size": 8, "patch_size": 2},
+        ),
         (["--pretrained"], "pretrained", True),
         ([], "pretrained", False),
         (["--tracker=wandb", "--set", "tracker="], "tracker", ""),

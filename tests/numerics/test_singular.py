@@ -65,9 +65,6 @@ def test_values_are_those_of_a_float64_svd(shape, batch, dtype, method, seed):
     assert (found[..., :-1] >= found[..., 1:]).all()
     kappa = condition_number(x, method=method)
     assert kappa.shape == batch
-    if min(shape) == 1:
-        assert kappa.isnan().all()  # one token, or one value a token: nothing to compare σ with
-        return
     truth = true_kappa(x)
     seen = truth <= CEILING[dtype]
     assert_close(kappa[seen].double(), truth[seen], rtol=1e-4, atol=0)
@@ -167,7 +164,7 @@ def test_one_token_has_no_condition_number(d, dtype, method, seed):
         length = tokens.double().flatten(1).norm(dim=1)
         assert_close(found.sigma_max.double(), length, rtol=1e-5, atol=0)
         assert_close(found.sigma_min, found.sigma_max)
-        assert condition_number(tokens, method=method).isnan().all()
+        assert (condition_number(tokens, method=method) == 1).all()
         assert_close(stable_rank(tokens), torch.ones(2, dtype=stable_rank(tokens).dtype))
         assert_close(effective_rank(tokens), torch.ones(2, dtype=stable_rank(tokens).dtype))
 
@@ -353,10 +350,6 @@ def test_ranks_lie_between_one_and_the_rank(shape, seed):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_gradients(function, shape):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    if function is condition_number and min(shape[-2:]) == 1:  # NaN, and as where κ is infinite no gradient
-        function(x).nan_to_num(0).sum().backward()
-        assert torch.equal(x.grad, torch.zeros_like(x))
-        return
     assert torch.autograd.gradcheck(function, x, check_forward_ad=True)
 
 

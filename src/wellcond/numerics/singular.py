@@ -76,8 +76,8 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
     `inf` beyond the ceiling, which is 1/eps of x's dtype (8.4e6 for float32, 1024 for float16, 128 for bfloat16): there
     σmin is no more than the rounding of x or, for float64 from 1/(eps·√max(n, d)) on, that of the computation. So for
     rank-deficient matrices, and for a zero matrix. To look past the ceiling of a half-precision tensor whose values are
-    exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf, and for a single token (or a single value a token):
-    one singular value has nothing to be compared with.
+    exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf. A single token has κ = 1, which says nothing:
+    where numbers are averaged, `measure_conditioning` and the probe leave it out.
     `gram` is within 1e-4 of `svd`, or 5e-4 where κ nears 1e6: in float32 up to the ceiling, in float64 to the end.
     Differentiable; where κ is not finite the gradient is zero.
 
@@ -88,7 +88,7 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
     """
     found = measure_conditioning(x, method=method)
     infinite = (found.status == CEILING) | (found.status == ZERO)
-    return found.kappa.masked_fill(infinite, math.inf)
+    return found.kappa.masked_fill(infinite, math.inf).masked_fill(found.status == SINGLE, 1.0)
 
 
 @dataclass(frozen=True)

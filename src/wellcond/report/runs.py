@@ -168,7 +168,8 @@ def _model(file: Path, notes: list[str]) -> str:
     try:
         config = read_json(file)
     except (OSError, ValueError) as error:
-        notes.append(f"{file.parent.name}/{file.name} cannot be read ({error}).")
+        why = str(error).replace(str(file.parent), file.parent.name)  # a page names no folders of a machine
+        notes.append(f"{file.parent.name}/{file.name} cannot be read ({why}).")
         return ""
     model = config.get("model") if isinstance(config, dict) else None
     if isinstance(model, dict):

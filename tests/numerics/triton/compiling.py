@@ -92,6 +92,7 @@ def numerics() -> None:
     from wellcond.numerics.triton.geometry import Geometry
     from wellcond.numerics.triton.gray_dct import gray_dct_images
     from wellcond.numerics.triton.spectral_power import spectral_power_in_place_layout
+    from wellcond.numerics.triton.split_linear import combine, split_rows
 
     images = torch.zeros(2, 3, 224, 224)
     geometry = Geometry.of_images(224, 224, (16, 16))
@@ -100,6 +101,9 @@ def numerics() -> None:
     spectral_power_in_place_layout(images, 196, 768, geometry, fit, restore_scale=True)
     w = torch.zeros(2, 197, 768, dtype=torch.float64)
     extreme_eigenvalues(w, w @ w.mT, torch.ones(2, dtype=torch.float64))
+    (x, x_inverse), (y, y_inverse) = (split_rows(torch.zeros(64, 768), weight=weight) for weight in (False, True))
+    combine(torch.zeros(2, 64, 64), torch.zeros(64, 64), x_inverse, y_inverse, torch.zeros(64))
+    assert x.shape == y.shape == (64, 1536)
 
 
 if __name__ == "__main__":

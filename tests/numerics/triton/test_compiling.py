@@ -17,7 +17,7 @@ FILES = {
     "attention": (
         "gaussian", "half_norms", "landmark_sides", "linear_sides", "nystrom_inverse", "nystrom_means", "nystrom_sides",
     ),
-    "numerics": ("gram", "gray_dct", "spectral_power_kernels", "spd_inverse"),
+    "numerics": ("gram", "gray_dct", "spectral_power_kernels", "spd_inverse", "split_linear"),
 }  # fmt: skip
 
 

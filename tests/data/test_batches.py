@@ -166,8 +166,22 @@ def test_the_gpu_draws_what_the_cpu_draws(digits: DataSet, how: Augmentation) ->
 
 def test_by_function(digits: DataSet) -> None:
     batches = train_batches(digits.train, batch_size=64, seed=0, augmentation=SHIFTED, num_classes=10)
-    assert same(batches.epoch(0), make(digits, SHIFTED).epoch(0))
-    assert same(eval_batches(digits.val, batch_size=50), EvalBatches(digits.val, batch_size=50))
+    assert same([batch.tensors for batch in batches.epoch(0)], make(digits, SHIFTED).epoch(0))
+    evaluated = list(eval_batches(digits.val, batch_size=50))
+    assert same([batch.tensors for batch in evaluated], EvalBatches(digits.val, batch_size=50))
+    assert sum(batch.count for batch in evaluated) == len(digits.val)
+
+
+def test_a_process_without_data_gets_blank_batches(digits: DataSet) -> None:
+    """As many batches on every process, for sharded models wait for each other; blank ones count nothing."""
+    few = digits.val.part(torch.arange(5))
+    ranks = [list(eval_batches(few, batch_size=1, rank=rank, world=4)) for rank in range(4)]
+    assert {len(batches) for batches in ranks} == {2}
+    assert [sum(batch.count for batch in batches) for batches in ranks] == [2, 1, 1, 1]
+    blank = ranks[3][1]
+    assert blank.inputs[0].shape == (1, *few.shape)
+    again = blank.holding([tensor + 1 for tensor in blank.tensors])
+    assert (again.count, float(again.inputs[0].mean()), int(again.targets)) == (0, 1.0, 1)
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond import records
+from wellcond.data import Batch
 from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.replay import WARM, Replayed
@@ -49,9 +50,9 @@ def test_replayed_passes_train_the_same(make_config: Make, tmp_path: Path, setti
     assert losses(config, tmp_path / "replayed") == pytest.approx(plain, rel=1e-3)
 
 
-def passes_of(model: nn.Module, also: Callable[[Tensor], object] = id) -> Callable[[Tensor, Tensor], Tensor]:
-    def one_pass(images: Tensor, labels: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(model(images), labels)
+def passes_of(model: nn.Module, also: Callable[[Tensor], object] = id) -> Callable[[Batch], Tensor]:
+    def one_pass(batch: Batch) -> Tensor:
+        loss = nn.functional.cross_entropy(model(*batch.inputs), batch.targets)
         also(loss)
         loss.backward()
         return loss.detach()
@@ -59,18 +60,22 @@ def passes_of(model: nn.Module, also: Callable[[Tensor], object] = id) -> Callab
     return one_pass
 
 
-def batches(number: int, size: int = 16) -> list[tuple[Tensor, Tensor]]:
-    return [(torch.randn(size, 8, device="cuda"), torch.randint(4, (size,), device="cuda")) for _ in range(number)]
+def batches(number: int, size: int = 16) -> list[Batch]:
+    def one() -> Batch:
+        labels = torch.randint(4, (size,), device="cuda")
+        return Batch(inputs=(torch.randn(size, 8, device="cuda"),), targets=labels, count=size)
+
+    return [one() for _ in range(number)]
 
 
 def test_gradients_are_those_of_the_images_given() -> None:
     model = nn.Linear(8, 4).cuda()
     replayed = Replayed(passes_of(model), list(model.parameters()), torch.device("cuda", 0))
-    for images, labels in [*batches(WARM + 3), *batches(1, size=5), *batches(2)]:  # one is of another size
-        loss = replayed(images, labels)
+    for batch in [*batches(WARM + 3), *batches(1, size=5), *batches(2)]:  # one is of another size
+        loss = replayed(batch)
         found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
-        torch.testing.assert_close(loss, passes_of(model)(images, labels))
+        torch.testing.assert_close(loss, passes_of(model)(batch))
         torch.testing.assert_close(found, [p.grad for p in model.parameters()])
         model.zero_grad()
     assert replayed._graph is not None
@@ -85,16 +90,16 @@ def test_a_pass_that_waits_is_refused_and_goes_on(also: Callable[[Tensor], objec
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 4)).cuda()
     replayed = Replayed(passes_of(model, also), list(model.parameters()), torch.device("cuda", 0))
     stream, given = torch.cuda.current_stream(), batches(WARM + 4)
-    for images, labels in given[: refused_at - 1]:
-        replayed(images, labels)
+    for batch in given[: refused_at - 1]:
+        replayed(batch)
     with pytest.warns(RuntimeWarning, match="cannot be replayed as a CUDA graph"):
-        replayed(*given[refused_at])
+        replayed(given[refused_at])
     assert torch.cuda.current_stream() == stream
-    for images, labels in batches(3):  # random numbers are drawn as before
+    for batch in batches(3):  # random numbers are drawn as before
         torch.manual_seed(5)
-        loss = replayed(images, labels)
+        loss = replayed(batch)
         torch.manual_seed(5)
         found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
-        torch.testing.assert_close(loss, passes_of(model)(images, labels))
+        torch.testing.assert_close(loss, passes_of(model)(batch))
         torch.testing.assert_close(found, [p.grad for p in model.parameters()])

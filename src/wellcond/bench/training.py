@@ -25,6 +25,7 @@ from wellcond.bench.photographs import write_photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.bench.timm_train import timm_rate
+from wellcond.data import Batch
 from wellcond.models.build import create_model
 from wellcond.records import read_rows
 from wellcond.train.compiler import mend_read_back
@@ -155,16 +156,18 @@ class _Bench:
         labels = torch.randint(classes, (batch,), device=self.where)
         steps = 1 if self.quick else max(10, 10_240 // batch)
 
-        def one_pass(images: Tensor, labels: Tensor) -> Tensor:
+        given = Batch(inputs=(images,), targets=labels, count=batch)
+
+        def one_pass(batch: Batch) -> Tensor:
             with torch.autocast(self.where.type, dtype=torch.bfloat16):
-                loss = nn.functional.cross_entropy(called(images), labels)
+                loss = nn.functional.cross_entropy(called(*batch.inputs), batch.targets)
             loss.backward()
             return loss.detach()
 
-        def rate(passes: Callable[[Tensor, Tensor], Tensor]) -> float:
+        def rate(passes: Callable[[Batch], Tensor]) -> float:
             def train_on() -> None:
                 for _ in range(steps):
-                    passes(images, labels)
+                    passes(given)
                     optimizer.step()
                     optimizer.zero_grad()
 

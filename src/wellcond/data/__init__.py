@@ -5,21 +5,27 @@ data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FI
 batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
 """
 
+from wellcond.data import archives, cifar, digits, folders, hub  # noqa: F401 (they register their words)
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import EvalBatches, TrainBatches
 from wellcond.data.dataset import DataSet, Images
 from wellcond.data.files import ImageFiles
 from wellcond.data.images import ImageSample, read_images, sample_images
-from wellcond.data.loading import eval_batches, train_batches
-from wellcond.data.opening import open_data
+from wellcond.data.loading import Batch, Batches, eval_batches, train_batches
+from wellcond.data.sources import SOURCES, Settings, open_data, register_source
 from wellcond.data.stream import StreamBatches, StreamEvalBatches
 
 __all__ = [
     "open_data",
+    "SOURCES",
+    "Settings",
+    "register_source",
     "DataSet",
     "Images",
     "ImageFiles",
     "Augmentation",
+    "Batch",
+    "Batches",
     "train_batches",
     "eval_batches",
     "TrainBatches",

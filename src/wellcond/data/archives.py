@@ -35,6 +35,7 @@ from wellcond.data.finding import (
 )
 from wellcond.data.images import say_why
 from wellcond.data.labels import compare_classes, sort_names
+from wellcond.data.sources import Settings, register_source
 
 __all__ = ["FOUND_SHARDS", "archive_source", "expand_braces", "find_shards", "shard_source"]
 
@@ -253,3 +254,8 @@ def expand_braces(pattern: str) -> list[str]:
     return [
         name for choice in choices for name in expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
     ]
+
+
+@register_source("wds", takes="PATTERN")
+def _shards(rest: str, _settings: Settings) -> Source:
+    return shard_source(os.path.expanduser(rest))

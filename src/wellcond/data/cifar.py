@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.data.files import ArrayPart, Listing, Source, stat_line
+from wellcond.data.sources import Settings, register_source
 
 __all__ = ["cifar_source", "read_arrays"]
 
@@ -97,3 +98,13 @@ def read_arrays(file: Path) -> Any:
             return _ArraysOnly(opened, encoding="latin1").load()
         except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} cannot be read as CIFAR's python version: {error}; get it again") from error
+
+
+@register_source("cifar10")
+def _cifar10(rest: str, _settings: Settings) -> Source:
+    return cifar_source("cifar10", Path(rest).expanduser())
+
+
+@register_source("cifar100")
+def _cifar100(rest: str, _settings: Settings) -> Source:
+    return cifar_source("cifar100", Path(rest).expanduser())

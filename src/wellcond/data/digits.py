@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from wellcond.data.dataset import DataSet, Images
+from wellcond.data.sources import Settings, register_source
 
 __all__ = ["load_digits"]
 
@@ -31,3 +32,8 @@ def load_digits(*, image_size: int = SIDE) -> DataSet:
     train = Images(pixels[:-VALIDATION], labels[:-VALIDATION], mean=unknown, std=unknown).measured()
     val = Images(pixels[-VALIDATION:], labels[-VALIDATION:], mean=train.mean, std=train.std)
     return DataSet(name="digits", classes=[str(digit) for digit in range(10)], train=train, val=val, skipped=[])
+
+
+@register_source("digits", takes="")
+def _digits(_rest: str, settings: Settings) -> DataSet:
+    return load_digits(image_size=settings.image_size)

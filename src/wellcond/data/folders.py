@@ -12,6 +12,7 @@ from wellcond.data.archives import FOUND_SHARDS, archive_source, find_shards
 from wellcond.data.files import FilePart, Listing, Source, stat_line
 from wellcond.data.finding import SUFFIXES, ImageFile, Skipped, is_utf8, printable, walk_images
 from wellcond.data.labels import compare_classes
+from wellcond.data.sources import Settings, register_source
 
 __all__ = ["VALIDATION", "folder_source"]
 
@@ -101,3 +102,8 @@ def _class_names(split: Path, names: Iterable[str], skipped: Skipped) -> list[st
 
 def _say(skipped: Skipped) -> str:
     return f" ({skipped[0][0]} cannot be read: {skipped[0][1]})" if skipped else ""
+
+
+@register_source("folder")
+def _folder(rest: str, _settings: Settings) -> Source:
+    return folder_source(Path(rest).expanduser())

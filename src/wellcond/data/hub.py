@@ -13,6 +13,7 @@ from wellcond.data.files import Listing, Source
 from wellcond.data.finding import open_file
 from wellcond.data.images import decode_opened
 from wellcond.data.labels import compare_classes, sort_names
+from wellcond.data.sources import Settings, register_source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,3 +93,8 @@ class _TablePart:
         return decode_opened(
             lambda: io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else open_file(cell["path"])
         )
+
+
+@register_source("hf", takes="NAME")
+def _hub(rest: str, _settings: Settings) -> Source:
+    return hub_source(rest)

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import DataSet, open_data, train_batches
+from wellcond.data import Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.train.augmentation import augmentation_of
 from wellcond.train.computing import deterministic, seed_by
@@ -219,7 +219,7 @@ class _Run:
         epoch, rest = divmod(step, self.steps_per_epoch)
         return rest == 0 and (epoch % self.config.eval_every == 0 or step == self.total)
 
-    def _step(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    def _step(self, step: int, batches: Iterator[Batch]) -> Tensor:
         """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
         config, parts = self.config, self.parts
         self._measure(step)
@@ -229,11 +229,11 @@ class _Run:
             group["lr"] *= self.states.counters["lr_factor"]
         total = None
         for part in range(config.accumulate):
-            images, labels = next(batches)
+            batch = next(batches)
             last = part == config.accumulate - 1
             hooked = self.listens and self.probe is not None and self.probe.due(step)
             with self._sync(last), self._listening(step):
-                loss = self.passes(images, labels, hooked=hooked)
+                loss = self.passes(batch, hooked=hooked)
             total = loss if total is None else total + loss
         assert total is not None
         logged = (step + 1) % config.log_every == 0 or step + 1 == self.total or step in self.marks

@@ -6,7 +6,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.data import DataSet
+from wellcond.data import Batch, DataSet
 from wellcond.models.mae import MaskedAutoencoder, MaskedOutput
 from wellcond.models.surgery import GrayingSettings
 from wellcond.train.config import Config
@@ -43,11 +43,10 @@ class Masked:
             self.notes = start_masked_from(model, config.checkpoint)
         return model
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        del labels
-        return MaskedOutput(*model(images)).loss
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return MaskedOutput(*model(*batch.inputs)).loss
 
-    def count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        number = torch.tensor(float(len(labels)), dtype=torch.float64, device=images.device)
-        loss = MaskedOutput(*model(images)).loss.double() * number
+    def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        number = torch.tensor(float(len(batch.targets)), dtype=torch.float64, device=batch.targets.device)
+        loss = MaskedOutput(*model(*batch.inputs)).loss.double() * number
         return {"loss": loss, "score": -loss, "count": number}

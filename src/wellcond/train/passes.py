@@ -1,8 +1,8 @@
 """A forward and backward pass, and on one GPU its replay.
 
 passes = Passes(config, task, parts, here)
-loss = passes(images, labels)                    # for one part of a batch; gradients are left in the parameters
-loss = passes(images, labels, hooked=True)       # as it is, so that hooks are called
+loss = passes(batch)                             # for one part of a batch; gradients are left in the parameters
+loss = passes(batch, hooked=True)                # as it is, so that hooks are called
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wellcond.data import Batch
 from wellcond.numerics.trust import trusted_input
 from wellcond.train.computing import autocast
 from wellcond.train.config import Config
@@ -30,15 +31,15 @@ class Passes:
         if can_replay(config, here.device, world=here.world):
             self._usual = Replayed(self._plain, parts.parameters, here.device)
 
-    def __call__(self, images: Tensor, labels: Tensor, *, hooked: bool = False) -> Tensor:
+    def __call__(self, batch: Batch, *, hooked: bool = False) -> Tensor:
         """The part's share of the loss."""
-        return (self._plain if hooked else self._usual)(images, labels)
+        return (self._plain if hooked else self._usual)(batch)
 
 
-def _make_pass(config: Config, task: Task, parts: Parts, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    def one_pass(images: Tensor, labels: Tensor) -> Tensor:
-        with autocast(config, device), trusted_input():  # images are made of bytes, and finite
-            loss = task.loss(parts.called, images, labels)
+def _make_pass(config: Config, task: Task, parts: Parts, device: torch.device) -> Callable[[Batch], Tensor]:
+    def one_pass(batch: Batch) -> Tensor:
+        with autocast(config, device), trusted_input():  # what data give is finite
+            loss = task.loss(parts.called, batch)
         loss = loss if config.accumulate == 1 else loss / config.accumulate
         parts.scaler.scale(loss).backward()
         return loss.detach()

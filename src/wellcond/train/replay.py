@@ -1,7 +1,7 @@
 """A forward and backward pass that is captured once as a CUDA graph, and then replayed.
 
-    passes = Replayed(one_pass, parameters, device)      # one_pass(images, labels) → loss, and leaves gradients behind
-    loss = passes(images, labels)                        # the first calls are plain, then one is captured
+    passes = Replayed(one_pass, parameters, device)      # one_pass(batch) → loss, and leaves gradients behind
+    loss = passes(batch)                                 # the first calls are plain, then one is captured
 
 A small model's pass is some hundred kernels, and to ask for them one by one takes the CPU longer than they run. A
 replay is one request. It computes what the plain pass computes, with the random numbers of the generator's seed at that
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellcond.data import Batch
 from wellcond.train.config import Config
 
 __all__ = ["Replayed", "can_replay"]
@@ -45,9 +46,7 @@ def can_replay(config: Config, device: torch.device, *, world: int) -> bool:
 class Replayed:
     """`one_pass`, captured for the shapes of its first calls; for others it is called as it is."""
 
-    def __init__(
-        self, one_pass: Callable[[Tensor, Tensor], Tensor], parameters: Sequence[nn.Parameter], device: torch.device
-    ):
+    def __init__(self, one_pass: Callable[[Batch], Tensor], parameters: Sequence[nn.Parameter], device: torch.device):
         self.one_pass, self.parameters = one_pass, parameters
         self.refused = ""
         """Why nothing is captured."""
@@ -55,50 +54,50 @@ class Replayed:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
-        self._given: tuple[Tensor, Tensor] = ()  # pyright: ignore[reportAttributeAccessIssue]
+        self._given: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
         self._loss: Tensor = None  # pyright: ignore[reportAttributeAccessIssue]
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """The loss, of this call alone; gradients in `.grad`, until the next call."""
-        kind = tuple((t.shape, t.dtype, t.stride()) for t in (images, labels))
+        kind = tuple((t.shape, t.dtype, t.stride()) for t in batch.tensors)
         if self.refused or (self._graph is not None and kind != self._kind):
-            return self.plain(images, labels)
+            return self.plain(batch)
         if self._graph is None:
             self._calls = self._calls + 1 if kind == self._kind else 1
             self._kind = kind
             if self._calls < WARM:
-                return self.plain(images, labels)
+                return self.plain(batch)
             if self._calls == WARM:
-                return self._watched(images, labels)
-            if not self._captured(images, labels):
-                return self.plain(images, labels)
+                return self._watched(batch)
+            if not self._captured(batch):
+                return self.plain(batch)
         assert self._graph is not None
-        for kept, now in zip(self._given, (images, labels), strict=True):
+        for kept, now in zip(self._given.tensors, batch.tensors, strict=True):
             kept.copy_(now)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._graph.replay()
         return self._loss.clone()  # the next replay writes over it
 
-    def plain(self, images: Tensor, labels: Tensor) -> Tensor:
+    def plain(self, batch: Batch) -> Tensor:
         """The pass as it is."""
         self._forget()
         outside = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
-            loss = self.one_pass(images, labels)
+            loss = self.one_pass(batch)
         outside.wait_stream(self._stream)
         return loss
 
-    def _watched(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _watched(self, batch: Batch) -> Tensor:
         """A plain pass; refused are those that make the CPU wait for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                loss = self.plain(images, labels)
+                loss = self.plain(batch)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         waits = [one for one in caught if WAITED in str(one.message)]
@@ -109,10 +108,10 @@ class Replayed:
             self._refuse(f"{Path(waits[0].filename).name}:{waits[0].lineno} waits for the GPU")
         return loss
 
-    def _captured(self, images: Tensor, labels: Tensor) -> bool:
+    def _captured(self, batch: Batch) -> bool:
         """Capture a pass; nothing is computed in it."""
         self._forget()
-        self._given = (images.clone(), labels.clone())
+        self._given = batch.holding([tensor.clone() for tensor in batch.tensors])
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         outside = torch.cuda.current_stream(self._stream.device)
         generator = torch.cuda.default_generators[self._stream.device_index]
@@ -120,7 +119,7 @@ class Replayed:
         try:
             # Other threads may go on, such as one that copies the next images into pinned memory.
             with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                self._loss = self.one_pass(*self._given)
+                self._loss = self.one_pass(self._given)
         except RuntimeError as error:
             self._forget()
             torch.cuda.set_stream(outside)

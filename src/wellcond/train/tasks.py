@@ -1,8 +1,8 @@
 """What is trained: the model a configuration asks for, its loss, and what is counted in validation.
 
     task = make_task(config, data)
-    loss = task.loss(model, images, labels)                  # a scalar, for one part of a batch
-    task.count(model, images, labels)                        # sums over samples: batches and ranks merge by adding
+    loss = task.loss(model, batch)                           # a scalar, for one part of a batch
+    task.count(model, batch)                                 # sums over samples: batches and ranks merge by adding
 
 The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
 """
@@ -15,7 +15,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.data import DataSet
+from wellcond.data import Batch, DataSet
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
 from wellcond.train.config import Config
@@ -35,9 +35,9 @@ class Task(Protocol):
         """The model, on the CPU, with its surgery and its starting weights."""
         ...
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor: ...
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
 
-    def count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the samples of a batch, "count" among them."""
         ...
 
@@ -74,12 +74,12 @@ class Classify:
             model = linear_probe(cast(VisionTransformer, model))
         return model
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         # Labels are numbers, or shares of the classes where images were mixed or labels smoothed: torch takes both.
-        return nn.functional.cross_entropy(model(images), labels)
+        return nn.functional.cross_entropy(model(*batch.inputs), batch.targets)
 
-    def count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = model(images).float()
+    def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits, labels = model(*batch.inputs).float(), batch.targets
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
         return {
             "loss": nn.functional.cross_entropy(logits, labels, reduction="sum").double(),

@@ -7,8 +7,7 @@ metrics = validation.of(model)          # {"loss": …, "top1": …, "top5": …
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import Images, eval_batches
-from wellcond.data.batches import eval_cuts
+from wellcond.data import Batch, Images, eval_batches
 from wellcond.data.files import ImageFiles
 from wellcond.train.computing import autocast, seed_by
 from wellcond.train.config import Config
@@ -26,13 +25,13 @@ class Validation:
         self.skipped: list[tuple[str, str]] = []
         """Streamed images of this process that could not be read in the last validation, and why."""
 
-    def samples(self, count: int) -> Tensor:
-        """This process's share of `count` images, spread evenly over the set: one sorted by class gives all classes."""
+    def samples(self, count: int) -> tuple[Tensor, ...]:
+        """Inputs of this process's share of `count` samples, spread evenly: a set sorted by class gives all classes."""
         chosen = torch.linspace(0, len(self.images) - 1, min(count, len(self.images))).round().long()
         mine = chosen[self.here.rank :: self.here.world]
         part = self.images.part((mine if len(mine) else chosen[:1]).to(self.images.device))
         batches = eval_batches(part, batch_size=count, device=self.here.device, workers=self.config.workers)
-        return torch.cat([images for images, _ in batches])
+        return tuple(map(torch.cat, zip(*(batch.inputs for batch in batches if batch.count), strict=True)))
 
     @torch.no_grad()
     def of(self, model: nn.Module) -> dict[str, float]:
@@ -45,16 +44,10 @@ class Validation:
             self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device,
             workers=self.config.workers,
         )  # fmt: skip
-        calls = 0
-        for images, labels in batches:
-            sums = {name: sums.get(name, 0) + value for name, value in self._count(model, images, labels).items()}
-            calls += 1
-        # Sharded models wait for every process, also for one without a (readable) image: it looks at a black one, and
-        # does not count it.
-        for _ in range(calls, len(eval_cuts(len(self.images), batch_size=size, world=here.world))):
-            images = torch.zeros(1, *self.images.shape, device=here.device)
-            counted = self._count(model, images, torch.zeros(1, dtype=torch.int64, device=here.device))
-            sums = {name: sums.get(name, torch.zeros_like(value)) for name, value in counted.items()}
+        for batch in batches:
+            for name, value in self._count(model, batch).items():
+                zero = torch.zeros_like(value)
+                sums[name] = sums.get(name, zero) + (value if batch.count else zero)
         self.skipped = getattr(batches, "skipped", [])
         for module in flags:
             module.training = True
@@ -66,7 +59,7 @@ class Validation:
             raise ValueError(f"none of the {len(self.images)} validation images can be read")
         return {name: value / count for name, value in found.items()}
 
-    def _count(self, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         seed_by(self.here.device, self.config.seed, 0, self.here.rank)
         with autocast(self.config, self.here.device):
-            return self.task.count(model, images, labels)
+            return self.task.count(model, batch)

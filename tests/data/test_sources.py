@@ -8,7 +8,7 @@ from wellcond.data import open_data
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nowhere", "there is no such folder; write digits, a path"),
+        ("nowhere", "there is no such folder; write a path, or one of cifar10:PATH"),
         ("folder:nowhere", "there is no folder nowhere; name one with train/CLASS/FILE"),
         ("wds:nowhere/train-0.tar", "there is no shard nowhere/train-0.tar"),
         ("cifar10:nowhere", "there is no folder nowhere; cifar10:FOLDER is where torchvision put it"),

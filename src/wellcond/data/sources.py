@@ -1,0 +1,110 @@
+"""Data sets by name, checked before any training starts: a source is a kind of data, under a word.
+
+data = open_data("digits", image_size=8)                             # embedded
+data = open_data("imagenette", image_size=64, holdout=0.1)           # a folder; 10 % of train is validation
+data = open_data("wds:shards/{train,val}-*.tar.gz", image_size=32)
+sorted(SOURCES)                                                      # ['cifar10', 'cifar100', 'digits', 'folder', …]
+
+To add one, write a function of what stands behind the colon and register it under its word:
+
+    @register_source("pairs", takes="FILE")
+    def pairs(rest: str, settings: Settings) -> DataSet: …
+
+It returns a `Source` (images in files: listing, decoding, caching and streaming are done for it), or a `DataSet` whose
+parts give batches themselves (see loading.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wellcond.data.cache import CACHE_LIMIT, Progress, default_cache_dir, open_cached
+from wellcond.data.dataset import DataSet, hold_out
+from wellcond.data.files import Source
+
+__all__ = ["SOURCES", "Settings", "open_data", "register_source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a source may want to know."""
+
+    image_size: int
+    seed: int = 0
+    cache_dir: Path
+    progress: Progress | None = None
+
+
+Opener = Callable[[str, Settings], Source | DataSet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A source under its word."""
+
+    open: Opener
+    takes: str
+    """What stands behind the colon, for people: PATH, NAME; empty where there is none."""
+
+
+SOURCES: dict[str, Named] = {}
+
+
+def register_source(word: str, *, takes: str = "PATH") -> Callable[[Opener], Opener]:
+    """Make `word:…` a kind of data. ValueError for a word that is taken, or that could be a drive or a path."""
+    if word in SOURCES:
+        raise ValueError(f"there is a source called {word!r} already; the sources are {', '.join(sorted(SOURCES))}")
+    if len(word) < 2 or not word.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"a source's word has letters and digits, at least two of them; got {word!r}")
+
+    def register(function: Opener) -> Opener:
+        SOURCES[word] = Named(open=function, takes=takes)
+        return function
+
+    return register
+
+
+def open_data(
+    spec: str, *, image_size: int, cache_dir: Path | None = None, holdout: float = 0.0, seed: int = 0,
+    cache_limit: int = CACHE_LIMIT, progress: Progress | None = None,
+) -> DataSet:  # fmt: skip
+    """The data set that `spec` names:
+
+    - `digits`: scikit-learn's, embedded, 8 × 8, one channel
+    - `folder:PATH`, or a plain path: train/CLASS/FILE with val/, validation/ or test/; or train.tar with val.tar
+    - `wds:PATTERN`: shards of WebDataset's form, train-*.tar[.gz] and val-*.tar[.gz]; a folder or a pattern
+    - `hf:NAME`: a Hugging Face data set (`hf:NAME:CONFIG`)
+    - `cifar10:PATH`, `cifar100:PATH`: the python version, as torchvision unpacks it
+    - whatever else was registered
+
+    Images come as RGB, the shorter side resized to `image_size` and the middle kept. Sets of up to `cache_limit` bytes
+    are decoded once into `cache_dir`; larger ones are streamed from their files (`ImageFiles`). With `holdout`, that
+    share of each training class, drawn by `seed`, is `val`, and the real validation part is `test`.
+
+    Raises ValueError for a missing folder, no images, an empty class, labels that do not fit, and classes that train
+    and val do not share.
+    """
+    if image_size < 1:
+        raise ValueError(f"image_size is {image_size}; it needs to be 1 or more")
+    settings = Settings(
+        image_size=image_size, seed=seed, cache_dir=cache_dir or default_cache_dir(), progress=progress
+    )  # fmt: skip
+    data = _find(spec, settings)
+    if isinstance(data, Source):
+        data = open_cached(
+            data, image_size=image_size, cache_dir=settings.cache_dir, limit=cache_limit, progress=progress
+        )
+    return hold_out(data, holdout, seed=seed)
+
+
+def _find(spec: str, settings: Settings) -> Source | DataSet:
+    word, colon, rest = spec.partition(":")
+    source = SOURCES.get(word)
+    if source is not None and (colon or not source.takes):
+        if source.takes and not rest:
+            raise ValueError(f"{spec!r} names nothing after the colon; write {word}:{source.takes}")
+        return source.open(rest, settings)
+    if not Path(spec).expanduser().exists():
+        words = [f"{name}:{known.takes}" if known.takes else name for name, known in sorted(SOURCES.items())]
+        raise ValueError(f"unknown data {spec!r}: there is no such folder; write a path, or one of {', '.join(words)}")
+    return SOURCES["folder"].open(spec, settings)

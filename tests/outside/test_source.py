@@ -37,8 +37,8 @@ def halves():
 def test_it_is_opened_held_out_and_trained(halves: None, tmp_path: Path) -> None:
     assert len(open_data("halves:64", image_size=8, holdout=0.25).val) == 16
     model = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
-    settings = {"data": "halves:128", "image_size": 8, "model_kwargs": model, "epochs": 6, "batch_size": 32}
-    outcome = train(Config().changed({**settings, "lr": 3e-3, "probe_every": 10}), tmp_path, device="cpu", quiet=True)
+    settings = {"data": "halves:128", "image_size": 8, "model_kwargs": model, "epochs": 15, "batch_size": 16}
+    outcome = train(Config().changed({**settings, "lr": 5e-3, "probe_every": 50}), tmp_path, device="cpu", quiet=True)
     assert outcome.metrics["top1"] > 0.9
 
 

@@ -236,8 +236,8 @@ def test_a_short_training_warms_up_no_longer_and_what_cannot_be_is_said_at_once(
     data = parse_data(["cifar10=hf:x"])[0]
     short = asa_fig1c.configure(Options(scale="lab", data=(data,), settings=("epochs=1",)), data, "both")
     assert (short.epochs, short.warmup_epochs) == (1, 1)
-    wrong = Options(scale="lab", data=(data,), settings=("epochs=1", "warmup_epochs=3"))
-    with pytest.raises(ValueError, match="warmup_epochs=3 is longer"):
+    wrong = Options(scale="lab", data=(data,), settings=("epochs=1", "lr=-1"))
+    with pytest.raises(ValueError, match="lr must not be negative"):
         asa_fig1c.configure(wrong, data, "both")
 
 

@@ -20,7 +20,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 def parts_on(device: str, config: Config) -> Parts:
     here = Processes(rank=0, world=1, device=torch.device(device))
-    return build(config, make_task(config, open_data("digits", image_size=8)), here, steps_per_epoch=5)
+    return build(config, make_task(config, open_data("digits", image_size=8)), here, total=10, steps_per_epoch=5)
 
 
 def step(parts: Parts, device: str) -> None:

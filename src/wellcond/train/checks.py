@@ -71,6 +71,9 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
         "lr",
         "weight_decay",
         "warmup_epochs",
+        "warmup_steps",
+        "steps",
+        "eval_steps",
         "min_lr",
         "warmup_lr",
         "probe_every",
@@ -95,8 +98,12 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
         yield f"scale_min must be in (0, 1], got {config.scale_min}"
     if config.ema_decay is not None and not 0 < config.ema_decay < 1:
         yield f"ema_decay must be between 0 and 1, got {config.ema_decay}"
-    if config.warmup_epochs > config.epochs:
-        yield f"warmup_epochs={config.warmup_epochs} is longer than the training of epochs={config.epochs}"
+    if config.warmup_epochs and config.warmup_steps:
+        yield "warmup_epochs and warmup_steps are two spellings of one thing; give one of them"
+    if config.clip_value is not None and not config.clip_value > 0:
+        yield f"clip_value must be above 0, got {config.clip_value}; none does not clip"
+    if config.clip_grad is not None and config.clip_value is not None:
+        yield "clip_grad clips the gradient's norm and clip_value its values; give one of them"
     if config.clip_grad is not None and not config.clip_grad > 0:
         yield f"clip_grad must be above 0, got {config.clip_grad}; none does not clip"
     if config.layer_decay is not None and not 0 < config.layer_decay <= 1:

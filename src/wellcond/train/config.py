@@ -25,7 +25,7 @@ TASKS: tuple[str, ...] = get_args(Task)
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
 COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's, too, which make CUDA graphs of their own
-SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # those of timm's that know their step by its number alone
+SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each knows its step by the number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,8 @@ class Config:
     label_smoothing: float = 0.0
 
     epochs: int = 10
+    steps: int = 0
+    """How long the training is in steps, instead of epochs."""
     batch_size: int = 256
     """Images in one step of the optimiser, over all processes and accumulated parts."""
     accumulate: int = 1
@@ -86,8 +88,13 @@ class Config:
     opt_betas: tuple[float, ...] = ()
     layer_decay: float | None = None
     clip_grad: float | None = None
+    clip_value: float | None = None
+    """Clips each value of the gradient, where clip_grad clips its norm."""
     sched: str = "cosine"
+    """timm's `cosine`, `tanh`, `poly`, `step`, `multistep`, or torch's `onecycle`, which moves the momentum, too."""
     warmup_epochs: int = 0
+    """Shortened to the training, where that is shorter; `warmup_steps` counts in steps instead."""
+    warmup_steps: int = 0
     warmup_lr: float = 1e-6
     min_lr: float = 0.0
     drop_path: float = 0.0
@@ -127,6 +134,8 @@ class Config:
     """The precision of the measured pass; `no` looks at training's own pass, which in bfloat16 shows only a ceiling."""
     eval_every: int = 1
     """Epochs from one validation to the next."""
+    eval_steps: int = 0
+    """The same in steps; 0 counts in epochs."""
     log_every: int = 20
     save_every: int = 0
     """Steps from one saved state to the next; 0 for once an epoch."""

@@ -124,7 +124,7 @@ class _Run:
             )
         self.task: Task = make_task(config, self.data)
         self.validation = Validation(config, self.task, self.data.val, here)
-        self.parts: Parts = build(config, self.task, here, steps_per_epoch=self.steps_per_epoch)
+        self.parts: Parts = build(config, self.task, here, total=self.total, steps_per_epoch=self.steps_per_epoch)
         self.watch = Watch(patience=max(200, self.total // 10), chance=self.task.chance)
         self.gradient_norm = torch.tensor(math.nan)
         self.marks = {round(share * self.total) for share in MARKS} if config.probe_marks else set[int]()
@@ -157,7 +157,7 @@ class _Run:
 
     @property
     def total(self) -> int:
-        return self.config.epochs * self.steps_per_epoch
+        return self.config.steps or self.config.epochs * self.steps_per_epoch
 
     def go(self, asked: Any) -> Outcome:
         step = self.states.restore()
@@ -184,7 +184,7 @@ class _Run:
         first = step % self.steps_per_epoch
         batches = self.batches.epoch(epoch, start=first * config.accumulate)
         self.parts.called.train()  # once an epoch: it walks over all modules, which takes as long as a small step
-        while step < (epoch + 1) * self.steps_per_epoch:
+        while step < min((epoch + 1) * self.steps_per_epoch, self.total):
             loss = self._step(step, batches)
             marked = step in self.marks
             step += 1
@@ -216,8 +216,12 @@ class _Run:
         return step
 
     def _validates(self, step: int) -> bool:
+        if step == self.total:
+            return True
+        if self.config.eval_steps:
+            return step % self.config.eval_steps == 0
         epoch, rest = divmod(step, self.steps_per_epoch)
-        return rest == 0 and (epoch % self.config.eval_every == 0 or step == self.total)
+        return rest == 0 and epoch % self.config.eval_every == 0
 
     def _step(self, step: int, batches: Iterator[Batch]) -> Tensor:
         """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
@@ -237,11 +241,14 @@ class _Run:
             total = loss if total is None else total + loss
         assert total is not None
         logged = (step + 1) % config.log_every == 0 or step + 1 == self.total or step in self.marks
-        if logged or config.clip_grad is not None:
+        if logged or config.clip_grad is not None or config.clip_value is not None:
             parts.scaler.unscale_(parts.optimizer)
+        if logged or config.clip_grad is not None:
             self.gradient_norm = nn.utils.get_total_norm([p.grad for p in parts.parameters if p.grad is not None])
         if config.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
+        if config.clip_value is not None:
+            nn.utils.clip_grad_value_(parts.parameters, config.clip_value)
         parts.scaler.step(parts.optimizer)
         parts.scaler.update()
         parts.forget_gradients()

@@ -18,6 +18,7 @@ from wellcond.train.checkpoint import SavedState
 from wellcond.train.compiler import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
+from wellcond.train.schedules import Schedule, make_schedule
 from wellcond.train.tasks import Task
 
 __all__ = ["Parts", "build"]
@@ -33,8 +34,8 @@ class Parts:
     """The plain model: its state dict has timm's names."""
     called: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: Any
-    """timm's scheduler, asked by the number of steps done."""
+    schedule: Schedule
+    """Asked by the number of steps done."""
     scaler: torch.amp.GradScaler
     ema: Any
     """timm's ModelEmaV3, or None."""
@@ -106,9 +107,8 @@ class Parts:
             self.scaler.load_state_dict(dict(state.scaler))
 
 
-def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) -> Parts:
+def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_epoch: int) -> Parts:
     from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
-    from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
 
     model = task.build().to(here.device)
     metadata = {"format": "pt", **surgery_metadata(_timm_part(model))}
@@ -130,17 +130,7 @@ def build(config: Config, task: Task, here: Processes, *, steps_per_epoch: int) 
         layer_decay=config.layer_decay,
         **more,
     )
-    schedule, _ = create_scheduler_v2(
-        optimizer,
-        sched=config.sched,
-        num_epochs=config.epochs,
-        min_lr=config.min_lr,
-        warmup_lr=config.warmup_lr,
-        warmup_epochs=config.warmup_epochs,
-        warmup_prefix=False,
-        step_on_epochs=False,
-        updates_per_epoch=steps_per_epoch,
-    )
+    schedule = make_schedule(config, optimizer, total=total, steps_per_epoch=steps_per_epoch)
     called = model
     if here.world > 1 and not config.shard:
         ids = [here.device.index] if here.device.type == "cuda" else None

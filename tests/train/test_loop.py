@@ -18,10 +18,11 @@ from wellcond.models.attention_settings import attention_of
 from wellcond.models.skips import skips_of
 from wellcond.models.surgery import graying_of
 from wellcond.train import checkpoint, states
-from wellcond.train.augmentation import augmentation_of
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config
-from wellcond.train.loop import Diverged, train
+from wellcond.train.loop import Diverged, augmentation_of, train
+from wellcond.train.tasks import Classify
+from wellcond.train.validation import Validation
 
 Make = Callable[..., Config]
 
@@ -321,7 +322,7 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
     config = make_config(save_every=1, probe_every=1, probe_samples=4)
     run(config, tmp_path / "whole")
 
-    class Dead(Exception):  # noqa: N818
+    class Dead(BaseException):
         pass
 
     def save_and_die(folder: Path, state: SavedState, **how: Any) -> Path:
@@ -336,3 +337,47 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
     monkeypatch.undo()
     run(config, tmp_path / "died")
     assert_same_run(tmp_path / "died", tmp_path / "whole")
+
+
+def test_the_best_state_is_kept_beside_the_newest(make_config: Make, tmp_path: Path, monkeypatch) -> None:
+    scores = iter([0.2, 0.9, 0.5, 0.4, 0.3])
+    monkeypatch.setattr(Validation, "of", lambda self, model: {"loss": 1.0, "top1": next(scores), "top5": 1.0})
+    train(make_config(epochs=5, keep=1, keep_best=True), tmp_path, device="cpu", quiet=True)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert names == ["step-00000010", "step-00000025"]
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-00000010"
+
+
+def test_raw_and_averaged_weights_are_both_validated(make_config: Make, tmp_path: Path) -> None:
+    train(make_config(epochs=1, ema_decay=0.99), tmp_path, device="cpu", quiet=True)
+    row = next(row for row in records.read_rows(tmp_path / "metrics.jsonl") if row["split"] == "val")
+    assert row["raw_loss"] != row["loss"]
+    assert 0 <= row["raw_top1"] <= 1
+
+
+def test_an_exception_loses_no_finished_step(make_config: Make, assert_same_run, tmp_path: Path, monkeypatch) -> None:
+    """Out of memory in step 8, between two states: what was done is saved, and goes on to the same bits."""
+    config = make_config(epochs=2, save_every=100)
+    train(config, tmp_path / "whole", device="cpu", quiet=True)
+    loss, calls = Classify.loss, [0]
+
+    def fails_once(self, *given):
+        calls[0] += 1
+        if calls[0] == 8:
+            raise torch.OutOfMemoryError("no memory left")
+        return loss(self, *given)
+
+    monkeypatch.setattr(Classify, "loss", fails_once)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        train(config, tmp_path / "run", device="cpu", quiet=True)
+    assert "the state after step 7 is saved" in raised.value.__notes__[0]
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    assert calls[0] == 11  # 7 and the one that failed, then 3
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_rows_say_how_long_data_were_waited_for(make_config: Make, tmp_path: Path) -> None:
+    train(make_config(epochs=1), tmp_path, device="cpu", quiet=True)
+    rows = [row for row in records.read_rows(tmp_path / "metrics.jsonl") if row["split"] == "train"]
+    assert all(0 <= row["data_wait"] <= 1 for row in rows)
+    assert not any("memory_mib" in row for row in rows)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond import records
+from wellcond.data import Batch
 from wellcond.train import checkpoint, states
 from wellcond.train.checkpoint import SavedState, latest, saved_steps
 from wellcond.train.config import Config
@@ -50,7 +51,7 @@ def test_every_rollback_halves_the_rate_again(make_config: Make, tmp_path: Path)
 def test_a_rollback_survives_a_kill(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after it went back and before it saved anything new: the state on the disk does not know of it."""
 
-    class Dead(Exception):  # noqa: N818
+    class Dead(BaseException):
         pass
 
     def go_back_and_die(self: states.States, problem: Divergence) -> int | None:
@@ -73,9 +74,9 @@ def test_each_rollback_goes_further_back(make_config: Make, tmp_path: Path, monk
 
     steps, whole = [0], Classify.loss
 
-    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def spoilt(self: Classify, model: nn.Module, batch: Batch) -> Tensor:
         steps[0] += 1
-        return whole(self, model, images, labels) * (math.nan if steps[0] == 8 else 1)
+        return whole(self, model, batch) * (math.nan if steps[0] == 8 else 1)
 
     go_back = states.States.go_back
 
@@ -103,9 +104,9 @@ def test_states_with_bad_losses_are_not_gone_back_to(
 
     calls, whole = [0], Classify.loss
 
-    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def spoilt(self: Classify, model: nn.Module, batch: Batch) -> Tensor:
         calls[0] += 1
-        loss = whole(self, model, images, labels)
+        loss = whole(self, model, batch)
         return loss + 1e7 if 5 <= calls[0] <= 10 else loss
 
     monkeypatch.setattr(Classify, "loss", spoilt)
@@ -188,7 +189,7 @@ def test_a_power_cut_leaves_a_state_with_its_rows(
 ) -> None:
     """All that was not fsynced when the newest state got its name is lost: the rows of that state were."""
 
-    class Dead(Exception):  # noqa: N818
+    class Dead(BaseException):
         pass
 
     config = make_config(save_every=3, probe_every=2, probe_samples=4)
@@ -223,9 +224,9 @@ def test_a_rollback_that_helps_ends_well(make_config: Make, tmp_path: Path, monk
 
     calls, whole = [0], Classify.loss
 
-    def spoilt(self: Classify, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def spoilt(self: Classify, model: nn.Module, batch: Batch) -> Tensor:
         calls[0] += 1
-        loss = whole(self, model, images, labels)
+        loss = whole(self, model, batch)
         return loss * math.nan if calls[0] == 7 else loss
 
     monkeypatch.setattr(Classify, "loss", spoilt)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from wellcond.data import Batch
 from wellcond.data.digits import load_digits
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
@@ -30,7 +31,8 @@ class Fixed(nn.Module):
 def test_top_1_and_top_5_are_counted(make_config: Make) -> None:
     task = Classify(make_config(), load_digits())
     logits = torch.arange(10.0).repeat(4, 1)  # class 9 first, then 8, 7, 6, 5
-    counted = task.count(Fixed(logits), torch.zeros(4, 1, 8, 8), torch.tensor([9, 5, 4, 8]))
+    batch = Batch(inputs=(torch.zeros(4, 1, 8, 8),), targets=torch.tensor([9, 5, 4, 8]), count=4)
+    counted = task.count(Fixed(logits), batch)
     assert {name: counted[name].item() for name in ("top1", "top5", "count")} == {"top1": 1, "top5": 3, "count": 4}
     truth = -torch.log_softmax(logits.double(), 1)[range(4), [9, 5, 4, 8]].sum()
     assert counted["loss"].item() == pytest.approx(truth.item(), rel=1e-6)

@@ -55,14 +55,14 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    names = [name for name in events.Tags()["scalars"] if not name.endswith("per_second")]
+    names = [name for name in events.Tags()["scalars"] if not name.endswith(("per_second", "data_wait"))]
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
-def die_after(step: int, monkeypatch: pytest.MonkeyPatch) -> type[Exception]:
+def die_after(step: int, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
     """The training ends without a word in the step after `step`."""
 
-    class Dead(Exception):  # noqa: N818
+    class Dead(BaseException):
         pass
 
     whole = _Run._log

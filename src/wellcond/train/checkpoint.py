@@ -10,6 +10,7 @@ looked at when the state is read. Nothing is random in a state: every step seeds
 equal states are equal files.
 """
 
+import contextlib
 import hashlib
 import secrets
 import shutil
@@ -50,8 +51,12 @@ class SavedState:
     """For the safetensors files."""
 
 
-def save(folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, sound: bool = True) -> Path:
-    """Write `state` and remove all but the newest `keep`. OSError names the path and leaves what there was.
+def save(
+    folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, sound: bool = True, best: int | None = None
+) -> Path:
+    """Write `state` and remove all but the newest `keep`, and the one of step `best`.
+
+    OSError names the path and leaves what there was.
 
     With `keep_old` one more is kept, from about the middle of the training so far: the newest ones may all be of its
     last, bad part. It gives way to a newer one only while the training is `sound`.
@@ -96,6 +101,9 @@ def save(folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, 
         raise
     # Later states than this one were broken, else the run would have gone on from them.
     kept = [*older, state.step][-keep:]
+    if best is not None:
+        kept.append(best)
+        link_best(folder, best)
     spare = [step for step in older if step not in kept]
     if keep_old and spare:
         old, *left = spare
@@ -104,6 +112,14 @@ def save(folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, 
         kept.append(old)
     discard(folder, [step for step in saved_steps(folder) if step not in kept])
     return final
+
+
+def link_best(folder: Path, step: int) -> None:
+    """Let checkpoints/best lead to the state of this step; a file system without links goes without it."""
+    aside = folder / f".best.{secrets.token_hex(4)}.tmp"
+    with contextlib.suppress(OSError):
+        aside.symlink_to(state_path(folder, step).name, target_is_directory=True)
+        aside.replace(folder / "best")
 
 
 def state_path(folder: Path, step: int) -> Path:

@@ -141,6 +141,8 @@ class Config:
     """Steps from one saved state to the next; 0 for once an epoch."""
     keep: int = 2
     """How many saved states are kept."""
+    keep_best: bool = False
+    """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
     on_divergence: Literal["stop", "rollback"] = "stop"
     time_limit: str = ""
     """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""

@@ -10,6 +10,7 @@ weights, the optimiser and a number, and a run that was killed goes on to the sa
 
 import contextlib
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,17 +22,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import Batch, DataSet, open_data, train_batches
+from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
-from wellcond.train.augmentation import augmentation_of
 from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.interrupt import Interrupted, interruptible
-from wellcond.train.passes import Passes
 from wellcond.train.processes import Processes, join
 from wellcond.train.progress import Decoding, Progress
+from wellcond.train.replay import Passes
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.tasks import Task, make_task
@@ -127,6 +127,9 @@ class _Run:
         self.parts: Parts = build(config, self.task, here, total=self.total, steps_per_epoch=self.steps_per_epoch)
         self.watch = Watch(patience=max(200, self.total // 10), chance=self.task.chance)
         self.gradient_norm = torch.tensor(math.nan)
+        self.waited, self.logged_at = 0.0, time.perf_counter()
+        self.whole = 0
+        """The number of steps whose outcome the weights are; 0 in the middle of an update."""
         self.marks = {round(share * self.total) for share in MARKS} if config.probe_marks else set[int]()
         """Steps at which everything is measured, whatever `probe_every` is."""
         self.listens = config.probe_exact == "no"
@@ -167,16 +170,31 @@ class _Run:
             self.folder.log({"step": step, "split": "event", "event": note})
         if step == 0 and self.config.on_divergence == "rollback":
             self.states.save(0)  # there has to be a state to go back to
-        with self.progress.running(step):
+        self.whole = step
+        with self.progress.running(step), self._rescued():
             while step < self.total:
                 try:
                     step = self._epoch(step, asked)
                 except Lost as lost:
-                    step = self._lost(lost.divergence)
+                    self.whole = 0
+                    step = self.whole = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
                 self.metrics = self._evaluate()
                 self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
         return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
+
+    @contextlib.contextmanager
+    def _rescued(self) -> Iterator[None]:
+        """Whatever else ends the training (no memory, a bug, a damaged file), what it has done so far is saved."""
+        try:
+            yield
+        except Exception as error:
+            # Other processes would have to take part, and may be waiting for this one in the middle of a pass.
+            if self.here.world == 1 and self.whole and not isinstance(error, Diverged | Interrupted):
+                with contextlib.suppress(Lost, OSError):
+                    self.states.save(self.whole)
+                    error.add_note(f"the state after step {self.whole} is saved: the same command goes on from it")
+            raise
 
     def _epoch(self, step: int, asked: Any) -> int:
         """From `step` to the end of its epoch; returns the number of steps done."""
@@ -201,7 +219,8 @@ class _Run:
             # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
             late = self.clock.is_over(validates=self._validates(step + 1))
             stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide alike
-            if stop or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
+            best = config.keep_best and self.states.counters.get("best_step") == step
+            if stop or best or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
                 with self.clock.timing("save"):
                     self.tracker.flush()
                     self.states.save(step, must=bool(stop) or step == self.total)
@@ -233,7 +252,9 @@ class _Run:
             group["lr"] *= self.states.counters["lr_factor"]
         total = None
         for part in range(config.accumulate):
+            asked_at = time.perf_counter()
             batch = next(batches)
+            self.waited += time.perf_counter() - asked_at
             last = part == config.accumulate - 1
             hooked = self.listens and self.probe is not None and self.probe.due(step)
             with self._sync(last), self._listening(step):
@@ -249,19 +270,24 @@ class _Run:
             nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
         if config.clip_value is not None:
             nn.utils.clip_grad_value_(parts.parameters, config.clip_value)
+        self.whole = 0
         parts.scaler.step(parts.optimizer)
         parts.scaler.update()
         parts.forget_gradients()
         if parts.ema is not None:
             parts.ema.update(parts.model, step=step)
+        self.whole = step + 1
         return total
 
     def _validate(self, step: int) -> None:
         self.states.judge(step)
         self.metrics = self._evaluate()
         counters, epoch = self.states.counters, step // self.steps_per_epoch
-        counters["best"] = max(counters["best"], self.metrics.get(self.task.metric, -math.inf))
-        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": counters["best"]})
+        if self.metrics.get(self.task.metric, -math.inf) > counters["best"]:
+            counters["best"], counters["best_step"] = self.metrics[self.task.metric], step
+        raw = self.validation.of(self.parts.model) if self.parts.ema is not None else {}
+        raw = {f"raw_{name}": value for name, value in raw.items()}  # beside those of the average
+        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, **raw, "best": counters["best"]})
         self.progress.evaluated(self.metrics)
         self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
@@ -282,8 +308,18 @@ class _Run:
                 "lr": lr,
                 "gradient_norm": self._gradient_norm(),
                 "images_per_second": self.progress.rate,  # of the steps since the row before
+                **self._costs(),
             }
         )
+
+    def _costs(self) -> dict[str, float]:
+        """Since the row before: the share of the time that was spent waiting for data; the most memory on the GPU."""
+        now, since = time.perf_counter(), self.logged_at
+        found = {"data_wait": min(1.0, self.waited / max(1e-9, now - since))}
+        self.waited, self.logged_at = 0.0, now
+        if self.here.device.type == "cuda":
+            found["memory_mib"] = torch.cuda.max_memory_allocated(self.here.device) / 2**20
+        return found
 
     def _gradient_norm(self) -> float:
         """Of the last step, before clipping."""
@@ -363,3 +399,9 @@ class _Run:
         self.folder.measured(rows)
         self.tracker.log(summary(rows), step=step)
         self.progress.measured(rows)
+
+
+def augmentation_of(config: Config) -> Augmentation:
+    """The fields that wellcond.data knows by the same names."""
+    names = Augmentation.__dataclass_fields__
+    return Augmentation(**{name: getattr(config, name) for name in names if hasattr(config, name)})

@@ -1,5 +1,7 @@
-"""A forward and backward pass that is captured once as a CUDA graph, and then replayed.
+"""Forward and backward passes: plain ones, or captured once as a CUDA graph and then replayed.
 
+    passes = Passes(config, task, parts, here)           # what the loop calls: passes(batch) → loss
+    passes(batch, hooked=True)                           # a plain one, in which hooks are called
     passes = Replayed(one_pass, parameters, device)      # one_pass(batch) → loss, and leaves gradients behind
     loss = passes(batch)                                 # the first calls are plain, then one is captured
 
@@ -23,13 +25,46 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.data import Batch
+from wellcond.numerics.trust import trusted_input
+from wellcond.train.computing import autocast
 from wellcond.train.config import Config
+from wellcond.train.processes import Processes
+from wellcond.train.setup import Parts
+from wellcond.train.tasks import Task
 
-__all__ = ["Replayed", "can_replay"]
+__all__ = ["Passes", "Replayed", "can_replay"]
 
 WAITED = "called a synchronizing CUDA operation"  # torch's words, and the next
 PROTOTYPE = "Synchronization debug mode is a prototype"
 WARM = 3  # plain passes before the capture: whatever is compiled, tuned or made on first use is there then
+
+
+class Passes:
+    """The passes of a training: plain ones, and on one GPU replayed ones.
+
+    It holds no reference to the training, so that both are freed at its end.
+    """
+
+    def __init__(self, config: Config, task: Task, parts: Parts, here: Processes):
+        self._plain = _make_pass(config, task, parts, here.device)
+        self._usual = self._plain
+        if can_replay(config, here.device, world=here.world):
+            self._usual = Replayed(self._plain, parts.parameters, here.device)
+
+    def __call__(self, batch: Batch, *, hooked: bool = False) -> Tensor:
+        """The part's share of the loss."""
+        return (self._plain if hooked else self._usual)(batch)
+
+
+def _make_pass(config: Config, task: Task, parts: Parts, device: torch.device) -> Callable[[Batch], Tensor]:
+    def one_pass(batch: Batch) -> Tensor:
+        with autocast(config, device), trusted_input():  # what data give is finite
+            loss = task.loss(parts.called, batch)
+        loss = loss if config.accumulate == 1 else loss / config.accumulate
+        parts.scaler.scale(loss).backward()
+        return loss.detach()
+
+    return one_pass
 
 
 def can_replay(config: Config, device: torch.device, *, world: int) -> bool:

@@ -57,7 +57,8 @@ class States:
                 self.folder.flush(sync=True)  # the rows first: a state that is there has its rows
                 again = self.config.on_divergence == "rollback"
                 save(
-                    self.folder.checkpoints, state, keep=self.config.keep, keep_old=again, sound=self.watch.sound
+                    self.folder.checkpoints, state, keep=self.config.keep, keep_old=again, sound=self.watch.sound,
+                    best=self.counters.get("best_step") if self.config.keep_best else None,
                 )  # fmt: skip
             except OSError as error:
                 before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""

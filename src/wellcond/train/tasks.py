@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from wellcond.data import Batch, DataSet
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
+from wellcond.models.mae import MaskedAutoencoder, MaskedOutput
+from wellcond.models.surgery import GrayingSettings
 from wellcond.train.config import Config
+from wellcond.train.starting import start_from, start_masked_from
 
-__all__ = ["Classify", "Task", "make_task"]
+__all__ = ["Classify", "Masked", "Task", "make_task"]
 
 
 class Task(Protocol):
@@ -44,8 +47,6 @@ class Task(Protocol):
 
 def make_task(config: Config, data: DataSet) -> Task:
     if config.task == "mae":
-        from wellcond.train.masked import Masked
-
         return Masked(config, data)
     return Classify(config, data)
 
@@ -65,8 +66,6 @@ class Classify:
         model = create(config, num_classes=len(self.data.classes), channels=self.data.train.channels)
         operate(model, config)
         if config.checkpoint:
-            from wellcond.train.starting import start_from
-
             self.notes = start_from(model, config.checkpoint)
         if config.task == "linear_probe":
             from wellcond.models.mae import linear_probe
@@ -87,6 +86,44 @@ class Classify:
             "top5": top.any(1).sum().double(),
             "count": torch.tensor(float(len(labels)), dtype=torch.float64, device=logits.device),
         }
+
+
+class Masked:
+    """Masked autoencoding: no labels; what is best is the smallest error on the validation images."""
+
+    metric = "score"  # minus the loss: the larger the better, as an accuracy
+    chance = 1.0  # the mean for every pixel, of images whose deviation is 1
+
+    def __init__(self, config: Config, data: DataSet):
+        self.config, self.data = config, data
+        self.notes: list[str] = []
+
+    def build(self) -> nn.Module:
+        config = self.config
+        encoder = create(config, num_classes=0, channels=self.data.train.channels)
+        operate(encoder, config.changed({"gray": ""}))  # the autoencoder grays for itself
+        model = MaskedAutoencoder(
+            cast(VisionTransformer, encoder),
+            decoder_dim=config.decoder_dim,
+            decoder_depth=config.decoder_depth,
+            decoder_heads=config.decoder_heads,
+            mask_ratio=config.mask_ratio,
+            normalize_pixels=config.normalize_pixels,
+            gray="all" if config.gray_masked == "all" and config.gray else "visible" if config.gray else None,
+            graying=GrayingSettings(method=config.gray, epsilon=config.epsilon) if config.gray else None,
+            keep_positions=config.pretrained,  # they are trained ones
+        )
+        if config.checkpoint:
+            self.notes = start_masked_from(model, config.checkpoint)
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return MaskedOutput(*model(*batch.inputs)).loss
+
+    def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        number = torch.tensor(float(len(batch.targets)), dtype=torch.float64, device=batch.targets.device)
+        loss = MaskedOutput(*model(*batch.inputs)).loss.double() * number
+        return {"loss": loss, "score": -loss, "count": number}
 
 
 def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:

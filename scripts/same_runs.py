@@ -8,7 +8,8 @@ that must not change what is computed.
 
 Every run is a command line with every setting that matters, so that no default, old or new, decides. What is compared:
 each loss and metric of metrics.jsonl, each value of probe.jsonl, and a checksum of each tensor of the last saved
-weights; fields that a row did not have before are left alone. Bits are those of one machine and one version of torch: record both sides on the same one.
+weights; fields that a row did not have before are left alone. Bits are those of one machine and one version of torch:
+record both sides on the same one.
 """
 
 import argparse

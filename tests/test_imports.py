@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "train": {"data", "models", "probe", "stability", "records", "environment", "numerics"},
     "theory": {"numerics", "attention", "records"},
     "report": {"records", "environment"},
-    "bench": {"numerics", "graying", "attention", "models", "probe", "train", "report", "records"},
+    "bench": {"numerics", "graying", "attention", "models", "probe", "data", "train", "report", "records"},
 }
 # experiments: train, theory, report, and all that stands below them
 MAY_IMPORT["experiments"] = set(MAY_IMPORT) - {"bench"}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from wellcond.train.checkpoint import saved_steps
-from wellcond.train.config import Config
-from wellcond.train.settings import as_seconds
+from wellcond.train.config import Config, as_seconds
 from wellcond.train.time_limit import TimeLimit
 
 Make = Callable[..., Config]

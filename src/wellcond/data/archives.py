@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from wellcond.data.files import FilePart, Listing, Source, stat_line
+from wellcond.data.files import FilePart, Listing, Source, compare_classes, sort_names, stat_line
 from wellcond.data.finding import (
     NOT_UTF8,
     ImageFile,
@@ -34,7 +34,6 @@ from wellcond.data.finding import (
     printable,
 )
 from wellcond.data.images import say_why
-from wellcond.data.labels import compare_classes, sort_names
 from wellcond.data.sources import Settings, register_source
 
 __all__ = ["FOUND_SHARDS", "archive_source", "expand_braces", "find_shards", "shard_source"]

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from wellcond.data.augment import Augmentation
 from wellcond.data.dataset import Images
-from wellcond.data.draws import draw_normal, draw_order, draw_uniform
-from wellcond.data.sending import send
+from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
 from wellcond.data.varying import (
     DRAWS,
     StepPart,

@@ -11,7 +11,7 @@ of an epoch. The global generators of torch, numpy and Python are neither read n
 import torch
 from torch import Tensor
 
-__all__ = ["draw_normal", "draw_order", "draw_uniform", "make_key"]
+__all__ = ["draw_normal", "draw_order", "draw_uniform", "make_key", "send"]
 
 STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ / the golden ratio, odd: successive multiples are spread evenly
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's multipliers
@@ -71,3 +71,10 @@ def _scramble_all(words: Tensor) -> Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a device without waiting for it: an ordinary `.to` would first wait for all that the GPU still has to do."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # only from pinned memory a copy goes on by itself
+    return tensor.to(device, non_blocking=True)

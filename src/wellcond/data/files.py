@@ -8,7 +8,7 @@ An archive's members are known by their place in it, so any of them can be read 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,7 @@ from wellcond.data.images import decode_opened
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ArrayPart", "FilePart", "ImageFiles", "Listing", "Part", "Source"]
+__all__ = ["ArrayPart", "FilePart", "ImageFiles", "Listing", "Part", "Source", "compare_classes", "sort_names"]
 
 
 class Part(Protocol):
@@ -166,3 +166,19 @@ def stat_line(path: Path | str) -> str:
     except OSError as error:  # a link to nothing, say: reading it will say so
         return error.strerror or str(error)
     return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def compare_classes(train: Iterable[str], val: Iterable[str], *, where: str) -> None:
+    """Raises ValueError unless both parts have the same classes: labels would mean different things otherwise."""
+    trained, seen = set(train), set(val)
+    for only, having, lacking in ((trained - seen, "train", "val"), (seen - trained, "val", "train")):
+        if only:
+            names = sorted(only)
+            named = ", ".join(repr(name) for name in names[:5]) + (", …" if len(names) > 5 else "")
+            raise ValueError(f"in {where} the classes {named} are in {having} but not in {lacking}; both need the same")
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """By number if all are whole numbers, else by name."""
+    found = set(names)
+    return sorted(found, key=int) if all(name.isdecimal() for name in found) else sorted(found)

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from wellcond.data.archives import FOUND_SHARDS, archive_source, find_shards
-from wellcond.data.files import FilePart, Listing, Source, stat_line
+from wellcond.data.files import FilePart, Listing, Source, compare_classes, stat_line
 from wellcond.data.finding import SUFFIXES, ImageFile, Skipped, is_utf8, printable, walk_images
-from wellcond.data.labels import compare_classes
 from wellcond.data.sources import Settings, register_source
 
 __all__ = ["VALIDATION", "folder_source"]

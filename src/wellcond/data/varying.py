@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from wellcond.data.augment import Augmentation
-from wellcond.data.draws import make_key
-from wellcond.data.sending import send
+from wellcond.data.draws import make_key, send
 
 __all__ = [
     "DRAWS", "Mixing", "StepPart", "draw_mixing", "draw_places", "erase_boxes", "mix_images", "mix_labels",

@@ -15,8 +15,7 @@ from typing import Any
 
 from wellcond.data.finding import is_utf8, printable
 from wellcond.models.build import say_too_small
-from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config
-from wellcond.train.settings import as_seconds
+from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config, as_seconds
 
 __all__ = ["problems"]
 

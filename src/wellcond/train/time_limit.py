@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from wellcond.train.config import as_seconds
 from wellcond.train.interrupt import Interrupted
-from wellcond.train.settings import as_seconds
 
 __all__ = ["OutOfTime", "TimeLimit", "process_age"]
 

@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import difflib
 import json
+import math
 import re
 import types
 import typing

@@ -7,7 +7,7 @@ import timm
 import torch
 
 from wellcond.train.loop import train
-from wellcond.train.recipes import RECIPES, SCALES, recipe
+from wellcond.train.recipes import RECIPES, SCALES, bearable, recipe
 from wellcond.train.tasks import create
 
 NEEDS_CHECKPOINT = {name for name in RECIPES if name.endswith(("finetune", "probe"))}
@@ -73,3 +73,12 @@ def test_a_recipe_trains_a_few_steps(name: str, tmp_path: Path) -> None:
     outcome = train(config, tmp_path / "run", device="cpu", quiet=True)
     assert outcome.steps == 2
     assert outcome.metrics["loss"] > 0
+
+
+def test_a_cpu_gets_what_it_can_bear_unless_it_was_asked_for() -> None:
+    lab = recipe("vit_tiny", scale="lab")
+    assert (lab.compile, lab.amp_dtype) == (True, "bfloat16")
+    plain = bearable(lab, "cpu", given=())
+    assert (plain.compile, plain.amp_dtype) == (False, "float32")
+    assert bearable(lab, "cpu", given=("compile", "amp_dtype")) == lab
+    assert bearable(lab, "cuda", given=()) == lab

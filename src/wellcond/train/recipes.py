@@ -8,12 +8,12 @@ is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 for every 512 images, Ra
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from wellcond.train.config import Config
 
-__all__ = ["RECIPES", "SCALES", "recipe"]
+__all__ = ["RECIPES", "SCALES", "bearable", "recipe"]
 
 SCALES = ("smoke", "lab", "paper")
 Recipe = Callable[[str], Config]
@@ -29,6 +29,14 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
     if scale not in SCALES:
         raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
     return RECIPES[name](scale).changed({"recipe": name, **changes})
+
+
+def bearable(config: Config, device: str, *, given: Collection[str]) -> Config:
+    """As a device can bear it: on a CPU neither compiled nor in half precision, which there only cost, unless `given`."""
+    if device != "cpu":
+        return config
+    usual = {"compile": False, "amp_dtype": "float32"}
+    return config.changed({name: value for name, value in usual.items() if name not in given})
 
 
 def _recipe(function: Recipe) -> Recipe:

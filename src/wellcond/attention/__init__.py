@@ -13,7 +13,7 @@ from .kernelized import KernelizedAttention, kernelized_attention
 from .layer import AttentionCore, AttentionLayer
 from .linear import LinearAttention, linear_attention
 from .nystrom import NystromAttention, nystrom_attention
-from .registry import ATTENTIONS, AttentionKind, find_attention
+from .registry import ATTENTIONS, AttentionKind, find_attention, register_attention
 from .skyformer import SkyformerAttention, skyformer_attention
 from .softmax import SoftmaxAttention, softmax_attention
 
@@ -31,6 +31,7 @@ __all__ = [
     "kernelized_attention",
     "linear_attention",
     "nystrom_attention",
+    "register_attention",
     "skyformer_attention",
     "skyformer_compat",
     "softmax_attention",

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
-from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask, key_mask, one_row
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
@@ -25,6 +25,7 @@ from wellcond.numerics.gaussian_weights import gaussian_weights
 __all__ = ["KernelizedAttention", "KernelizedCore", "kernelized_attention", "weighted"]
 
 
+@register_attention("kernelized")
 def kernelized_attention(
     query: Tensor,
     key: Tensor,
@@ -83,23 +84,4 @@ def _with_weights(
         return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
 
 
-class KernelizedCore(AttentionCore):
-    """`kernelized_attention` inside a module."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return kernelized_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-class KernelizedAttention(AttentionLayer):
-    """Multi-head kernelized attention."""
-
-    core_class = KernelizedCore
+KernelizedCore, KernelizedAttention = find_attention("kernelized").core, find_attention("kernelized").layer

@@ -8,7 +8,8 @@ no more keys than landmarks gets exact softmax attention: each segment is a toke
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,10 @@ from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale
 from wellcond.attention.landmarks import check_counts, segment_means
-from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.layer import AttentionCore
 from wellcond.attention.masks import KeyMask, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.attention.softmax import softmax_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.inverse import invert_by_iteration
@@ -27,6 +29,58 @@ from wellcond.numerics.tall import flat_product, tall_product, thin_product
 __all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
 
 
+class NystromCore(AttentionCore):
+    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, `conv` (num_heads, 33)."""
+
+    defaults = {"conv_kernel": None}  # noqa: RUF012
+    drops_weights = takes_bias = takes_pair_masks = False
+
+    def __init__(
+        self,
+        *,
+        num_heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        size = self.settings["conv_kernel"]
+        self.conv = None
+        if size is not None:
+            if num_heads is None:
+                raise ValueError(
+                    "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
+                )
+            self.conv_kernel = int(size)
+            self.conv = nn.Parameter(torch.empty(num_heads, size, device=device, dtype=dtype))
+            nn.init.uniform_(self.conv, -(size**-0.5), size**-0.5)
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        check_counts(settings["num_landmarks"], settings["num_iterations"])
+        size = settings["conv_kernel"]
+        if size is not None and (size < 1 or size % 2 == 0):
+            raise ValueError(f"conv_kernel={size} must be odd, so that it has a middle; 33 is usual")
+
+    @classmethod
+    def for_layer(cls, settings: Mapping[str, Any], *, num_heads: int, **factory: Any) -> Self:
+        return cls(**settings, num_heads=num_heads, **factory)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        settings = {**self.settings, "conv_kernel": self.conv}
+        return nystrom_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, **settings)
+
+
+@register_attention("nystrom", core=NystromCore)
 def nystrom_attention(
     query: Tensor,
     key: Tensor,
@@ -178,64 +232,4 @@ def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None) -> Tensor:
     return F.conv2d(stacked, kernel, padding=(size // 2, 0), groups=heads).reshape(*lead, *value.shape[-3:])
 
 
-class NystromCore(AttentionCore):
-    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, (num_heads, 33)."""
-
-    drops_weights = False
-    takes_bias = False
-    takes_pair_masks = False
-
-    def __init__(
-        self,
-        *,
-        num_landmarks: int = 64,
-        num_iterations: int = 6,
-        conv_kernel: int | None = None,
-        num_heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        check_counts(num_landmarks, num_iterations)
-        self.num_landmarks, self.num_iterations = int(num_landmarks), int(num_iterations)
-        self.conv_kernel = None if conv_kernel is None else int(conv_kernel)
-        self.conv = None
-        if conv_kernel is not None:
-            if conv_kernel < 1 or conv_kernel % 2 == 0:
-                raise ValueError(f"conv_kernel={conv_kernel} must be odd, so that it has a middle; 33 is usual")
-            if num_heads is None:
-                raise ValueError(
-                    "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
-                )
-            self.conv = nn.Parameter(torch.empty(num_heads, conv_kernel, device=device, dtype=dtype))
-            nn.init.uniform_(self.conv, -(conv_kernel**-0.5), conv_kernel**-0.5)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("num_landmarks", "num_iterations", "conv_kernel")}
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return nystrom_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale,
-            num_landmarks=self.num_landmarks, num_iterations=self.num_iterations, conv_kernel=self.conv,
-        )  # fmt: skip
-
-
-class NystromAttention(AttentionLayer):
-    """Multi-head Nyström attention; settings as for `NystromCore`."""
-
-    core_class = NystromCore
-
-    def _make_core(self, settings: dict[str, Any], like: dict[str, Any]) -> AttentionCore:
-        if settings.get("conv_kernel") is not None:
-            settings = {**settings, "num_heads": self.num_heads, **like}
-        return super()._make_core(settings, like)
+NystromAttention = find_attention("nystrom").layer

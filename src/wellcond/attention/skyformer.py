@@ -19,8 +19,9 @@ from wellcond.attention.checks import check_dropout, check_inputs, check_scale, 
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
-from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.layer import AttentionCore
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
 from wellcond.attention.softmax_kernel import attend, landmark_sums, widest_dtype
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
@@ -42,6 +43,46 @@ REGULAR = 1e-4  # a Cholesky factor's smallest diagonal entry, from which on κ(
 FLOAT32_EPS = 2.0**-23  # times d, what rounding may do to eigenvalues of κ(L, L): the fused kernels have it in float32
 
 
+class SkyformerCore(AttentionCore):
+    """`skyformer_attention` inside a module.
+
+    `random` landmarks, its default, are drawn anew at each call in training, and are `spread` in evaluation, which is
+    therefore repeatable to the bit. With `compat` they are drawn in evaluation too.
+    """
+
+    defaults = {"landmarks": "random"}  # noqa: RUF012
+    drops_weights = takes_bias = takes_pair_masks = False
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        landmarks, solver, kernel, compat = (settings[name] for name in ("landmarks", "solver", "kernel", "compat"))
+        _check_settings(
+            settings["gamma"], solver, kernel, settings["num_landmarks"], settings["num_iterations"], compat
+        )
+        if isinstance(landmarks, Tensor):
+            raise TypeError("modules take landmarks by name; a tensor of them is for the function, skyformer_attention")
+        if landmarks not in LANDMARKS:
+            raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
+        if compat:
+            _check_compat(landmarks == "random", solver, kernel)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        settings = self.settings
+        if settings["landmarks"] == "random" and not self.training:
+            settings["landmarks"] = "spread"
+        return skyformer_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, **settings)
+
+
+@register_attention("skyformer", core=SkyformerCore)
 def skyformer_attention(
     query: Tensor,
     key: Tensor,
@@ -266,69 +307,4 @@ def _check_compat(default_landmarks: bool, solver: str, kernel: str) -> None:
         )
 
 
-class SkyformerCore(AttentionCore):
-    """`skyformer_attention` inside a module.
-
-    `random` landmarks are drawn anew at each call in training, and are `spread` in evaluation, which so repeats to the
-    bit. With `compat` they are drawn in evaluation too.
-    """
-
-    drops_weights = False
-    takes_bias = False
-    takes_pair_masks = False
-
-    def __init__(
-        self,
-        *,
-        num_landmarks: int = 128,
-        gamma: float = 0.1,
-        landmarks: str = "random",
-        solver: str = "cholesky",
-        num_iterations: int = 6,
-        kernel: str = "gaussian",
-        compat: bool = False,
-    ) -> None:
-        super().__init__()
-        _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
-        if isinstance(landmarks, Tensor):
-            raise TypeError("modules take landmarks by name; a tensor of them is for the function, skyformer_attention")
-        if landmarks not in LANDMARKS:
-            raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
-        if compat:
-            _check_compat(landmarks == "random", solver, kernel)
-        self.num_landmarks, self.landmarks = int(num_landmarks), landmarks
-        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
-        self._gamma = float(gamma).as_integer_ratio()
-        self.solver, self.num_iterations, self.kernel, self.compat = solver, int(num_iterations), kernel, compat
-
-    @property
-    def gamma(self) -> float:
-        return self._gamma[0] / self._gamma[1]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        names = ("num_landmarks", "gamma", "landmarks", "solver", "num_iterations", "kernel", "compat")
-        return {name: getattr(self, name) for name in names}
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        landmarks = "spread" if self.landmarks == "random" and not self.training else self.landmarks
-        return skyformer_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale,
-            num_landmarks=self.num_landmarks, gamma=self.gamma, landmarks=landmarks, solver=self.solver,
-            num_iterations=self.num_iterations, kernel=self.kernel, compat=self.compat,
-        )  # fmt: skip
-
-
-class SkyformerAttention(AttentionLayer):
-    """Multi-head Skyformer attention; settings as for `SkyformerCore`."""
-
-    core_class = SkyformerCore
+SkyformerAttention = find_attention("skyformer").layer

@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
-from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.fastpaths import other_derivatives
 
 __all__ = ["SoftmaxAttention", "SoftmaxCore", "softmax_attention"]
 
 
+@register_attention("softmax")
 def softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -63,23 +64,4 @@ def _attend(
     return out.masked_fill(gone, 0)
 
 
-class SoftmaxCore(AttentionCore):
-    """`softmax_attention` inside a module."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return softmax_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-class SoftmaxAttention(AttentionLayer):
-    """Multi-head softmax attention."""
-
-    core_class = SoftmaxCore
+SoftmaxCore, SoftmaxAttention = find_attention("softmax").core, find_attention("softmax").layer

@@ -1,20 +1,21 @@
 """`wellcond bench attention`: time and peak memory of every attention over the length, forward and with its gradient.
 
-On a GPU 65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of
-the Long Range Arena and of vision transformers. A CPU is given 4,096 tokens, up to 8,192 in a sequence, and a small
-ViT's shape; `sizes` in the JSON, and the output's first line, say which of these it was. The peers: torch's own
-attention (flash), the orders of operations that Skyformer and Nyströmformer were published with, and FlexAttention for
-the exact Gaussian kernel (attention_peers.py); at each shape they take turns. A method that would need more memory than
-there is, or much more time than the others, is left out from there on, and the row says so; one that fails marks its
-own row. The JSON is drawn beside it (attention_plot.py).
+On a GPU: 65,536 tokens in all, two heads of 32, 128 landmarks, sequences of 512 to 131,072 tokens; then the shapes of
+the Long Range Arena and of vision transformers. On a CPU: 4,096 tokens, sequences of up to 8,192, and a small ViT's
+shape. `sizes` in the JSON, and the first line of output, say which. Measured are all registered attentions
+(`wellcond.register_attention`), torch's own (flash) first, and three references: Skyformer and Nyströmformer in the
+order of operations their authors published, and FlexAttention for the exact Gaussian kernel. At each shape they take
+turns. A method that runs out of memory or takes too long is skipped at longer lengths, and its row says so; one that
+fails marks its own row only. The JSON is drawn beside it (attention_page.py).
 
-Forward and backward have three times. `both ms` is as called from Python in a model: several calls, as of its layers
-(`calls` says how many), and one backward pass through all. `alone ms` is one call with a backward pass of its own, for
-which torch's engine wakes a thread and waits for it. `gpu ms` is without the host, as a CUDA graph: what counts where a
-model keeps its GPU busy, and where it is captured as a whole. A CPU has the first only, of single calls.
+Forward and backward are timed in three ways. `both ms` is as called from Python in a model: several calls, like those
+of its layers (`calls` says how many), share one backward pass. `alone ms` is one call with a backward pass of its own,
+including the time torch's autograd engine takes to start its thread. `gpu ms` is a CUDA graph, without the host: it
+counts where a model keeps the GPU busy, or is captured as a whole. A CPU has the first only, of single calls.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +24,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from wellcond.bench.attention_facts import cost_exponent
-from wellcond.bench.attention_peers import Function, Peer, peers_on
-from wellcond.bench.attention_plot import plot
+from wellcond.attention import ATTENTIONS, kernelized_attention
+from wellcond.attention.compat import skyformer_compat
+from wellcond.attention.landmarks import segment_means
+from wellcond.bench.attention_page import TORCH, cost_exponent, plot
 from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
 from wellcond.records import write_record
 
-__all__ = ["run"]
+__all__ = ["Peer", "flex_gaussian", "nystromformer", "peers_on", "run"]
 
 SEED = 0
 TOO_SLOW_MS = 1500.0
@@ -38,7 +40,25 @@ CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer, where they take longer
 AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
+COMPILED_AT = (1024, 4096, 16_384, 65_536)  # what is compiled anew for each shape takes longer to compile than to run
 Shape = tuple[int, int, int, int]
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Peer(NamedTuple):
+    """One method that is measured."""
+
+    name: str
+    function: Function
+    dtype: torch.dtype
+    twin: Function | None = None
+    """What computes the same by other means; the row says where output or gradients do not agree with it."""
+    lengths: tuple[int, ...] | None = None
+    """Where it is measured, if not everywhere."""
+    compiled: bool = False
+
+    def at(self, kind: str, n: int) -> bool:
+        return self.lengths is None or (kind == "length" and n in self.lengths)
 
 
 class Sizes(NamedTuple):
@@ -277,3 +297,77 @@ def _peak_mib(function: Callable[[], None], device: torch.device) -> float | Non
     torch.cuda.reset_peak_memory_stats(device)
     function()
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+# ---- what is measured
+
+
+def peers_on(device: torch.device, *, landmarks: int) -> list[Peer]:
+    """Every registered attention and the references. Torch's own comes first: the others are compared with it.
+
+    `num_landmarks` is set where an attention has such a setting; all other settings are the function's defaults.
+    """
+    half = torch.bfloat16 if device.type == "cuda" else torch.float32
+    peers = []
+    for name in sorted(ATTENTIONS, key=lambda name: name != "softmax"):
+        kind = ATTENTIONS[name]
+        few = {"num_landmarks": landmarks} if "num_landmarks" in kind.core.defaults else {}
+        peers.append(Peer(TORCH if name == "softmax" else name, functools.partial(kind.function, **few), half))
+        if name in PUBLISHED:
+            function, dtype = PUBLISHED[name]
+            peers.append(Peer(f"{name}, as published", functools.partial(function, **few), dtype or half))
+    if device.type == "cuda":
+        flex = flex_gaussian()
+        peers.append(Peer("kernelized by FlexAttention", flex, half, kernelized_attention, COMPILED_AT, compiled=True))
+    return peers
+
+
+def nystromformer(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, num_iterations: int = 6) -> Tensor:
+    """Nyströmformer in plain operations: three softmaxes, of which two have a row for each token, and a pseudo-inverse
+    whose iteration starts from one number for the whole batch.
+
+    It was published for lengths that the number of segments divides; elsewhere segments differ by one, as ours do.
+    """
+    scale = q.shape[-1] ** -0.25
+    q, k = q * scale, k * scale
+    of_queries, of_keys = (segment_means(t, num_landmarks)[0] for t in (q, k))
+    left, right = (q @ of_keys.mT).softmax(-1), (of_queries @ k.mT).softmax(-1)
+    middle = (of_queries @ of_keys.mT).softmax(-1)
+    z = middle.mT / (middle.sum(-1).amax() * middle.sum(-2).amax())
+    identity = torch.eye(middle.shape[-1], dtype=q.dtype, device=q.device)
+    for _ in range(num_iterations):
+        az = middle @ z
+        z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+    return (left @ z) @ (right @ v)
+
+
+PUBLISHED: dict[str, tuple[Callable[..., Tensor], torch.dtype | None]] = {
+    "skyformer": (skyformer_compat, torch.float32),
+    "nystrom": (nystromformer, None),
+}
+"""The order of operations that its authors published, in plain torch; and its dtype, where it has one of its own."""
+
+
+def flex_gaussian(*, compiled: bool = True) -> Function:
+    """The exact Gaussian kernel from a softmax: a bias for each key, and the log-sum-exp to undo the normalisation.
+
+    The bias is a function of the keys, so FlexAttention has to pass a gradient on to what its score_mod captured.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    flex: Any = flex_attention
+    if compiled:
+        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scale = 1 / math.sqrt(q.shape[-1])
+        half_k = 0.5 * scale * k.float().square().sum(-1)
+
+        def bias(score: Tensor, b: Tensor, h: Tensor, _i: Tensor, j: Tensor) -> Tensor:
+            return score - half_k[b, h, j]
+
+        out, aux = flex(q, k, v, score_mod=bias, scale=scale, return_aux=AuxRequest(lse=True))
+        half_q = 0.5 * scale * q.float().square().sum(-1)
+        return (out.float() * (aux.lse - half_q).exp()[..., None]).to(v.dtype)
+
+    return attention

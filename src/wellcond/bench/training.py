@@ -11,9 +11,11 @@ model alone in the same run, the faster of the two.
 import gc
 import math
 import os
+import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,7 +26,6 @@ from torch import Tensor, nn
 from wellcond.bench.photographs import write_photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
-from wellcond.bench.timm_train import timm_rate
 from wellcond.models.build import create_model
 from wellcond.records import read_rows
 from wellcond.train.compiler import mend_read_back
@@ -32,7 +33,7 @@ from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.replay import Replayed
 
-__all__ = ["run", "steady_rate"]
+__all__ = ["read_rate", "run", "steady_rate", "timm_rate"]
 
 SEED = 0
 MODEL = "vit_tiny_patch16_224"
@@ -42,6 +43,8 @@ STEADY_IMAGES = 102_400
 PROBE_EVERY = 1000
 QUICK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
+TIMM_LINE = re.compile(r"Train: (\d+) \[ *(\d+)/\d+ .*\(([\d.]+)s, +([\d.]+)/s\)")
+TIMM_TIMEOUT = 120.0
 EVERYTHING = ("plain", "mixed", "one by one", "probed")
 
 
@@ -246,3 +249,33 @@ def _forget_compiled() -> None:
     """Each model is compiled afresh: after some, torch would give up, or take the batch size for a variable."""
     torch.compiler.reset()
     gc.collect()
+
+
+def timm_rate(python: str, script: Path, options: Mapping[str, Any], *, batch: int) -> tuple[float, str]:
+    """Run timm's train.py: images per second in the steady part of its last epoch, and a note; NaN where it fails."""
+    command = [python, str(script.resolve())]
+    for name, value in options.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        command += [f"--{name}", *map(str, values)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMM_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return math.nan, f"stopped after {TIMM_TIMEOUT:g} s"
+    said = done.stdout + done.stderr
+    if done.returncode:
+        return math.nan, f"failed: {(said.strip().splitlines() or ['it said nothing'])[-1][:200]}"
+    return read_rate(said, batch=batch), ""
+
+
+def read_rate(said: str, *, batch: int) -> float:
+    """Images per second from the first line of the last epoch to its last, in what timm's train.py printed.
+
+    What it prints in brackets are means over the epoch so far, so the time of a line is its number of steps times the
+    mean.
+    """
+    lines = [(int(epoch), int(step), float(rate)) for epoch, step, _, rate in TIMM_LINE.findall(said)]
+    times = [((step + 1) * batch, (step + 1) * batch / rate) for epoch, step, rate in lines if epoch == lines[-1][0]]
+    if len(times) < 2:
+        raise ValueError("timm's train.py has said too few lines of progress; a lower --log-interval gives more")
+    (first, begin), (last, end) = times[0], times[-1]
+    return (last - first) / (end - begin)

@@ -5,7 +5,8 @@
     model = timm.create_model("vit_tiny_patch16_224", attn_layer=SkyformerAttention)
     find_attention("skyformer").function                         # the same by name
 
-`wellcond.replace_attention(model, "skyformer")` puts one into a model that exists, with its weights.
+`wellcond.replace_attention(model, "skyformer")` puts one into an existing model and keeps its weights.
+`register_attention` adds one: docs/adding-an-attention.md.
 """
 
 from .compat import skyformer_compat

@@ -3,10 +3,10 @@
     out = kernelized_attention(query, key, value)               # (…, heads, n, p) → (…, heads, n, c)
     layer = KernelizedAttention(192, num_heads=3)               # a module with timm's constructor
 
-Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are those
-of softmax, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and
-not normalised. The output grows with the number of keys: in float16 it is infinite beyond 65,504. Up to which norm of
-queries and keys weights are exact is said in numerics/gaussian.py: at any on a CPU, in float32 kernels up to some 400.
+Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are
+softmax's, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and not
+normalised. So the output grows with the number of keys; in float16 it overflows beyond 65,504. Weights are accurate for
+queries and keys of any norm on a CPU, and up to norms of about 400 in float32 kernels (numerics/gaussian.py).
 """
 
 import math
@@ -38,8 +38,8 @@ def kernelized_attention(
     """Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, in value's dtype, float32 at least inside.
 
     Args:
-        attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask),
-            which overflows float32 from 88 on.
+        attn_mask: boolean, True = keep; or floating point: what softmax would add to its logits is a factor exp(mask)
+            here, which overflows float32 from 88 on.
         dropout_p: drops weights.
         is_causal: key j counts for query i only if j ≤ i.
         scale: 1/√p unless given, as in softmax attention.

@@ -3,9 +3,9 @@
     out = linear_attention(query, key, value)                   # (…, heads, n, p) → (…, heads, n, c)
     layer = LinearAttention(192, num_heads=3, divisor=16.0)     # a module with timm's constructor
 
-Computed as Q (KᵀV) in time linear in n, or from the n × m scores where a causal flag, a mask that differs by query,
-or dropout asks for them. The output grows with the number of keys, as it does in Always Skip Attention, and with the
-norms of all three: in float16 it is infinite beyond 65,504, e.g. for queries and keys of norm 1e4.
+Computed as Q (KᵀV) in time linear in n, or from the n × m scores where `is_causal`, a mask that differs from query to
+query, or dropout needs them. The output grows with the number of keys, as it does in Always Skip Attention, and with
+the norms of all three: in float16 it overflows beyond 65,504, e.g. for queries and keys of norm 1e4.
 """
 
 import math
@@ -75,11 +75,11 @@ def linear_attention(
     """(QKᵀ / divisor) V, in float32 at least inside; in value's dtype.
 
     Args:
-        attn_mask: boolean, True = keep. One to be added to logits raises: scores that are never exponentiated have no
-            number that stands for "not at all".
+        attn_mask: boolean, True = keep. A floating-point mask raises: these scores are never exponentiated, so no
+            number added to them could mean "masked".
         dropout_p: drops scores.
         is_causal: key j counts for query i only if j ≤ i.
-        scale: instead of 1/divisor.
+        scale: replaces 1/divisor.
 
     A query whose keys are all masked gets zeros.
     """

@@ -1,4 +1,4 @@
-"""Softmax attention: torch's scaled_dot_product_attention under the name and in the clothes of the other attentions.
+"""Softmax attention: torch's scaled_dot_product_attention with the interface of the other attentions.
 
     out = softmax_attention(query, key, value)                 # (…, heads, n, p) → (…, heads, n, c)
     layer = SoftmaxAttention(192, num_heads=3)                 # timm's Attention, its weights too
@@ -34,7 +34,7 @@ def softmax_attention(
     check_scale(scale, negative=True)
     check_dropout(dropout_p)
     refuse_both(attn_mask, is_causal)
-    if other_derivatives(query, key, value):  # which the fused kernels do not have
+    if other_derivatives(query, key, value):  # forward mode and the like, which the fused kernels lack
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -53,7 +53,7 @@ def _attend(
         return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
     check_mask(attn_mask, query, key)
     attn_mask = attn_mask if attn_mask.ndim > 1 else attn_mask.reshape(1, -1)  # torch wants two dimensions
-    # Not every kernel behind it gives zeros for a row without keys: such a row attends to all keys, and is cleared.
+    # Not every SDPA backend gives zeros for a row without keys: let it attend to all keys, and clear it afterwards.
     if attn_mask.dtype == torch.bool:
         gone = ~attn_mask.any(-1, keepdim=True)
         attn_mask = attn_mask | gone

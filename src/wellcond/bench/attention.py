@@ -36,11 +36,11 @@ __all__ = ["Peer", "flex_gaussian", "nystromformer", "peers_on", "run"]
 
 SEED = 0
 TOO_SLOW_MS = 1500.0
-CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer, where they take longer than this
-AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
+CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer if they take longer than this
+AGREE = 0.05  # relative, of outputs and gradients: about ten times bfloat16's rounding
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
-COMPILED_AT = (1024, 4096, 16_384, 65_536)  # what is compiled anew for each shape takes longer to compile than to run
+COMPILED_AT = (1024, 4096, 16_384, 65_536)  # compiled for each shape, which takes longer than to run
 Shape = tuple[int, int, int, int]
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -52,9 +52,9 @@ class Peer(NamedTuple):
     function: Function
     dtype: torch.dtype
     twin: Function | None = None
-    """What computes the same by other means; the row says where output or gradients do not agree with it."""
+    """Another way to compute the same; the row notes where output or gradients disagree with it."""
     lengths: tuple[int, ...] | None = None
-    """Where it is measured, if not everywhere."""
+    """The lengths at which it is measured, if not at all."""
     compiled: bool = False
 
     def at(self, kind: str, n: int) -> bool:
@@ -88,7 +88,7 @@ QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times every attention on `device`; writes JSON to `output`, draws it beside it, and returns the JSON's path."""
+    """Time every attention on `device`; writes JSON to `output` and a drawing beside it; returns the JSON's path."""
     del batch_size  # the shapes are the benchmark's
     where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
@@ -125,8 +125,10 @@ def run(
 
 
 def _groups(peers: list[Peer], shapes: list[tuple[str, Shape]]) -> list[list[tuple[int, int]]]:
-    """Which shape and peer, by their places, in the order of measurement: by shapes, and what is compiled at the end,
-    since compilers leave processes behind that slow the host down."""
+    """(index of shape, index of peer) in the order of measurement: by shape, and what is compiled last.
+
+    Compilers leave processes behind that slow down the host.
+    """
     groups = [
         [(place, rank) for rank, peer in enumerate(peers) if peer.at(kind, shape[2]) and peer.compiled == compiled]
         for compiled in (False, True)
@@ -139,14 +141,14 @@ def _in_words(sizes: Sizes) -> str:
     said = f"{sizes.tokens:,} tokens in all, sequences of {sizes.lengths[0]:,} to {sizes.lengths[-1]:,}, "
     said += f"{sizes.landmarks} landmarks"
     if sizes is QUICK:
-        return f"quick: {said}; such times say that it runs, and nothing else"
+        return f"quick: {said}; these times only show that it runs"
     if sizes is ON_CPU:
         return f"on a CPU: {said}; a GPU is given {ON_GPU.tokens:,} tokens, and sequences up to {ON_GPU.lengths[-1]:,}"
     return said
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    """What would need a wide column for a few rows: dtypes, and what was left out or failed."""
+    """Lines below the table: dtypes, and what was skipped or failed."""
     dtypes = {row["method"]: row["dtype"] for row in rows}
     said = [
         f"{dtype}: {', '.join(m for m in dtypes if dtypes[m] == dtype)}" for dtype in dict.fromkeys(dtypes.values())
@@ -181,7 +183,7 @@ class _Trial:
         torch.autograd.grad(outs, every, [self.grad] * len(outs))
 
     def repeat(self, calls: int) -> None:
-        """Each layer with inputs of its own, so that no gradients are added up, though of the same numbers."""
+        """Give each layer its own inputs, of the same values, so that no gradients are accumulated."""
         q, k, v = self.inputs
         more = [(q.detach(), k.detach(), v.detach()) for _ in range(calls - 1)]
         self.layers = [self.inputs, *((a.requires_grad_(), b.requires_grad_(), c.requires_grad_()) for a, b, c in more)]
@@ -192,21 +194,21 @@ class _Trial:
             self.peer.function(*self.inputs)
 
     def keep(self) -> None:
-        """Notes what lies in a GPU's memory between the two passes: the result, and what its gradient needs."""
+        """Record the GPU memory held between the two passes: the result, and what is saved for backward."""
         before = torch.cuda.memory_allocated(self.device)
         out = self.peer.function(*self.inputs)
         self.row["kept memory MiB"] = (torch.cuda.memory_allocated(self.device) - before) / 2**20
         del out
 
     def guarded(self, function: Callable[[], None]) -> Callable[[], None]:
-        """`function`, which fails at most once: whatever one peer raises, the others are measured."""
+        """`function` with its errors caught and noted: whatever one peer raises, the others are measured."""
 
         def run() -> None:
             if self.failed:
                 return
             try:
                 function()
-            except Exception as error:  # compilers raise all kinds; it is not kept, or its frames would keep memory
+            except Exception as error:  # compilers raise anything; not stored, as its frames would hold memory
                 self._fail(error)
             if self.failed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -221,17 +223,17 @@ class _Trial:
 
     @property
     def too_much(self) -> bool:
-        """Whether longer sequences need not be tried."""
+        """Whether longer sequences are skipped."""
         return self.out_of_memory or (self.row["both ms"] or 0) > TOO_SLOW_MS
 
 
 def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats: int) -> None:
-    """Fills the rows of one shape. The peers take turns: what slows the host for a while hits none of them alone."""
+    """Fill the rows of one shape. The peers take turns, so that a slow moment of the host affects all of them."""
     for trial in trials:
         if trial.kind == "length" and trial.peer.name in slow:
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
-            trial.guarded(trial.alone)()  # once before: what libraries set aside for themselves is not counted
+            trial.guarded(trial.alone)()  # once before: memory that libraries reserve is not counted
             memory = _peak_mib(trial.guarded(trial.alone), device)
             forward = _peak_mib(trial.guarded(trial.forward), device)
             if not trial.failed:
@@ -265,7 +267,7 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
 
 
 def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tensor, Tensor], g: Tensor) -> str:
-    """Where `function` and `twin` differ in the output or a gradient by more than rounding, in words; "" if nowhere."""
+    """In which of output and gradients `function` and `twin` differ by more than rounding; "" if in none."""
     try:
         ours, theirs = (
             [out.detach(), *torch.autograd.grad(out, inputs, g, allow_unused=True, materialize_grads=True)]
@@ -280,7 +282,7 @@ def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tens
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises a plain RuntimeError."""
+    """The CPU allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -323,10 +325,10 @@ def peers_on(device: torch.device, *, landmarks: int) -> list[Peer]:
 
 
 def nystromformer(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, num_iterations: int = 6) -> Tensor:
-    """Nyströmformer in plain operations: three softmaxes, of which two have a row for each token, and a pseudo-inverse
-    whose iteration starts from one number for the whole batch.
+    """Nyströmformer in plain operations: three softmaxes, two of them with a row or column for each token, and a
+    pseudo-inverse whose starting point is scaled by one number for the whole batch.
 
-    It was published for lengths that the number of segments divides; elsewhere segments differ by one, as ours do.
+    It was published for lengths divisible by the number of segments; for others segment lengths differ by one, as ours.
     """
     scale = q.shape[-1] ** -0.25
     q, k = q * scale, k * scale
@@ -349,9 +351,9 @@ PUBLISHED: dict[str, tuple[Callable[..., Tensor], torch.dtype | None]] = {
 
 
 def flex_gaussian(*, compiled: bool = True) -> Function:
-    """The exact Gaussian kernel from a softmax: a bias for each key, and the log-sum-exp to undo the normalisation.
+    """The exact Gaussian kernel by FlexAttention: a bias for each key, and the log-sum-exp to undo the normalisation.
 
-    The bias is a function of the keys, so FlexAttention has to pass a gradient on to what its score_mod captured.
+    The bias depends on the keys, so FlexAttention has to propagate gradients to a tensor its score_mod captures.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

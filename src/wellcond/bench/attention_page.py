@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wellcond.attention import ATTENTIONS
 from wellcond.records import read_json, write_text
 from wellcond.report.figures import Axis, Series
 from wellcond.report.panels import Panel, panels_svg
@@ -146,6 +145,8 @@ def _memory(record: Record, *, column: str) -> str:
 
 def _speed(record: Record) -> str:
     """A few shapes and the registered attentions alone, as called and on the GPU alone."""
+    from wellcond.attention import ATTENTIONS  # with torch, which no other table needs
+
     methods = [method for method in _methods(record) if method == TORCH or method in ATTENTIONS]
     cells = []
     for shape in (shape for shape in FEW if rows_of(record, TORCH, shape)):

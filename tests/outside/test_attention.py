@@ -3,6 +3,7 @@
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import wellcond
-from wellcond.attention import ATTENTIONS, find_attention
+from wellcond.attention import ATTENTIONS, AttentionCore, find_attention
 from wellcond.bench import attention as bench
 from wellcond.records import read_json
 
@@ -161,4 +162,43 @@ def test_mistakes_in_a_registration_are_named() -> None:
 
     with pytest.raises(TypeError, match="'size' needs a default"):
         wellcond.register_attention("wrong")(without_default)
+    with pytest.raises(TypeError, match="SkyformerCore is the core of 'skyformer' already"):
+        wellcond.register_attention("wrong", core=find_attention("skyformer").core)
+    with pytest.raises(TypeError, match="set the flags of Own instead"):
+        wellcond.register_attention("wrong", core=type("Own", (AttentionCore,), {}), pairs=False)
     assert "wrong" not in ATTENTIONS
+
+
+def test_a_core_of_its_own_differs_from_the_function_where_it_says_so() -> None:
+    class SharpCore(AttentionCore):
+        """Sharper in training."""
+
+        defaults = {"tau": 3.0}  # noqa: RUF012
+
+        @classmethod
+        def check(cls, **settings: Any) -> None:
+            if settings["tau"] <= 0:
+                raise ValueError("tau must be positive")
+
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            settings = self.settings
+            return cosine_attention(*args, **kwargs, **{**settings, "tau": settings["tau"] * (1 + self.training)})
+
+    def sharp_attention(query: Tensor, key: Tensor, value: Tensor, *, tau: float = 10.0, power: int = 1) -> Tensor:
+        return cosine_attention(query, key, value, tau=tau, power=power)
+
+    wellcond.register_attention("sharp", core=SharpCore)(sharp_attention)
+    core = find_attention("sharp").layer(24, num_heads=3).core
+    assert core.settings == {"tau": 3.0, "power": 1}
+    q, k, v = torch.randn(3, 1, 3, 5, 8).unbind(0)
+    torch.testing.assert_close(core.train()(q, k, v), cosine_attention(q, k, v, tau=6.0))
+    torch.testing.assert_close(core.eval()(q, k, v), cosine_attention(q, k, v, tau=3.0))
+    with pytest.raises(ValueError, match="tau must be positive"):
+        find_attention("sharp").layer(24, num_heads=3, tau=-1.0)
+
+
+def test_a_method_without_pairs_is_kept_from_models_that_need_them() -> None:
+    wellcond.register_attention("cosine", pairs=False)(cosine_attention)
+    swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(1,), embed_dim=12, num_heads=(2,))
+    with pytest.raises(ValueError, match="relative position bias"):
+        wellcond.replace_attention(swin, "cosine")

@@ -64,8 +64,17 @@ def register_attention(
         core: a subclass of AttentionCore, where the module has to differ from the function: other defaults, another
             behaviour in training than in evaluation, weights of its own.
 
-    Raises ValueError for a name that is taken, TypeError for a signature that is not SDPA's.
+    Raises ValueError for a name that is taken, TypeError for a signature or a core that does not fit.
     """
+
+    if core is not None and not pairs:
+        raise TypeError(
+            f"attention {name!r}: pairs=False is for a derived core; set the flags of {core.__name__} instead"
+        )
+    if core is not None and core.name not in ("", name):
+        raise TypeError(
+            f"attention {name!r}: {core.__name__} is the core of {core.name!r} already; subclass AttentionCore"
+        )
 
     def register(function: Function) -> Function:
         defaults, missing = _read_signature(name, function)

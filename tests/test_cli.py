@@ -286,3 +286,40 @@ def test_one_set_takes_several_settings(wellcond, command, tmp_path, monkeypatch
     assert code in (1, 2)
     assert "a setting is written name=value, got 'epochs'" in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("wellcond re", {"report", "reproduce"}),
+        ("wellcond train vit_t", {"vit_tiny"}),
+        ("wellcond train digits --scale sm", {"smoke"}),
+        ("wellcond train digits --model vit_tiny_patch16_22", {"vit_tiny_patch16_224"}),
+        ("wellcond reproduce asa-fig1", {"asa-fig1b", "asa-fig1c"}),
+        ("wellcond theory sky-lemmaC", {"sky-lemmaC1", "sky-lemmaC2"}),
+        ("wellcond measure swin_base_patch4_window12", {"swin_base_patch4_window12_384"}),
+    ],
+)
+def test_the_shell_completes_commands_recipes_claims_and_models(wellcond, monkeypatch, words, found):
+    monkeypatch.setenv("_WELLCOND_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert set(wellcond()[1].split()) == found
+
+
+def test_the_completed_names_are_all_there_are():
+    """They are read without what they belong to, which takes seconds to import."""
+    import timm
+
+    from wellcond.cli.options import complete_models, complete_statements
+    from wellcond.theory.registry import STATEMENTS
+
+    assert complete_models("") == sorted(timm.list_models())
+    assert set(complete_statements("")) == set(STATEMENTS)
+
+
+def test_completion_needs_no_torch():
+    code = "import sys, wellcond.cli.options as o; o.complete_models('a'); o.complete_recipes(''); "
+    code += "o.complete_claims(''); o.complete_statements(''); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

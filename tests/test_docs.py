@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 import timm
 
+from wellcond.attention import ATTENTIONS
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture(autouse=True)
+def _attentions_of_pages_stay_there():
+    before = dict(ATTENTIONS)
+    yield
+    ATTENTIONS.clear()
+    ATTENTIONS.update(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -16,6 +16,7 @@ _HOME = {
         "Conditioning", "condition_number", "dct", "dct2", "effective_rank", "idct", "idct2",
         "jacobian_spectrum", "measure_conditioning", "singular_values", "spectral_power", "stable_rank",
     ),
+    "wellcond.attention": ("register_attention",),
     "wellcond.data": ("register_source",),
     "wellcond.graying": ("TokenGraying", "gray_tokens"),
     "wellcond.models": (
@@ -31,6 +32,7 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from wellcond.attention import register_attention as register_attention
     from wellcond.data import register_source as register_source
     from wellcond.graying import TokenGraying as TokenGraying
     from wellcond.graying import gray_tokens as gray_tokens

@@ -7,7 +7,7 @@ import torch
 
 from wellcond.attention import kernelized_attention, linear_attention, nystrom_attention, softmax_attention
 from wellcond.bench import attention
-from wellcond.bench.attention_peers import Peer, flex_gaussian, nystromformer
+from wellcond.bench.attention import Peer, flex_gaussian, nystromformer
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")

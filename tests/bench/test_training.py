@@ -8,7 +8,7 @@ import torch
 
 from wellcond.bench import training
 from wellcond.bench.photographs import write_photographs
-from wellcond.bench.timm_train import read_rate, timm_rate
+from wellcond.bench.training import read_rate, timm_rate
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -211,7 +211,7 @@ def test_blocks_and_with(vit: nn.Module, images: Tensor) -> None:
 def test_mistakes_change_nothing(vit: nn.Module, images: Tensor) -> None:
     before = vit(images)
     for name, settings, word in (
-        ("performer", {}, "softmax, linear, kernelized"),
+        ("performer", {}, "kernelized, linear, nystrom"),
         ("skyformer", {"landmark_count": 3}, "num_landmarks, gamma"),
         ("softmax", {"gamma": 1.0}, "it has none"),
         ("skyformer", {"gamma": -1.0}, "gamma"),

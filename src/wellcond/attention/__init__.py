@@ -5,7 +5,8 @@
     model = timm.create_model("vit_tiny_patch16_224", attn_layer=SkyformerAttention)
     find_attention("skyformer").function                         # the same by name
 
-`wellcond.replace_attention(model, "skyformer")` puts one into a model that exists, with its weights.
+`wellcond.replace_attention(model, "skyformer")` puts one into an existing model and keeps its weights.
+`register_attention` adds one: docs/adding-an-attention.md.
 """
 
 from .compat import skyformer_compat
@@ -13,7 +14,7 @@ from .kernelized import KernelizedAttention, kernelized_attention
 from .layer import AttentionCore, AttentionLayer
 from .linear import LinearAttention, linear_attention
 from .nystrom import NystromAttention, nystrom_attention
-from .registry import ATTENTIONS, AttentionKind, find_attention
+from .registry import ATTENTIONS, AttentionKind, find_attention, register_attention
 from .skyformer import SkyformerAttention, skyformer_attention
 from .softmax import SoftmaxAttention, softmax_attention
 
@@ -31,6 +32,7 @@ __all__ = [
     "kernelized_attention",
     "linear_attention",
     "nystrom_attention",
+    "register_attention",
     "skyformer_attention",
     "skyformer_compat",
     "softmax_attention",

@@ -1,6 +1,6 @@
-"""What every attention asks of its arguments before it computes.
+"""Argument checks that the attentions share.
 
-check_inputs(query, key, value)          # tensors of floating point that fit together
+check_inputs(query, key, value)          # floating-point tensors whose shapes and devices match
 check_scale(scale)                       # a number, or None for the default
 check_dropout(dropout_p)
 refuse_both(attn_mask, is_causal)
@@ -17,29 +17,31 @@ __all__ = ["check_dropout", "check_inputs", "check_scale", "is_number", "refuse_
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """ValueError for shapes that no attention takes: (…, n, p), (…, m, p) and (…, m, c) are wanted."""
+    """Raise unless the shapes are (…, n, p), (…, m, p) and (…, m, c), floating point, on one device."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         kinds = ", ".join(type(t).__name__ for t in (query, key, value))
-        raise TypeError(f"query, key and value are tensors; got {kinds}. A numpy array: torch.from_numpy(array)")
+        raise TypeError(
+            f"query, key and value must be tensors; got {kinds}. For a numpy array: torch.from_numpy(array)"
+        )
     q, k, v = query.shape, key.shape, value.shape
     floating = query.is_floating_point() and key.is_floating_point() and value.is_floating_point()
     together = query.device == key.device == value.device
     fits = len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]
     if floating and together and fits:
-        return  # the usual, and looked at in no more detail: it is every call's
+        return  # the common case, decided quickly: this runs at every call
     if not together:
         devices = ", ".join(str(t.device) for t in (query, key, value))
         raise ValueError(
-            f"query, key and value are on one device; got {devices}. Move them first, e.g. key.to(query.device)"
+            f"query, key and value must be on one device; got {devices}. Move them first, e.g. key.to(query.device)"
         )
     if not floating:
         kinds = ", ".join(str(t.dtype) for t in (query, key, value))
         raise ValueError(
-            f"query, key and value are floating-point; got {kinds}. Convert them first, e.g. query.float()"
+            f"query, key and value must be floating-point; got {kinds}. Convert them first, e.g. query.float()"
         )
     shapes = [tuple(t.shape) for t in (query, key, value)]
     if not all(t.ndim >= 2 for t in (query, key, value)):
-        raise ValueError(f"query, key and value are (…, heads, tokens, width); got {shapes}")
+        raise ValueError(f"query, key and value must be (…, heads, tokens, width); got {shapes}")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ValueError(
             f"query {shapes[0]}, key {shapes[1]} and value {shapes[2]} do not fit: query and key need the same width, "
@@ -53,17 +55,17 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, numpy's or a compiler's too; a tensor or a truth value is none."""
+    """Whether it is a real number, including numpy's and torch.compile's symbols; tensors and booleans are not."""
     return isinstance(value, int | float | Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 
 def check_scale(scale: Any, *, negative: bool = False) -> None:
-    """TypeError for what is no number, ValueError for one that cannot be; a `negative` one makes sense for logits."""
+    """TypeError for anything but a number, ValueError for infinite ones, and for negative ones unless `negative`."""
     if scale is None:
         return
     if isinstance(scale, Tensor):
         raise TypeError(
-            "scale is a number, and gets no gradient; for a learned one multiply query and key each by its square root"
+            "scale must be a number, and gets no gradient; for a learned one multiply query and key by its square root"
         )
     if not is_number(scale):
         raise TypeError(f"scale={scale!r} must be a number, or None for 1/√p")
@@ -75,13 +77,13 @@ def check_scale(scale: Any, *, negative: bool = False) -> None:
 
 def check_dropout(dropout_p: float) -> None:
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p={dropout_p} is a probability, from 0 to 1")
+        raise ValueError(f"dropout_p={dropout_p} must be a probability, from 0 to 1")
 
 
 def refuse_both(attn_mask: Tensor | None, is_causal: bool) -> None:
-    """A mask and the flag: which of them would count?"""
+    """ValueError where a mask and `is_causal` are both given."""
     if attn_mask is not None and is_causal:
         raise ValueError(
-            "give attn_mask or is_causal, not both. One mask for both: with causal = torch.ones(n, m, dtype=torch.bool)"
+            "give attn_mask or is_causal, not both. To combine them, with causal = torch.ones(n, m, dtype=torch.bool)"
             ".tril(), mask & causal; of numbers to be added, mask.masked_fill(~causal, -torch.inf)"
         )

@@ -1,11 +1,11 @@
-"""Skyformer in the order of operations of its published code, quirks included, so that its numbers can be compared.
+"""Skyformer in the order of operations of its published code, quirks included, to compare numbers with it.
 
-    out = skyformer_compat(query, key, value)                    # what skyformer_attention(…, compat=True) gives
+    out = skyformer_compat(query, key, value)                    # the same as skyformer_attention(…, compat=True)
 
-What differs from `skyformer_attention`, by intent: one draw of landmark positions for all samples and heads, at every
-call and with replacement, from the first tokens of each sample, as many as count; an iteration of six steps that starts
-from Nᵀ/c, with c one number for the whole batch; all 2n × d kernel values stored, and an n × d × d product. It is also
-the plain twin that benchmarks time. Unlike there, the head may have any width.
+Deliberate differences from `skyformer_attention`: landmark positions are drawn once for all samples and heads, at every
+call, with replacement, among the unmasked tokens, which are assumed to come first; six iterations start from Nᵀ/c with
+one c for the whole batch; all 2n × d kernel values are stored, and there is an n × d × d product. Benchmarks time it as
+"as published". Unlike in the published code, heads may have any width.
 """
 
 import math
@@ -38,8 +38,8 @@ def skyformer_compat(
     """κ(Q, L) · (N-iteration of κ(L, L) + γI) · κ(L, K) V, in float32 at least; in value's dtype.
 
     Args:
-        attn_mask: a boolean mask of keys, (b, 1, 1, m); tokens that count should come first, as the code assumes. Its
-            masks say 1 or 0: one of numbers to be added to logits raises.
+        attn_mask: a boolean mask of keys, (b, 1, 1, m); unmasked tokens should come first, as the published code
+            assumes. A floating-point mask raises.
         draws: (d,) numbers in [0, 1) that choose the landmarks, the first half among the queries; drawn if not given.
     """
     check_inputs(query, key, value)
@@ -47,14 +47,14 @@ def skyformer_compat(
     n, p = query.shape[-2:]
     if key.shape[-2] != n:
         raise ValueError(
-            f"compat=True is for as many queries as keys, as in the published code; got {n}, {key.shape[-2]}"
+            f"compat=True needs as many queries as keys, as the published code does; got {n} and {key.shape[-2]}"
         )
     scale = 1 / math.sqrt(p) if scale is None else scale
     wide = torch.promote_types(value.dtype, torch.float32)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         raise ValueError(
-            f"compat=True is the authors' code: its masks are boolean, True = keep; this one is {attn_mask.dtype}. "
-            "If it is 0 where keys count and very negative elsewhere, pass mask > -1"
+            f"compat=True follows the authors' code, which takes boolean masks, True = keep; this one is "
+            f"{attn_mask.dtype}. If it is 0 where keys count and very negative elsewhere, pass mask > -1"
         )
     mask = key_mask(attn_mask, query, key, method="Skyformer")
     if min(query.numel(), value.numel()) == 0:

@@ -3,10 +3,10 @@
     out = kernelized_attention(query, key, value)               # (…, heads, n, p) → (…, heads, n, c)
     layer = KernelizedAttention(192, num_heads=3)               # a module with timm's constructor
 
-Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are those
-of softmax, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and
-not normalised. The output grows with the number of keys: in float16 it is infinite beyond 65,504. Up to which norm of
-queries and keys weights are exact is said in numerics/gaussian.py: at any on a CPU, in float32 kernels up to some 400.
+Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are
+softmax's, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and not
+normalised. So the output grows with the number of keys; in float16 it overflows beyond 65,504. Weights are accurate for
+queries and keys of any norm on a CPU, and up to norms of about 400 in float32 kernels (numerics/gaussian.py).
 """
 
 import math
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
-from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask, key_mask, one_row
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
@@ -25,6 +25,7 @@ from wellcond.numerics.gaussian_weights import gaussian_weights
 __all__ = ["KernelizedAttention", "KernelizedCore", "kernelized_attention", "weighted"]
 
 
+@register_attention("kernelized")
 def kernelized_attention(
     query: Tensor,
     key: Tensor,
@@ -37,8 +38,8 @@ def kernelized_attention(
     """Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, in value's dtype, float32 at least inside.
 
     Args:
-        attn_mask: boolean, True = keep; or numbers that would be added to softmax's logits, here a factor exp(mask),
-            which overflows float32 from 88 on.
+        attn_mask: boolean, True = keep; or floating point: what softmax would add to its logits is a factor exp(mask)
+            here, which overflows float32 from 88 on.
         dropout_p: drops weights.
         is_causal: key j counts for query i only if j ≤ i.
         scale: 1/√p unless given, as in softmax attention.
@@ -83,23 +84,4 @@ def _with_weights(
         return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
 
 
-class KernelizedCore(AttentionCore):
-    """`kernelized_attention` inside a module."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return kernelized_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-class KernelizedAttention(AttentionLayer):
-    """Multi-head kernelized attention."""
-
-    core_class = KernelizedCore
+KernelizedCore, KernelizedAttention = find_attention("kernelized").core, find_attention("kernelized").layer

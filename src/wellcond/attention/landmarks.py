@@ -1,17 +1,17 @@
-"""Landmarks: the few tokens, or means of tokens, that stand for all of them.
+"""Landmarks: the few tokens, or means of tokens, that represent all of them.
 
     chosen = choose_landmarks(query, key, 128, "spread")              # half from the queries, half from the keys
     chosen.rows, chosen.valid                                         # (…, d, p); None, or (…, d): which are real
-    at, of_queries = landmark_positions(query, key, 128, "spread")    # where they stand, if all tokens count
+    at, of_queries = landmark_positions(query, key, 128, "spread")    # their positions, without masks
     means, valid = segment_means(key, 64, keep)                       # means of consecutive tokens
 
-`spread`   evenly spaced tokens, the same at every call; keys stand halfway between queries, to be of other tokens.
-`random`   drawn without replacement, for each sample apart, from torch's generator or the one given.
+`spread`   evenly spaced tokens, the same at every call; keys are taken halfway between queries, so that tokens differ.
+`random`   drawn without replacement, separately for each sample, from torch's generator or the one given.
 `segment`  means of consecutive segments whose lengths differ by one at most.
 
-Only tokens that count are looked at, by their rank among those that count: where padding stands, how much of it there
-is, and what the batch mates are changes nothing. Where there are fewer tokens than landmarks, each is one, and the
-places left over are not valid. A side with too few tokens leaves its places to the other.
+Masked tokens are skipped, and the others are chosen by rank: neither the position and amount of padding nor the other
+samples of a batch change the result. With fewer tokens than landmarks every token is one, and the remaining places are
+not valid. If queries or keys are too few for their half, the others fill it.
 """
 
 from dataclasses import dataclass
@@ -42,15 +42,15 @@ class Landmarks:
     rows: Tensor
     """(…, d, p): queries first, then keys."""
     valid: Tensor | None = None
-    """bool, broadcastable to (…, d); None where all are. Rows that are not valid are zero."""
+    """bool, broadcastable to (…, d); None if all are. Rows that are not valid are zero."""
 
 
 def check_counts(num_landmarks: int, num_iterations: int) -> None:
-    """ValueError for numbers of landmarks and of steps that cannot be."""
+    """ValueError unless both are whole numbers, at least 1 and at least 0."""
     if not (_whole(num_landmarks) and num_landmarks > 0):
-        raise ValueError(f"num_landmarks={num_landmarks!r} cannot be: a whole number is needed, and at least one")
+        raise ValueError(f"num_landmarks={num_landmarks!r} must be a whole number, at least one")
     if not (_whole(num_iterations) and num_iterations >= 0):
-        raise ValueError(f"num_iterations={num_iterations!r} cannot be: give 0 or more, 6 is usual")
+        raise ValueError(f"num_iterations={num_iterations!r} must be a whole number, 0 or more; 6 is usual")
 
 
 def _whole(number: object) -> bool:
@@ -69,9 +69,9 @@ def choose_landmarks(
 ) -> Landmarks:
     """`count` landmarks from (…, n, p) and (…, m, p); `keep` masks are bool, broadcastable to (…, n) and (…, m)."""
     if method not in LANDMARKS:
-        raise ValueError(f"landmarks={method!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
+        raise ValueError(f"landmarks={method!r} is unknown; use {', '.join(map(repr, LANDMARKS))}")
     if count < 1:
-        raise ValueError(f"num_landmarks={count} cannot be: at least one is needed")
+        raise ValueError(f"num_landmarks={count} must be at least one")
     n, m = query.shape[-2], key.shape[-2]
     if query_keep is None and key_keep is None:
         if method != "segment":
@@ -106,9 +106,9 @@ def choose_landmarks(
 def landmark_positions(
     query: Tensor, key: Tensor, count: int, method: str, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, int]:
-    """Where `spread` or `random` landmarks stand, (…, d), the first among the queries; and how many those are.
+    """Positions of `spread` or `random` landmarks, (…, d), those among the queries first; and how many those are.
 
-    All tokens count. The leading dimensions are those of one draw: of the samples for `random`, none for `spread`.
+    Without masks. The leading dimensions are the samples' for `random`, and none for `spread`.
     """
     of_queries, of_keys = _halves(query.shape[-2], key.shape[-2], count)
     if method == "spread":
@@ -119,7 +119,7 @@ def landmark_positions(
 
 
 def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Means of `count` consecutive segments of the tokens (…, n, p) that count: (…, count, p), and which are real.
+    """Means of `count` consecutive segments of the unmasked tokens (…, n, p): (…, count, p), and which are valid.
 
     Lengths differ by one at most; with fewer tokens than segments each token is a segment, and the rest are not valid.
     """
@@ -137,18 +137,18 @@ def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Te
 
 
 def prefix_positions(draws: Tensor, lengths: Tensor) -> Tensor:
-    """⌊u · length⌋: where published code looks for landmarks, one draw for all samples, each a prefix of its length."""
+    """⌊u · length⌋: the published code's landmarks, one draw for all samples, each among the first `length` tokens."""
     return (draws * lengths[..., None]).long()
 
 
 def _shares(n: Tensor, m: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """How many landmarks are queries and how many are keys: half and half, as far as there are as many."""
+    """How many landmarks are queries and how many keys: half each, as far as there are enough of both."""
     of_queries = torch.minimum(n, (count - m).clamp_min(count - count // 2))
     return of_queries, torch.minimum(m, count - of_queries)
 
 
 def _halves(n: int, m: int, count: int) -> tuple[int, int]:
-    """The same for tokens that all count."""
+    """The same without masks."""
     of_queries = min(n, max(count - count // 2, count - m))
     return of_queries, min(m, count - of_queries)
 
@@ -163,7 +163,7 @@ def _make_spread_positions(n: int, m: int, of_queries: int, of_keys: int, device
     return torch.cat(parts)
 
 
-_kept_spread_positions = kept_constants(256)(_make_spread_positions)  # half a dozen launches on a GPU
+_kept_spread_positions = kept_constants(256)(_make_spread_positions)  # saves half a dozen launches on a GPU
 
 
 def _drawn(tokens: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
@@ -192,7 +192,7 @@ def _picked(
     method: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """For each place (…, d) one of `number` (…, 1) tokens among those that `keep` (…, n) names; beyond, any row."""
+    """For each place (…, d) one of `number` (…, 1) tokens that `keep` (…, n) marks True; beyond them, any row."""
     if method == "spread":
         ranks = _spread(place, quarter, keep.sum(-1, keepdim=True), number.clamp_min(1))
         return _gather(tokens, _position_of(ranks, keep))
@@ -204,9 +204,9 @@ def _picked(
 
 
 def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, place: Tensor, longest: int) -> Tensor:
-    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond, zero.
+    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond them, zero.
 
-    `total` is how many tokens are kept.
+    `total` is the number of tokens that are kept.
     """
     segments = number.clamp_min(1)
     first = place * total // segments
@@ -220,16 +220,16 @@ def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, p
 
 
 def _spread(place: Tensor, quarter: int, total: int | Tensor, number: int | Tensor) -> Tensor:
-    """In each of `number` equal parts of 0 … total − 1, what stands at so many quarters of it."""
+    """The position at `quarter` quarters of each of `number` equal parts of 0 … total − 1."""
     return (4 * place + quarter) * total // (4 * number)
 
 
 def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
-    """Where the token of each rank among those kept stands; some position for a rank there is not."""
+    """The position of the token of each rank among those kept; an arbitrary one for a rank that does not exist."""
     if keep is None:
         return ranks
     lead = torch.broadcast_shapes(ranks.shape[:-1], keep.shape[:-1])
-    if torch.compiler.is_compiling():  # torch 2.11 cannot compile a search for GPUs
+    if torch.compiler.is_compiling():  # torch 2.11 cannot compile searchsorted for GPUs
         in_order = (~keep).to(torch.uint8).sort(dim=-1, stable=True).indices.expand(*lead, keep.shape[-1])
         return in_order.gather(-1, ranks.expand(*lead, ranks.shape[-1]).clamp(0, keep.shape[-1] - 1))
     up_to = keep.expand(*lead, keep.shape[-1]).cumsum(-1)
@@ -244,7 +244,7 @@ def _gather(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def _by_sample(tokens: Tensor) -> tuple[int, ...]:
-    """The leading dimensions of what is drawn once for each sample and shared by its heads."""
+    """The leading dimensions of one draw for each sample, shared by its heads."""
     return (*tokens.shape[:-3], 1) if tokens.ndim > 2 else ()
 
 

@@ -4,51 +4,87 @@
     layer(tokens)                                                        # (b, n, 192) → (b, n, 192)
     timm.create_model("vit_tiny_patch16_224", attn_layer=SkyformerAttention)
 
-A core is a module without weights that holds the settings of one attention and maps query, key and value to the output;
-a layer adds projections with the names and the constructor of timm's Attention, so that weights load either way.
-timm's `attn_layer` wants a class. One with other settings is two lines:
+A core holds the settings of one attention and maps query, key and value to the output; a layer adds projections with
+the names and the constructor of timm's Attention, so that weights load either way. Both are derived from the
+attention's function (registry.py). timm's `attn_layer` takes a class; one with other settings is two lines:
 
     class Sky64(SkyformerAttention):
         __init__ = functools.partialmethod(SkyformerAttention.__init__, num_landmarks=64)
 """
 
+import importlib
 import inspect
-from typing import Any, ClassVar
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AttentionCore", "AttentionLayer"]
+__all__ = ["AttentionCore", "AttentionLayer", "stored_fraction"]
 
 
 class AttentionCore(nn.Module):
     """The settings of an attention, and the attention itself: (…, heads, n, p) → (…, heads, n, c).
 
+    `register_attention` derives one from a function: settings, their defaults and the call are the function's. Subclass
+    it only where the module has to differ from the function, and hand that class to `register_attention(name, core=…)`.
     `settings` are the keyword arguments that build it again.
     """
 
+    name: ClassVar[str] = ""
+    """What it is registered under."""
+    function: ClassVar[Callable[..., Tensor]]
+    """What it calls, with SDPA's arguments and the settings."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """The settings by name. Those that a subclass states itself replace the function's, or are added to them."""
     drops_weights: ClassVar[bool] = True
-    """Whether it has weights of which dropout could drop some."""
+    """Whether it has attention weights that dropout can act on."""
     takes_bias: ClassVar[bool] = True
-    """Whether each pair of tokens may have a number of its own added to its score: a relative position bias."""
-
+    """Whether a number can be added to the score of each pair of tokens: a relative position bias."""
     takes_pair_masks: ClassVar[bool] = True
-    """Whether each pair of tokens may be masked by a number added to its logit."""
+    """Whether a floating-point mask may differ from query to query."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        if settings:
-            raise TypeError(f"{type(self).__name__} has no settings {sorted(settings)}")
+        if unknown := sorted(settings.keys() - self.defaults.keys()):
+            has = ", ".join(self.defaults) or "none"
+            raise TypeError(f"{type(self).__name__} has no settings {unknown}; its settings are: {has}")
+        settings = {**self.defaults, **settings}
+        self.check(**settings)
+        for name, value in settings.items():
+            _store(self, name, _like_default(name, value, self.defaults[name]))
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        """Raise ValueError or TypeError for values that cannot work; all settings are given."""
+
+    @classmethod
+    def for_layer(cls, settings: Mapping[str, Any], *, num_heads: int, **factory: Any) -> Self:
+        """The core of a layer. Override it where the core has weights, which need the heads, a device and a dtype."""
+        return cls(**settings)
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """The names of `settings`, as its constructor has them."""
-        beside = ("self", "settings", "num_heads", "device", "dtype")
-        return tuple(name for name in inspect.signature(cls.__init__).parameters if name not in beside)
+        return tuple(cls.defaults)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {}
+        return {name: getattr(self, name) for name in self.defaults}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        attend = type(self).function
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, **self.settings)
 
     def with_bias(
         self,
@@ -59,12 +95,69 @@ class AttentionCore(nn.Module):
         keep: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attention with `bias` (…, n, m) added to the scores of those pairs that `keep` names."""
+        """Attention with `bias` (…, n, m) added to the scores; pairs that `keep` marks False do not attend."""
         mask = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
         return self(query, key, value, mask.to(query.dtype), dropout_p)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _by_name(self, "core") or super().__reduce_ex__(protocol)
+
+
+def stored_fraction(name: str) -> property:
+    """The attribute of a setting that is a float; `AttentionCore` stores it as two integers.
+
+    torch.compile treats a module's integers as constants, but its floats as inputs of the graph.
+    """
+
+    def get(self: AttentionCore) -> Any:
+        stored = getattr(self, f"_{name}")
+        return stored[0] / stored[1] if isinstance(stored, tuple) else stored
+
+    return property(get)
+
+
+def _store(core: AttentionCore, name: str, value: Any) -> None:
+    if isinstance(getattr(type(core), name, None), property):
+        finite = isinstance(value, float) and math.isfinite(value)
+        setattr(core, f"_{name}", value.as_integer_ratio() if finite else value)
+    else:
+        setattr(core, name, value)
+
+
+def _like_default(name: str, value: Any, default: Any) -> Any:
+    """The value as the type of its default, numpy's numbers too; TypeError where it is of another kind."""
+    kind = type(default)
+    if value is None or default is None or (isinstance(value, bool) and kind is bool):
+        return value
+    if isinstance(value, str) == (kind is str) and not isinstance(value, bool) and kind in (int, float, str):
+        try:
+            return operator.index(value) if kind is int else kind(value)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"{name}={value!r} must be of type {kind.__name__}, as its default {default!r} is")
+
+
+def _by_name(module: "AttentionCore | AttentionLayer", form: str) -> Any:
+    """How to pickle a module whose class `register_attention` made: by the name it is registered under.
+
+    None for any other class, which pickle finds by itself.
+    """
+    if "_derived" not in vars(type(module)):
+        return None
+    core = type(module) if isinstance(module, AttentionCore) else module.core_class
+    home = inspect.unwrap(core.function).__module__
+    return _make_again, (home, core.name, form), module.__getstate__()
+
+
+def _make_again(home: str, name: str, form: str) -> nn.Module:
+    importlib.import_module(home)  # which registers it, in a process that has not seen it yet
+    from wellcond.attention.registry import find_attention
+
+    cls = getattr(find_attention(name), form)
+    return cls.__new__(cls)
 
 
 class AttentionLayer(nn.Module):
@@ -100,8 +193,8 @@ class AttentionLayer(nn.Module):
             raise ValueError("qk_norm and scale_norm need a norm_layer, e.g. norm_layer=nn.LayerNorm")
         if attn_drop > 0 and not self.core_class.drops_weights:
             raise ValueError(
-                f"{type(self).__name__} never has the attention weights that attn_drop={attn_drop} would drop; use "
-                "proj_drop, on its output"
+                f"{type(self).__name__} never computes the attention weights that attn_drop={attn_drop} would drop; "
+                "use proj_drop, on its output"
             )
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.head_dim = num_heads, attn_head_dim or dim // num_heads
@@ -114,10 +207,7 @@ class AttentionLayer(nn.Module):
         self.gate = nn.Linear(dim, self.attn_dim, bias=qkv_bias, **like) if gated else None
         self.proj = nn.Linear(self.attn_dim, dim_out or dim, bias=proj_bias, **like)
         self.proj_drop = nn.Dropout(proj_drop)
-        self.core = self._make_core(settings, like)
-
-    def _make_core(self, settings: dict[str, Any], like: dict[str, Any]) -> AttentionCore:
-        return self.core_class(**settings)
+        self.core = self.core_class.for_layer(settings, num_heads=num_heads, **like)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         b, n, _ = x.shape
@@ -127,3 +217,6 @@ class AttentionLayer(nn.Module):
         y = self.norm(y.transpose(1, 2).reshape(b, n, self.attn_dim))
         y = y if self.gate is None else y * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(y))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _by_name(self, "layer") or super().__reduce_ex__(protocol)

@@ -3,9 +3,9 @@
     out = linear_attention(query, key, value)                   # (…, heads, n, p) → (…, heads, n, c)
     layer = LinearAttention(192, num_heads=3, divisor=16.0)     # a module with timm's constructor
 
-Computed as Q (KᵀV) in time linear in n, or from the n × m scores where a causal flag, a mask that differs by query,
-or dropout asks for them. The output grows with the number of keys, as it does in Always Skip Attention, and with the
-norms of all three: in float16 it is infinite beyond 65,504, e.g. for queries and keys of norm 1e4.
+Computed as Q (KᵀV) in time linear in n, or from the n × m scores where `is_causal`, a mask that differs from query to
+query, or dropout needs them. The output grows with the number of keys, as it does in Always Skip Attention, and with
+the norms of all three: in float16 it overflows beyond 65,504, e.g. for queries and keys of norm 1e4.
 """
 
 import math
@@ -16,14 +16,51 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, is_number, refuse_both
-from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.layer import AttentionCore
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.attention.masks import check_mask, key_mask, one_row
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 
 __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
 
+class LinearCore(AttentionCore):
+    """`linear_attention` inside a module: a model's own scale is not for it, and a bias is added to its scores."""
+
+    takes_pair_masks = False  # of numbers; booleans may differ from query to query
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        _check_divisor(settings["divisor"])
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        # Models hand over 1/√p, which is softmax's; linear attention has its divisor.
+        return linear_attention(query, key, value, attn_mask, dropout_p, is_causal, **self.settings)
+
+    def with_bias(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        factor = 1 / self.settings["divisor"]
+        return _from_scores(query, key, value, keep, dropout_p, False, factor, bias)
+
+
+@register_attention("linear", core=LinearCore)
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -38,11 +75,11 @@ def linear_attention(
     """(QKᵀ / divisor) V, in float32 at least inside; in value's dtype.
 
     Args:
-        attn_mask: boolean, True = keep. One to be added to logits raises: scores that are never exponentiated have no
-            number that stands for "not at all".
+        attn_mask: boolean, True = keep. A floating-point mask raises: these scores are never exponentiated, so no
+            number added to them could mean "masked".
         dropout_p: drops scores.
         is_causal: key j counts for query i only if j ≤ i.
-        scale: instead of 1/divisor.
+        scale: replaces 1/divisor.
 
     A query whose keys are all masked gets zeros.
     """
@@ -96,51 +133,4 @@ def _check_divisor(divisor: float) -> None:
         raise ValueError(f"divisor={divisor!r} must be a positive number; 16 is usual")
 
 
-class LinearCore(AttentionCore):
-    """`linear_attention` inside a module."""
-
-    takes_pair_masks = False  # but booleans
-
-    def __init__(self, *, divisor: float = 16.0) -> None:
-        super().__init__()
-        _check_divisor(divisor)
-        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
-        self._divisor = float(divisor).as_integer_ratio()
-
-    @property
-    def divisor(self) -> float:
-        return self._divisor[0] / self._divisor[1]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"divisor": self.divisor}
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        # A model's own 1/√p is for softmax: linear attention has its divisor.
-        return linear_attention(query, key, value, attn_mask, dropout_p, is_causal, divisor=self.divisor)
-
-    def with_bias(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
-        keep: Tensor | None = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        return _from_scores(query, key, value, keep, dropout_p, False, 1 / self.divisor, bias)
-
-
-class LinearAttention(AttentionLayer):
-    """Multi-head linear attention; `divisor` is its setting."""
-
-    core_class = LinearCore
+LinearAttention = find_attention("linear").layer

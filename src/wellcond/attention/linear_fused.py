@@ -2,8 +2,8 @@
 
     out = fused_linear(query, key, value, factor=1 / 16)        # (b, h, n, p), (b, h, m, p), (b, h, m, c)
 
-The same as Q (KᵀV) with torch's operations, of which forward and backward are some forty, and asking for them takes the
-CPU longer than they take a GPU. Plain twin: `tall_product` and `thin_product`, which also give second derivatives.
+The same as Q (KᵀV) with torch's operations, of which forward and backward take about forty: launching them takes longer
+than running them. Plain twin: `tall_product` and `thin_product`, which also give second derivatives.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernels take these: on an NVIDIA GPU, heads of at most 64 values of one dtype but float64."""
+    """Whether the kernels support these: an NVIDIA GPU, heads of width 64 at most, one dtype other than float64."""
     return (
         not torch.compiler.is_compiling()
         and fused_kernels(query.device)
@@ -52,7 +52,7 @@ def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) ->
 
 
 def _plan(*given: Tensor) -> Any:
-    """Not imported before it is needed: there may be no Triton."""
+    """Imported when needed: Triton may be missing."""
     from wellcond.numerics.triton.linear_plan import plan_for
 
     return plan_for(*given)
@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, small = ctx.saved_tensors
         grad = grads[0]
-        # a derivative of this one is asked for, or there is a batch of gradients
+        # a second derivative is wanted, or gradients are batched
         if torch.is_grad_enabled() or grad.dtype != value.dtype or batch_of_gradients(grad):
             return (*_plain_gradients(grad, query, key, value, ctx.factor), None)
         return (*ctx.plan.backward(packed(grad), query, key, value, ctx.factor, small), None)
@@ -84,7 +84,7 @@ class _Linear(torch.autograd.Function):
 def _plain_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients themselves, where these are asked for."""
+    """Gradients by plain operations, which can be differentiated again."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         inputs = [t.view_as(t) if further else t.detach().requires_grad_() for t in (query, key, value)]

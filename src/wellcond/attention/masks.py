@@ -1,12 +1,12 @@
-"""What an attention mask of scaled_dot_product_attention says about keys alone, for methods that know nothing else.
+"""Masks of keys, for methods that cannot mask single pairs of tokens.
 
     mask = key_mask(attn_mask, query, key)           # None, or KeyMask; ValueError for a mask that differs by query
-    mask.keep                                        # bool, broadcastable to (…, m): the keys that count
+    mask.keep                                        # bool, broadcastable to (…, m): the keys to attend to
     mask.weights                                     # exp(bias) of a floating-point mask, or None
-    keep = query_keep(query_mask, query)             # the same of queries, from a mask of our own
+    keep = query_keep(query_mask, query)             # the same for queries, from a query_mask
 
-Shapes and meaning are SDPA's: broadcastable to (…, heads, n, m), True = keep, or numbers added to the logits. A mask
-that hides padding has one row for all queries, `(b, 1, 1, m)`; it may also be such a row, expanded.
+Shapes and meaning are SDPA's: broadcastable to (…, heads, n, m), True = keep, or numbers added to the logits. A padding
+mask has one row for all queries, `(b, 1, 1, m)`, which may also be expanded.
 """
 
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ __all__ = ["KeyMask", "broadcasts", "check_mask", "key_mask", "one_row", "query_
 
 @dataclass(frozen=True, kw_only=True)
 class KeyMask:
-    """Which keys count, and how much: as many dimensions as (…, m), the last of them m, broadcastable to it."""
+    """Which keys are kept, and their weights: as many dimensions as (…, m), the last of them m, broadcastable to it."""
 
     keep: Tensor
-    """Dense along its last dimension, as kernels take it."""
+    """Contiguous along its last dimension, as the kernels need it."""
     weights: Tensor | None = None
-    """What a key's share is multiplied by: exp(bias). A key whose weight is 0 does not count."""
+    """The factor of each key, exp(bias). A key of weight 0 is masked."""
     bias: Tensor | None = None
     """A floating-point mask, float32 at least."""
 
 
 def broadcasts(t: Tensor, wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor may be expanded to a shape, as it is: no dimension of the shape grows."""
+    """Whether `t` can be expanded to the shape `wanted`."""
     return t.ndim <= len(wanted) and all(
         have in (1, want) for have, want in zip(reversed(t.shape), reversed(wanted), strict=False)
     )
 
 
 def one_row(attn_mask: Tensor) -> bool:
-    """Whether a mask says the same for every query, as far as its shape and strides tell."""
+    """Whether a mask is the same for every query, judged by its shape and strides."""
     return attn_mask.ndim < 2 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
 
 
@@ -60,10 +60,10 @@ def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
 def key_mask(
     attn_mask: Tensor | None, query: Tensor, key: Tensor, *, method: str = "this attention", relative: bool = False
 ) -> KeyMask | None:
-    """The mask as one of keys. Raises ValueError for a mask that differs by query, and for one that does not fit.
+    """The mask as a mask of keys. Raises ValueError where it differs from query to query, or does not fit.
 
     Args:
-        relative: numbers count by their differences alone, as in softmax; their largest is subtracted, of each row.
+        relative: only differences of a floating-point mask matter, as in softmax; each row's maximum is subtracted.
     """
     if attn_mask is None:
         return None
@@ -76,9 +76,9 @@ def key_mask(
             )
         reduced = f"mask.{'any' if attn_mask.dtype == torch.bool else 'amax'}(-2, keepdim=True)"
         raise ValueError(
-            f"{method} takes masks of keys only, (b, 1, 1, m), since landmarks mix the queries; this one is "
-            f"{tuple(attn_mask.shape)}. If it hides padding and nothing else, pass {reduced}, which says what any "
-            "query may see; for any other mask use softmax or kernelized attention"
+            f"{method} takes masks of keys only, (b, 1, 1, m), because landmarks mix the queries; this one is "
+            f"{tuple(attn_mask.shape)}. If it only hides padding, pass {reduced}; "
+            "for any other mask use softmax or kernelized attention"
         )
     row = _full_row(attn_mask if attn_mask.ndim < 2 else attn_mask[..., 0, :], query.ndim - 1, key.shape[-2])
     if row.dtype == torch.bool:
@@ -87,18 +87,20 @@ def key_mask(
     if relative and bias.shape[-1] > 0:
         bias = bias - bias.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(bias.dtype).min)
     weights = bias.exp()
-    return KeyMask(keep=_dense(weights != 0), weights=weights, bias=bias)  # a NaN counts, and is seen in the result
+    return KeyMask(keep=_dense(weights != 0), weights=weights, bias=bias)  # a NaN is kept, and shows in the result
 
 
 def query_keep(query_mask: Tensor, query: Tensor) -> Tensor:
-    """The queries that count, as `KeyMask.keep` has the keys; from a mask that broadcasts to (…, heads, n).
+    """The queries to keep, as `KeyMask.keep` for keys; from a mask that broadcasts to (…, heads, n).
 
-    One in the form of an attn_mask, (b, 1, 1, n), is taken too.
+    The shape of an attn_mask, (b, 1, 1, n), works too.
     """
     _check_tensor(query_mask, "query_mask")
     n, wanted = query.shape[-2], tuple(query.shape[:-1])
     if query_mask.dtype != torch.bool:
-        raise ValueError(f"query_mask is boolean, True for queries that are no padding; this one is {query_mask.dtype}")
+        raise ValueError(
+            f"query_mask must be boolean, True for queries that are not padding; this one is {query_mask.dtype}"
+        )
     row = query_mask.squeeze(-2) if query_mask.ndim == query.ndim and query_mask.shape[-2] == 1 else query_mask
     if not broadcasts(row, wanted):
         hint = "; write (b, n) as mask[:, None, :]" if query_mask.shape == (query.shape[0], n) else ""
@@ -112,7 +114,7 @@ def _check_tensor(mask: Tensor, name: str) -> None:
 
 
 def _full_row(row: Tensor, ndim: int, length: int) -> Tensor:
-    """With `ndim` dimensions, the last of them `length`: tokens that share one entry have one each to be counted."""
+    """With `ndim` dimensions, the last of them expanded to `length`, so that tokens can be counted."""
     row = row.reshape((1,) * (ndim - row.ndim) + tuple(row.shape))
     return row if row.shape[-1] == length else row.expand(*row.shape[:-1], length)
 

@@ -8,7 +8,8 @@ no more keys than landmarks gets exact softmax attention: each segment is a toke
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,10 @@ from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale
 from wellcond.attention.landmarks import check_counts, segment_means
-from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.layer import AttentionCore
 from wellcond.attention.masks import KeyMask, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.attention.softmax import softmax_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
 from wellcond.numerics.inverse import invert_by_iteration
@@ -27,6 +29,58 @@ from wellcond.numerics.tall import flat_product, tall_product, thin_product
 __all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
 
 
+class NystromCore(AttentionCore):
+    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, `conv` (num_heads, 33)."""
+
+    defaults = {"conv_kernel": None}  # noqa: RUF012
+    drops_weights = takes_bias = takes_pair_masks = False
+
+    def __init__(
+        self,
+        *,
+        num_heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        size = self.settings["conv_kernel"]
+        self.conv = None
+        if size is not None:
+            if num_heads is None:
+                raise ValueError(
+                    "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
+                )
+            self.conv_kernel = int(size)
+            self.conv = nn.Parameter(torch.empty(num_heads, size, device=device, dtype=dtype))
+            nn.init.uniform_(self.conv, -(size**-0.5), size**-0.5)
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        check_counts(settings["num_landmarks"], settings["num_iterations"])
+        size = settings["conv_kernel"]
+        if size is not None and (size < 1 or size % 2 == 0):
+            raise ValueError(f"conv_kernel={size} must be odd, so that it has a middle; 33 is usual")
+
+    @classmethod
+    def for_layer(cls, settings: Mapping[str, Any], *, num_heads: int, **factory: Any) -> Self:
+        return cls(**settings, num_heads=num_heads, **factory)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        settings = {**self.settings, "conv_kernel": self.conv}
+        return nystrom_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, **settings)
+
+
+@register_attention("nystrom", core=NystromCore)
 def nystrom_attention(
     query: Tensor,
     key: Tensor,
@@ -45,17 +99,17 @@ def nystrom_attention(
 
     Args:
         attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits, of which only differences
-            count. Segments are of tokens that count only. A mask that differs by query raises, and so does `is_causal`:
-            segments mix tokens.
+            matter. Masked tokens are in no segment. A mask that differs from query to query raises, and so does
+            `is_causal`: segments mix tokens.
         dropout_p: must be 0.
         scale: 1/√p unless given.
         num_landmarks: segments of the queries, and of the keys; their lengths differ by one at most. As many as keys,
             or more, is exact softmax attention.
-        num_iterations: steps towards the pseudo-inverse, for each matrix from a start of its own.
-        conv_kernel: (heads, k), k odd: a depthwise convolution of the values along the tokens that is added to the
-            output, where there are as many queries as keys.
-        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, and in no
-            segment. Where it is not given and there are as many queries as keys, it is the mask of the keys.
+        num_iterations: of the pseudo-inverse; each matrix has its own starting point.
+        conv_kernel: (heads, k), k odd: the weights of a depthwise convolution of the values along the tokens, added to
+            the output; needs as many queries as keys.
+        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, which
+            are then in no segment. By default the mask of the keys, if there are as many queries as keys.
 
     A sample whose keys are all masked gets zeros.
     """
@@ -67,7 +121,9 @@ def nystrom_attention(
     if conv_kernel is not None:
         _check_convolution(conv_kernel, value, query.shape[-2])
     if dropout_p > 0:
-        raise ValueError(f"Nyström attention has no weights that dropout_p={dropout_p} could drop; set it to 0")
+        raise ValueError(
+            f"Nyström attention never computes the weights that dropout_p={dropout_p} would drop; set it to 0"
+        )
     if is_causal:
         raise ValueError("Nyström attention cannot be causal, its segments mix tokens; use softmax_attention")
     mask = key_mask(attn_mask, query, key, method="Nyström attention", relative=True)
@@ -107,12 +163,12 @@ def _by_segments(
     num_iterations: int,
 ) -> Tensor:
     wide = torch.promote_types(value.dtype, torch.float32)
-    # In one pass wide, and heads that stand side by side apart: every product below needs both.
+    # Widen and make contiguous in one pass: every product below needs both.
     q, k, v = (t.to(wide, memory_format=torch.contiguous_format) for t in (query, key, value))
     keep = None if mask is None else mask.keep
     times = torch.matmul
     if keep is None and query_keep is None:
-        times = torch.bmm  # the same with fewer steps, forward and back
+        times = torch.bmm  # the same with fewer operations, forward and backward
         q, k, v = (t.flatten(0, -3) if t.ndim > 2 else t[None] for t in (q, k, v))
     of_queries, real_queries = segment_means(q, num_landmarks, query_keep)
     of_keys, real_keys = segment_means(k, num_landmarks, keep)
@@ -131,7 +187,7 @@ def _by_segments(
     )
     solved = times(inverse, tall_product(right.mT, v))
     if mask is not None:
-        few = mask.keep.sum(-1)[..., None, None] <= num_landmarks  # each of their keys is a segment
+        few = mask.keep.sum(-1)[..., None, None] <= num_landmarks  # every key is a segment of its own
         solved = torch.where(few, segment_means(v, num_landmarks, keep)[0], solved)
         if mask.bias is not None:
             biases = segment_means(mask.bias.to(wide)[..., None], num_landmarks, keep)[0].mT
@@ -141,13 +197,13 @@ def _by_segments(
 
 
 def _start(middle: Tensor, masked: bool) -> Tensor:
-    """`transposed_start` of a matrix without negative entries whose rows have the sum 1, or 0 where masked."""
+    """`transposed_start` for a non-negative matrix whose rows sum to 1, or to 0 where masked."""
     bound = middle.sum(-2, keepdim=True).amax(-1, keepdim=True)
     return middle.mT / (bound.clamp_min(torch.finfo(bound.dtype).tiny) if masked else bound)
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
-    """Row softmax over the columns kept; zeros where there is none."""
+    """Row softmax over the columns kept; zeros if there are none."""
     if keep is None:
         return logits.softmax(-1)
     gone = ~keep[..., None, :]
@@ -158,14 +214,14 @@ def _check_convolution(weight: Tensor, value: Tensor, n: int) -> None:
     if not isinstance(weight, Tensor):
         raise TypeError(
             f"conv_kernel={weight!r} must be a tensor of weights, (heads, odd size); its size alone is for the module, "
-            "NystromAttention(…, conv_kernel=33), which has such weights"
+            "NystromAttention(…, conv_kernel=33), which creates the weights"
         )
     if weight.ndim != 2 or value.ndim < 3 or value.shape[-3] != weight.shape[0] or weight.shape[1] % 2 == 0:
         raise ValueError(
             f"conv_kernel {tuple(weight.shape)} does not fit: (heads, odd size) for values {tuple(value.shape)}"
         )
     if value.shape[-2] != n:
-        raise ValueError(f"conv_kernel adds a convolution of {value.shape[-2]} values to {n} queries; leave it out")
+        raise ValueError(f"conv_kernel needs as many queries as values; got {n} and {value.shape[-2]}. Leave it out")
 
 
 def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None) -> Tensor:
@@ -178,64 +234,4 @@ def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None) -> Tensor:
     return F.conv2d(stacked, kernel, padding=(size // 2, 0), groups=heads).reshape(*lead, *value.shape[-3:])
 
 
-class NystromCore(AttentionCore):
-    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, (num_heads, 33)."""
-
-    drops_weights = False
-    takes_bias = False
-    takes_pair_masks = False
-
-    def __init__(
-        self,
-        *,
-        num_landmarks: int = 64,
-        num_iterations: int = 6,
-        conv_kernel: int | None = None,
-        num_heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        check_counts(num_landmarks, num_iterations)
-        self.num_landmarks, self.num_iterations = int(num_landmarks), int(num_iterations)
-        self.conv_kernel = None if conv_kernel is None else int(conv_kernel)
-        self.conv = None
-        if conv_kernel is not None:
-            if conv_kernel < 1 or conv_kernel % 2 == 0:
-                raise ValueError(f"conv_kernel={conv_kernel} must be odd, so that it has a middle; 33 is usual")
-            if num_heads is None:
-                raise ValueError(
-                    "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
-                )
-            self.conv = nn.Parameter(torch.empty(num_heads, conv_kernel, device=device, dtype=dtype))
-            nn.init.uniform_(self.conv, -(conv_kernel**-0.5), conv_kernel**-0.5)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("num_landmarks", "num_iterations", "conv_kernel")}
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return nystrom_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale,
-            num_landmarks=self.num_landmarks, num_iterations=self.num_iterations, conv_kernel=self.conv,
-        )  # fmt: skip
-
-
-class NystromAttention(AttentionLayer):
-    """Multi-head Nyström attention; settings as for `NystromCore`."""
-
-    core_class = NystromCore
-
-    def _make_core(self, settings: dict[str, Any], like: dict[str, Any]) -> AttentionCore:
-        if settings.get("conv_kernel") is not None:
-            settings = {**settings, "num_heads": self.num_heads, **like}
-        return super()._make_core(settings, like)
+NystromAttention = find_attention("nystrom").layer

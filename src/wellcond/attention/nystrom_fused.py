@@ -2,9 +2,9 @@
 
     out = fused_nystrom(query, key, value, num_landmarks=64, num_iterations=6, scale=s)
 
-The same as in nystrom.py for tokens that all count, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
-B = softmax(s Q̃Kᵀ)V, but with tokens left in half precision, no n×d ever stored, and a gradient written by hand. With
-Y = ZB and g the gradient of the result, the short side is
+The same as in nystrom.py without masks, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
+B = softmax(s Q̃Kᵀ)V, but tokens stay in half precision, no n × d matrix is stored, and the gradient is written by hand.
+With Y = ZB and g the gradient of the result, the short side is
 
     dY = Pᵀ g,    dB = Zᵀ dY,    dZ = dY Bᵀ,
 
@@ -25,8 +25,8 @@ __all__ = ["can_fuse", "fused_nystrom"]
 
 MOST_LANDMARKS = 128
 MOST_STEPS = 8
-"""Errors grow by 3.25 in each step of the iteration as the kernels have it, and are below half precision's own in
-eight. They would not be for float32, which has plain operations."""
+"""In the kernels' form of the iteration errors grow by 3.25 in each step; after eight they are still below half
+precision's own. For float32 they would not be, so it takes plain operations."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -55,9 +55,9 @@ def fused_nystrom(
 ) -> Tensor:
     """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
     if num_iterations < 0:
-        raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
+        raise ValueError(f"num_iterations={num_iterations} must be 0 or more; 6 is usual")
     query, key, value = packed(query), packed(key), packed(value)
-    counts = (int(num_landmarks), int(num_iterations))  # numpy's are no numbers for a kernel
+    counts = (int(num_landmarks), int(num_iterations))  # kernels take no numpy integers
     wanted = gradient_wanted(query, key, value)
     if torch.compiler.is_compiling():
         return _forward_op(query, key, value, *counts, scale, wanted)[0]
@@ -70,14 +70,14 @@ def fused_nystrom(
 
 
 def _plan(*given: Any) -> Any:
-    """Not imported before it is needed: there may be no Triton."""
+    """Imported when needed: Triton may be missing."""
     from wellcond.numerics.triton.nystrom_plan import plan_for
 
     return plan_for(*given)
 
 
 class _Nystrom(torch.autograd.Function):
-    """For eager calls: a custom operator costs some tens of microseconds more."""
+    """For eager calls: a custom operator costs tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -100,7 +100,7 @@ class _Nystrom(torch.autograd.Function):
 def _forward_op(
     query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, then what the gradient needs, or nothing where none is wanted)."""
+    """(out, then what is saved for backward; empty if no gradient is wanted)."""
     query, key, value = packed(query), packed(key), packed(value)
     plan = _plan(query, key, value, num_landmarks, num_iterations)
     out, space, work = plan.forward(query, key, value, scale, differentiable=wanted)

@@ -1,24 +1,36 @@
-"""The attentions by name.
+"""The attentions by name, and the decorator that adds one.
 
-kind = find_attention("skyformer")
-kind.function(query, key, value)                    # with SDPA's signature
-kind.layer(192, num_heads=3)                        # with timm's constructor
-kind.core(num_landmarks=64)                         # the settings and the attention, without projections
+    @register_attention("cosine")
+    def cosine_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, *, tau=10.0):
+        ...
+
+    kind = find_attention("cosine")
+    kind.function(query, key, value, tau=5.0)           # called like scaled_dot_product_attention
+    kind.layer(192, num_heads=3, tau=5.0)               # built like timm's Attention
+    kind.core(tau=5.0)                                  # the settings and the attention, without projections
+
+Everything follows from the function's signature. Its keyword-only arguments that are numbers, strings or booleans are
+the settings: of the module, of `replace_attention(model, "cosine", tau=5.0)`, and of what `save` and `load` remember.
+`wellcond bench attention` times every registered attention. Of SDPA's arguments those after `value` may be left out:
+the module then refuses what the function cannot do.
 """
 
-from collections.abc import Callable
+import functools
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from torch import Tensor
 
-from wellcond.attention.kernelized import KernelizedAttention, kernelized_attention
-from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.linear import LinearAttention, linear_attention
-from wellcond.attention.nystrom import NystromAttention, nystrom_attention
-from wellcond.attention.skyformer import SkyformerAttention, skyformer_attention
-from wellcond.attention.softmax import SoftmaxAttention, softmax_attention
+from wellcond.attention.layer import AttentionCore, AttentionLayer, stored_fraction
 
-__all__ = ["ATTENTIONS", "AttentionKind", "find_attention"]
+__all__ = ["ATTENTIONS", "AttentionKind", "find_attention", "register_attention"]
+
+SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +45,155 @@ class AttentionKind:
 
     @property
     def core(self) -> type[AttentionCore]:
-        """What both hold: the settings, and the attention without projections."""
+        """What a layer holds and `replace_attention` puts into a model: settings and attention, no projections."""
         return self.layer.core_class
 
 
-ATTENTIONS = {
-    kind.name: kind
-    for kind in (
-        AttentionKind(name="softmax", function=softmax_attention, layer=SoftmaxAttention),
-        AttentionKind(name="linear", function=linear_attention, layer=LinearAttention),
-        AttentionKind(name="kernelized", function=kernelized_attention, layer=KernelizedAttention),
-        AttentionKind(name="skyformer", function=skyformer_attention, layer=SkyformerAttention),
-        AttentionKind(name="nystrom", function=nystrom_attention, layer=NystromAttention),
-    )
-}
+ATTENTIONS: dict[str, AttentionKind] = {}
+
+
+def register_attention(
+    name: str, *, pairs: bool = True, core: type[AttentionCore] | None = None
+) -> Callable[[Function], Function]:
+    """Register the decorated function as an attention; the function itself is returned unchanged.
+
+    Args:
+        name: what `replace_attention`, a recipe's `attention=` and files of weights call it.
+        pairs: False for a method that never has one weight for each pair of tokens (landmarks, features): it then has
+            nothing for dropout to act on, takes no relative position bias, and only masks of keys.
+        core: a subclass of AttentionCore, where the module has to differ from the function: other defaults, another
+            behaviour in training than in evaluation, weights of its own.
+
+    Raises ValueError for a name that is taken, TypeError for a signature or a core that does not fit.
+    """
+
+    if core is not None and not pairs:
+        raise TypeError(
+            f"attention {name!r}: pairs=False is for a derived core; set the flags of {core.__name__} instead"
+        )
+    if core is not None and core.name not in ("", name):
+        raise TypeError(
+            f"attention {name!r}: {core.__name__} is the core of {core.name!r} already; subclass AttentionCore"
+        )
+
+    def register(function: Function) -> Function:
+        defaults, missing = _read_signature(name, function)
+        _check_name(name, function)
+        whole = _refusing(name, function, missing) if missing else function
+        title = "".join(part.capitalize() for part in name.replace("-", "_").split("_"))
+        if core is None:
+            flags: dict[str, Any] = {"drops_weights": pairs and "dropout_p" not in missing}
+            flags |= dict.fromkeys(("takes_bias", "takes_pair_masks"), pairs and "attn_mask" not in missing)
+            kind = _derive(f"{title}Core", AttentionCore, function, f"`{function.__name__}` inside a module.", flags)
+        else:
+            kind = core
+        _complete(kind, name, whole, defaults)
+        about = f"Multi-head {name} attention, built like timm's Attention; settings: {_listed(kind.defaults)}."
+        layer = _derive(f"{title}Attention", AttentionLayer, function, about, {"core_class": kind})
+        ATTENTIONS[name] = AttentionKind(name=name, function=whole, layer=layer)
+        return function
+
+    return register
 
 
 def find_attention(name: str) -> AttentionKind:
     """The attention of this name; ValueError, with the names there are, for any other."""
     if name not in ATTENTIONS:
-        raise ValueError(f"there is no attention {name!r}; use one of {', '.join(ATTENTIONS)}")
+        raise ValueError(
+            f"there is no attention {name!r}; use one of {', '.join(sorted(ATTENTIONS))}, or import the module that "
+            "registers it"
+        )
     return ATTENTIONS[name]
+
+
+def _read_signature(name: str, function: Callable[..., Tensor]) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings with their defaults, and which of SDPA's arguments are left out."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except NameError:  # an annotation that only type checkers can resolve
+        parameters = inspect.signature(function).parameters
+    positional = tuple(p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
+    if positional[:3] != SDPA[:3] or positional != tuple(arg for arg in SDPA if arg in positional):
+        raise TypeError(
+            f"attention {name!r}: {function.__name__}({', '.join(positional)}) must take the arguments of "
+            f"scaled_dot_product_attention, in its order: {', '.join(SDPA)}, of which those after value may be left "
+            "out. Settings follow as keyword-only arguments: *, num_features=64"
+        )
+    defaults = {}
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"attention {name!r}: write the settings out, each with its default, in place of {parameter}"
+            )
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.default is parameter.empty:
+                raise TypeError(f"attention {name!r}: its setting {parameter.name!r} needs a default")
+            if _is_setting(parameter):
+                defaults[parameter.name] = parameter.default
+    return defaults, frozenset(SDPA) - frozenset(positional)
+
+
+def _is_setting(parameter: inspect.Parameter) -> bool:
+    """Whether its values can be kept in a file: tensors and generators are arguments of one call, and no settings."""
+    plain = (bool, int, float, str)
+    if isinstance(parameter.default, plain):
+        return True
+    union = get_origin(parameter.annotation) in (Union, types.UnionType)
+    kinds = get_args(parameter.annotation) if union else (parameter.annotation,)
+    return any(kind in plain for kind in kinds)
+
+
+def _check_name(name: str, function: Callable[..., Tensor]) -> None:
+    if not name.replace("-", "_").isidentifier():
+        raise ValueError(f"{name!r} cannot name an attention: use letters, digits, - and _")
+    taken = ATTENTIONS.get(name)
+    known = taken and inspect.unwrap(taken.function)
+    if known and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+        raise ValueError(
+            f"there is an attention {name!r} already, {known.__module__}.{known.__qualname__}; choose another name"
+        )
+
+
+def _refusing(name: str, function: Callable[..., Tensor], missing: frozenset[str]) -> Callable[..., Tensor]:
+    """The function with all of SDPA's arguments; it raises for those that `function` does not take."""
+
+    @functools.wraps(function)
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **settings: Any,
+    ) -> Tensor:
+        usual = scale is None or math.isclose(scale, query.shape[-1] ** -0.5)  # models hand over 1/√p
+        given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        asked = {"attn_mask": attn_mask is not None, "dropout_p": dropout_p > 0, "is_causal": is_causal}
+        for argument in ("attn_mask", "dropout_p", "is_causal", "scale"):
+            if argument in missing and asked.get(argument, not usual):
+                raise ValueError(f"{name} attention takes no {argument}: its function has no such argument")
+        return function(query, key, value, **{k: v for k, v in given.items() if k not in missing}, **settings)
+
+    return attend
+
+
+def _derive(
+    title: str, base: type[Any], function: Callable[..., Tensor], doc: str, attributes: Mapping[str, Any]
+) -> type[Any]:
+    body = {"__doc__": doc, "__module__": function.__module__, "__qualname__": title, "_derived": True}
+    return type(title, (base,), {**body, **attributes})
+
+
+def _complete(core: type[AttentionCore], name: str, function: Callable[..., Tensor], defaults: dict[str, Any]) -> None:
+    """Give a core its function, and the function's settings beside those it states itself."""
+    core.name, core.function = name, staticmethod(function)
+    core.defaults = types.MappingProxyType({**defaults, **core.defaults})
+    for setting, default in core.defaults.items():
+        if isinstance(default, float):
+            setattr(core, setting, stored_fraction(setting))
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={default!r}" for name, default in settings.items()) or "none"

@@ -19,8 +19,9 @@ from wellcond.attention.checks import check_dropout, check_inputs, check_scale, 
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
-from wellcond.attention.layer import AttentionCore, AttentionLayer
+from wellcond.attention.layer import AttentionCore
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
 from wellcond.attention.softmax_kernel import attend, landmark_sums, widest_dtype
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
@@ -38,10 +39,50 @@ __all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
 
 SOLVERS = ("cholesky", "iteration")
 KERNELS = ("gaussian", "softmax")
-REGULAR = 1e-4  # a Cholesky factor's smallest diagonal entry, from which on κ(L, L) is not singular
-FLOAT32_EPS = 2.0**-23  # times d, what rounding may do to eigenvalues of κ(L, L): the fused kernels have it in float32
+REGULAR = 1e-4  # κ(L, L) counts as singular if a diagonal entry of its Cholesky factor is smaller
+FLOAT32_EPS = 2.0**-23  # times d: the rounding error of eigenvalues of κ(L, L), float32 in the fused kernels
 
 
+class SkyformerCore(AttentionCore):
+    """`skyformer_attention` inside a module.
+
+    `random` landmarks, its default, are drawn anew at each call in training, and are `spread` in evaluation, which is
+    therefore repeatable to the bit. With `compat` they are drawn in evaluation too.
+    """
+
+    defaults = {"landmarks": "random"}  # noqa: RUF012
+    drops_weights = takes_bias = takes_pair_masks = False
+
+    @classmethod
+    def check(cls, **settings: Any) -> None:
+        landmarks, solver, kernel, compat = (settings[name] for name in ("landmarks", "solver", "kernel", "compat"))
+        _check_settings(
+            settings["gamma"], solver, kernel, settings["num_landmarks"], settings["num_iterations"], compat
+        )
+        if isinstance(landmarks, Tensor):
+            raise TypeError("modules take landmarks by name; a tensor of them is for the function, skyformer_attention")
+        if landmarks not in LANDMARKS:
+            raise ValueError(f"landmarks={landmarks!r} is unknown; use {', '.join(map(repr, LANDMARKS))}")
+        if compat:
+            _check_compat(landmarks == "random", solver, kernel)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        settings = self.settings
+        if settings["landmarks"] == "random" and not self.training:
+            settings["landmarks"] = "spread"
+        return skyformer_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, **settings)
+
+
+@register_attention("skyformer", core=SkyformerCore)
 def skyformer_attention(
     query: Tensor,
     key: Tensor,
@@ -61,30 +102,30 @@ def skyformer_attention(
     compat: bool = False,
     query_mask: Tensor | None = None,
 ) -> Tensor:
-    """Kernelized attention through landmarks, in value's dtype; float32 at least wherever small differences count.
+    """Kernelized attention through landmarks, in value's dtype; at least float32 where small differences matter.
 
     Args:
-        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers that would be added to softmax's logits, here
-            factors exp(mask), which overflow float32 from 88 on. With the softmax kernel only their differences count.
-            Padding never changes the row of a token that counts. A mask that differs by query raises, and so does
-            `is_causal`: landmarks mix all tokens.
-        dropout_p: must be 0; the weights it would drop are never made.
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or floating point: what softmax would add to its logits is
+            a factor exp(mask) here, which overflows float32 from 88 on. With the softmax kernel only differences
+            matter. Padding never changes the result of an unmasked token. A mask that differs from query to query
+            raises, and so does `is_causal`: landmarks mix all tokens.
+        dropout_p: must be 0; the weights it would drop are never computed.
         scale: of ‖q − k‖²/2; 1/√p unless given, as in softmax attention.
-        num_landmarks: half from the queries, half from the keys; all of them, where there are no more.
-        gamma: γ, added to the diagonal of κ(L, L). At 0 the pseudo-inverse is taken.
-        landmarks: `spread` (evenly spaced, the same at every call), `random` (drawn anew, each sample for itself),
+        num_landmarks: half from the queries, half from the keys; all tokens, if there are no more.
+        gamma: γ, added to the diagonal of κ(L, L). At 0 the pseudo-inverse is used.
+        landmarks: `spread` (evenly spaced, the same at every call), `random` (new at every call and for each sample),
             `segment` (means of consecutive tokens), or a tensor (…, d, p) of your own.
-        solver: `cholesky`, exact; or `iteration`, `num_iterations` steps by matrix products. Where landmarks are alike
-            and the values centred, six of them are off by 0.1, nine by nothing (docs/attention.md).
+        solver: `cholesky`, exact; or `iteration`, `num_iterations` steps of matrix products. For similar landmarks and
+            centred values six steps may be off by 0.1, nine by 1e-10 (docs/attention.md).
         kernel: `gaussian`; or `softmax`: the same landmarks for the kernel exp(q·k · scale), divided by its row sums,
             an approximation of softmax attention. The paper advises against training with it. γ is relative to its
-            diagonal. Raises ValueError where tokens are so large that rounding leaves nothing of a row.
+            diagonal. Raises ValueError for tokens so large that a row sum is lost in rounding.
         generator: for `random`.
-        compat: what the authors' code computes, `skyformer_compat`: one draw of prefix positions for the whole batch at
-            every call, and an iteration that starts from a number shared by the batch. It has numbers of landmarks and
-            steps, gamma, scale, a generator and boolean masks of keys; other settings must be defaults.
-        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, and no
-            landmarks. Where it is not given and there are as many queries as keys, it is the mask of the keys.
+        compat: compute what the authors' code does (`skyformer_compat`): one draw of positions for the whole batch at
+            every call, and an iteration whose starting point is shared by the batch. It takes num_landmarks,
+            num_iterations, gamma, scale, a generator and boolean masks of keys; leave other settings at their defaults.
+        query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, which
+            are never landmarks. By default the mask of the keys, if there are as many queries as keys.
 
     A sample whose keys are all masked gets zeros.
     """
@@ -99,7 +140,7 @@ def skyformer_attention(
     check_dropout(dropout_p)
     if dropout_p > 0:
         raise ValueError(
-            f"Skyformer never has the attention weights that dropout_p={dropout_p} would drop; set it to 0"
+            f"Skyformer never computes the attention weights that dropout_p={dropout_p} would drop; set it to 0"
         )
     if is_causal:
         raise ValueError("Skyformer cannot be causal, its landmarks see every token; use kernelized_attention")
@@ -108,7 +149,7 @@ def skyformer_attention(
         _check_compat(landmarks in ("spread", "random"), solver, kernel)
         if query_mask is not None:
             raise ValueError(
-                "compat=True is the authors' code: it has no query_mask, the mask of keys is one of queries"
+                "compat=True follows the authors' code, which has no query_mask: the mask of keys is used for queries"
             )
         return skyformer_compat(
             query, key, value, attn_mask, scale=scale,
@@ -164,14 +205,14 @@ def _landmarks(
 
 
 def _query_keep(query: Tensor, key: Tensor, mask: KeyMask | None, query_mask: Tensor | None) -> Tensor | None:
-    """The queries that are no padding: by their own mask, or by that of the keys where there are as many."""
+    """The queries that are not padding: by query_mask, or by the mask of the keys if there are as many."""
     if query_mask is None and mask is not None and query.shape[-2] == key.shape[-2]:
         return mask.keep
     return query_mask
 
 
 def _count_rows(landmarks: Tensor, query: Tensor) -> int:
-    """How many landmarks a tensor of them holds; ValueError where it does not fit the queries."""
+    """The number of landmarks in a tensor; ValueError if it does not fit the queries."""
     d, p = landmarks.shape[-2] if landmarks.ndim > 1 else 0, query.shape[-1]
     if not landmarks.is_floating_point() or landmarks.device != query.device:
         raise ValueError(
@@ -190,10 +231,10 @@ def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: 
     """(κ(L, L) + γI)⁻¹ · sums, zero for landmarks that are not valid."""
     d = chosen.rows.shape[-2]
     singular = d > FLOAT64_CONDITION * gamma
-    if singular and solver == "iteration":  # below this γ it would invert rounding errors, some of them negative
+    if singular and solver == "iteration":  # below this γ it would invert rounding errors
         gamma = d * max(1 / FLOAT64_CONDITION, torch.finfo(sums.dtype).eps)
-    # In float32 1 + γ may be 1, so a float64 solve gets float64. Not so a pseudo-inverse: it would magnify directions
-    # that float32 sums know nothing of.
+    # In float32 1 + γ may be 1, so a float64 solve gets a float64 matrix. A pseudo-inverse does not: it would magnify
+    # directions that float32 sums do not resolve.
     rounded = d <= FLOAT32_CONDITION * gamma or (singular and solver == "cholesky")
     matrix = _matrix(chosen, scale, gamma, sums.dtype if rounded else None)
     if chosen.valid is not None:
@@ -208,10 +249,10 @@ def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: 
 def _solve_graded(
     chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for sums whose rows differ by many orders of magnitude; and what rounding does to the last column.
+    """The same for sums whose rows differ by many orders of magnitude; and the rounding error of the last column.
 
-    A pseudo-inverse errs in proportion to the largest of all rows; substitution with a Cholesky factor in proportion to
-    those that a row depends on. So that is taken for any γ, where the matrix has one.
+    The error of a pseudo-inverse is proportional to the largest row; that of substitution with a Cholesky factor to the
+    rows that a row depends on. So a Cholesky factor is used for any γ, if the matrix has one.
     """
     if chosen.valid is not None:
         sums = sums.masked_fill(~chosen.valid[..., None], 0)
@@ -231,8 +272,8 @@ def _solve_graded(
 
 
 def _matrix(chosen: Landmarks, scale: float, gamma: float, dtype: torch.dtype | None) -> Tensor:
-    """κ(L, L) + γI, the identity's for landmarks that are not valid; in `dtype` or, for None, as exact as can be."""
-    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, and float64 costs nothing.
+    """κ(L, L) + γI, with rows of the identity for invalid landmarks; in `dtype` or, if None, as exactly as possible."""
+    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, so float64 costs nothing.
     rows = chosen.rows.to(widest_dtype(chosen.rows))
     gram = gaussian_weights(rows, rows, scale=scale)
     gram = gram if dtype is None else gram.to(dtype)
@@ -249,7 +290,7 @@ def _check_settings(
     if not isinstance(compat, bool):
         raise TypeError(f"compat={compat!r} must be True or False")
     if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (matrix products alone)")
+        raise ValueError(f"solver={solver!r} is unknown; use 'cholesky' (exact) or 'iteration' (only matrix products)")
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is unknown; use 'gaussian' or 'softmax'")
     if not is_number(gamma):
@@ -261,74 +302,9 @@ def _check_settings(
 def _check_compat(default_landmarks: bool, solver: str, kernel: str) -> None:
     if not default_landmarks or solver != "cholesky" or kernel != "gaussian":
         raise ValueError(
-            "compat=True is the authors' code: it has its own landmarks, its own solver and one kernel; leave out "
+            "compat=True follows the authors' code, with its own landmarks, solver and kernel; leave out "
             "landmarks=, solver= and kernel="
         )
 
 
-class SkyformerCore(AttentionCore):
-    """`skyformer_attention` inside a module.
-
-    `random` landmarks are drawn anew at each call in training, and are `spread` in evaluation, which so repeats to the
-    bit. With `compat` they are drawn in evaluation too.
-    """
-
-    drops_weights = False
-    takes_bias = False
-    takes_pair_masks = False
-
-    def __init__(
-        self,
-        *,
-        num_landmarks: int = 128,
-        gamma: float = 0.1,
-        landmarks: str = "random",
-        solver: str = "cholesky",
-        num_iterations: int = 6,
-        kernel: str = "gaussian",
-        compat: bool = False,
-    ) -> None:
-        super().__init__()
-        _check_settings(gamma, solver, kernel, num_landmarks, num_iterations, compat)
-        if isinstance(landmarks, Tensor):
-            raise TypeError("modules take landmarks by name; a tensor of them is for the function, skyformer_attention")
-        if landmarks not in LANDMARKS:
-            raise ValueError(f"landmarks={landmarks!r} are unknown; use {', '.join(map(repr, LANDMARKS))}")
-        if compat:
-            _check_compat(landmarks == "random", solver, kernel)
-        self.num_landmarks, self.landmarks = int(num_landmarks), landmarks
-        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
-        self._gamma = float(gamma).as_integer_ratio()
-        self.solver, self.num_iterations, self.kernel, self.compat = solver, int(num_iterations), kernel, compat
-
-    @property
-    def gamma(self) -> float:
-        return self._gamma[0] / self._gamma[1]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        names = ("num_landmarks", "gamma", "landmarks", "solver", "num_iterations", "kernel", "compat")
-        return {name: getattr(self, name) for name in names}
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        landmarks = "spread" if self.landmarks == "random" and not self.training else self.landmarks
-        return skyformer_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale,
-            num_landmarks=self.num_landmarks, gamma=self.gamma, landmarks=landmarks, solver=self.solver,
-            num_iterations=self.num_iterations, kernel=self.kernel, compat=self.compat,
-        )  # fmt: skip
-
-
-class SkyformerAttention(AttentionLayer):
-    """Multi-head Skyformer attention; settings as for `SkyformerCore`."""
-
-    core_class = SkyformerCore
+SkyformerAttention = find_attention("skyformer").layer

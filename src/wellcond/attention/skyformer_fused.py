@@ -2,8 +2,8 @@
 
     out = fused_skyformer(query, key, value, keep, positions=positions, of_queries=64, scale=s, gamma=0.1)
 
-The same as in skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but with tokens left in half
-precision, landmarks never copied out of them, and a gradient written by hand. With U = κ(L, K)V, Y = ZU and g the
+The same as in skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but tokens stay in half
+precision, landmarks are not copied, and the gradient is written by hand. With U = κ(L, K)V, Y = ZU and g the
 gradient of the result, the landmarks' side is
 
     dY = κ(L, Q) g,    dU = Z dY,    dκ(L, L) = −dU Yᵀ,
@@ -84,29 +84,29 @@ def fused_skyformer(
 
 
 def packed(t: Tensor) -> Tensor:
-    """Dense along its last dimension, as the kernels take it, and with rows that 32 bits can address."""
+    """Contiguous along its last dimension, as the kernels need it, and with rows that 32 bits can address."""
     return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
 
 
 def refuse_batch(grad: Tensor) -> None:
-    """Raises where `torch.autograd.grad(…, is_grads_batched=True)` is at work, whose tensors have no memory."""
+    """Raise under `torch.autograd.grad(…, is_grads_batched=True)`, whose tensors have no memory of their own."""
     if batch_of_gradients(grad):
         raise RuntimeError(
-            "the fused kernels take one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
+            "the fused kernels compute one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
             "functional.jacobian, vectorize=True), or call the forward pass with WELLCOND_TRITON=0 set"
         )
 
 
 @functools.cache
 def _plans() -> Callable[..., Any]:
-    """Not imported before it is needed: there may be no Triton."""
+    """Imported when needed: Triton may be missing."""
     from wellcond.numerics.triton.landmark_plan import plan_for
 
     return plan_for
 
 
 class _Skyformer(torch.autograd.Function):
-    """For eager calls: a custom operator costs some tens of microseconds more."""
+    """For eager calls: a custom operator costs tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -139,7 +139,7 @@ def _forward_op(
     scale: float,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, then what the gradient needs)."""
+    """(out, then what is saved for backward)."""
     query, key, value, rows = (t if t is None else packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = _plans()(query, key, value, rows, positions, split, valid, keep)
     return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma, plan.counters.fresh())

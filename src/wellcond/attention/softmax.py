@@ -1,4 +1,4 @@
-"""Softmax attention: torch's scaled_dot_product_attention under the name and in the clothes of the other attentions.
+"""Softmax attention: torch's scaled_dot_product_attention with the interface of the other attentions.
 
     out = softmax_attention(query, key, value)                 # (…, heads, n, p) → (…, heads, n, c)
     layer = SoftmaxAttention(192, num_heads=3)                 # timm's Attention, its weights too
@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
-from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask
+from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.fastpaths import other_derivatives
 
 __all__ = ["SoftmaxAttention", "SoftmaxCore", "softmax_attention"]
 
 
+@register_attention("softmax")
 def softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -33,7 +34,7 @@ def softmax_attention(
     check_scale(scale, negative=True)
     check_dropout(dropout_p)
     refuse_both(attn_mask, is_causal)
-    if other_derivatives(query, key, value):  # which the fused kernels do not have
+    if other_derivatives(query, key, value):  # forward mode and the like, which the fused kernels lack
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -52,7 +53,7 @@ def _attend(
         return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
     check_mask(attn_mask, query, key)
     attn_mask = attn_mask if attn_mask.ndim > 1 else attn_mask.reshape(1, -1)  # torch wants two dimensions
-    # Not every kernel behind it gives zeros for a row without keys: such a row attends to all keys, and is cleared.
+    # Not every SDPA backend gives zeros for a row without keys: let it attend to all keys, and clear it afterwards.
     if attn_mask.dtype == torch.bool:
         gone = ~attn_mask.any(-1, keepdim=True)
         attn_mask = attn_mask | gone
@@ -63,23 +64,4 @@ def _attend(
     return out.masked_fill(gone, 0)
 
 
-class SoftmaxCore(AttentionCore):
-    """`softmax_attention` inside a module."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        return softmax_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-class SoftmaxAttention(AttentionLayer):
-    """Multi-head softmax attention."""
-
-    core_class = SoftmaxCore
+SoftmaxCore, SoftmaxAttention = find_attention("softmax").core, find_attention("softmax").layer

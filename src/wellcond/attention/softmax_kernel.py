@@ -1,11 +1,11 @@
 """Softmax's kernel exp(q·k · scale) by landmarks, for `skyformer_attention(…, kernel="softmax")`.
 
-sums = landmark_sums(chosen, key, value, mask, scale)       # what each landmark sums over the keys
+sums = landmark_sums(chosen, key, value, mask, scale)       # each landmark's sum over the keys
 out = attend(query, chosen, solve(sums), scale)             # divided by the row sums
 
-exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2) with the Gaussian kernel κ: the first factor goes with the
-row sums, and the last is a weight of the key. For tokens of norm 25 these differ by 10³⁰ and more, so that every row is
-divided by its largest weight before it is summed, and all of it is float64.
+exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2) with the Gaussian kernel κ: the first factor cancels
+against the row sums, and the last is a weight of the key. For tokens of norm 25 these weights differ by 10³⁰ and more,
+so every row is divided by its largest weight before it is summed, and everything is computed in float64.
 """
 
 import torch
@@ -15,15 +15,15 @@ from wellcond.attention.landmarks import Landmarks
 from wellcond.attention.masks import KeyMask
 from wellcond.numerics.fastpaths import exporting, other_derivatives
 
-LOST = 100  # times what rounding does to a row sum: below, it is good to one digit or none
+LOST = 100  # a row sum below this many times its rounding error has one correct digit or none
 __all__ = ["attend", "landmark_sums", "widest_dtype"]
 
 
 def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
-    """κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor; in float64 where there is."""
+    """κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor; in `widest_dtype`."""
     rows, dtype = chosen.rows, widest_dtype(key)
     values = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(dtype)
-    if mask is not None:  # what does not count may hold anything, and 0 · NaN is NaN
+    if mask is not None:  # masked tokens may hold anything, and 0 · NaN is NaN
         key, values = (t.masked_fill(~mask.keep[..., None], 0) for t in (key, values))
     logits = scale * rows.to(dtype) @ key.to(dtype).mT
     if mask is not None:
@@ -37,11 +37,11 @@ def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask |
 def attend(
     query: Tensor, chosen: Landmarks, solved: Tensor, scale: float, *, noise: Tensor, counts: Tensor | None
 ) -> Tensor:
-    """κ(Q, L) · solved, its values divided by the row sums in the last column; zero for rows that do not count.
+    """κ(Q, L) · solved, divided by the row sums in the last column; zero for rows that do not count.
 
-    Where a row sum is lost in rounding, so is the row: it raises ValueError, or gives NaN where values cannot be looked
-    at, as in compiled code. `noise` is what rounding does to that column of `solved`, (…, d, 1), and `counts`,
-    broadcastable to (…, n), says which rows have queries that are no padding, and keys.
+    Where a row sum is lost in rounding, so is the row: raises ValueError, or gives NaN where values cannot be read, as
+    in compiled code. `noise` is the rounding error of that column of `solved`, (…, d, 1), and `counts`, broadcastable
+    to (…, n), is True for rows whose query is not padding and that have keys.
     """
     dtype = solved.dtype
     logits = scale * query.to(dtype) @ chosen.rows.to(dtype).mT - _half_norms(chosen, scale, dtype)[..., None, :]
@@ -55,22 +55,22 @@ def attend(
     lost = lost if counts is None else lost & counts[..., None]
     if _may_look(out) and bool(lost.any()):
         raise ValueError(
-            f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding, for queries and "
+            f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding: queries and "
             "keys are too far apart. Scale them down or normalise them (qk_norm), raise gamma or num_landmarks, or "
-            "take softmax or nystrom attention"
+            "use softmax or nystrom attention"
         )
     return values.masked_fill(lost, torch.nan)
 
 
 def _may_look(t: Tensor) -> bool:
-    """Whether its values are there to decide by: not while code is compiled, captured or transformed."""
+    """Whether values can be read: not while code is compiled, captured or transformed."""
     if torch.compiler.is_compiling() or exporting() or t.is_meta or other_derivatives(t):
         return False
     return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def widest_dtype(like: Tensor) -> torch.dtype:
-    """float64, where the device has it."""
+    """float64, if the device has it."""
     return torch.float64 if like.device.type in ("cpu", "cuda", "meta") else torch.float32
 
 

@@ -1,20 +1,21 @@
 """`wellcond bench attention`: time and peak memory of every attention over the length, forward and with its gradient.
 
-On a GPU 65,536 tokens in all, two heads of 32, 128 landmarks, from 512 tokens a sequence to 131,072; then the shapes of
-the Long Range Arena and of vision transformers. A CPU is given 4,096 tokens, up to 8,192 in a sequence, and a small
-ViT's shape; `sizes` in the JSON, and the output's first line, say which of these it was. The peers: torch's own
-attention (flash), the orders of operations that Skyformer and Nyströmformer were published with, and FlexAttention for
-the exact Gaussian kernel (attention_peers.py); at each shape they take turns. A method that would need more memory than
-there is, or much more time than the others, is left out from there on, and the row says so; one that fails marks its
-own row. The JSON is drawn beside it (attention_plot.py).
+On a GPU: 65,536 tokens in all, two heads of 32, 128 landmarks, sequences of 512 to 131,072 tokens; then the shapes of
+the Long Range Arena and of vision transformers. On a CPU: 4,096 tokens, sequences of up to 8,192, and a small ViT's
+shape. `sizes` in the JSON, and the first line of output, say which. Measured are all registered attentions
+(`wellcond.register_attention`), torch's own (flash) first, and three references: Skyformer and Nyströmformer in the
+order of operations their authors published, and FlexAttention for the exact Gaussian kernel. At each shape they take
+turns. A method that runs out of memory or takes too long is skipped at longer lengths, and its row says so; one that
+fails marks its own row only. The JSON is drawn beside it (attention_page.py).
 
-Forward and backward have three times. `both ms` is as called from Python in a model: several calls, as of its layers
-(`calls` says how many), and one backward pass through all. `alone ms` is one call with a backward pass of its own, for
-which torch's engine wakes a thread and waits for it. `gpu ms` is without the host, as a CUDA graph: what counts where a
-model keeps its GPU busy, and where it is captured as a whole. A CPU has the first only, of single calls.
+Forward and backward are timed in three ways. `both ms` is as called from Python in a model: several calls, like those
+of its layers (`calls` says how many), share one backward pass. `alone ms` is one call with a backward pass of its own,
+including the time torch's autograd engine takes to start its thread. `gpu ms` is a CUDA graph, without the host: it
+counts where a model keeps the GPU busy, or is captured as a whole. A CPU has the first only, of single calls.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,22 +24,41 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from wellcond.bench.attention_facts import cost_exponent
-from wellcond.bench.attention_peers import Function, Peer, peers_on
-from wellcond.bench.attention_plot import plot
+from wellcond.attention import ATTENTIONS, kernelized_attention
+from wellcond.attention.compat import skyformer_compat
+from wellcond.attention.landmarks import segment_means
+from wellcond.bench.attention_page import TORCH, cost_exponent, plot
 from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
 from wellcond.records import write_record
 
-__all__ = ["run"]
+__all__ = ["Peer", "flex_gaussian", "nystromformer", "peers_on", "run"]
 
 SEED = 0
 TOO_SLOW_MS = 1500.0
-CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer, where they take longer than this
-AGREE = 0.05  # relative, of outputs and gradients: some ten times what rounding to bfloat16 leaves
+CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer if they take longer than this
+AGREE = 0.05  # relative, of outputs and gradients: about ten times bfloat16's rounding
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
+COMPILED_AT = (1024, 4096, 16_384, 65_536)  # compiled for each shape, which takes longer than to run
 Shape = tuple[int, int, int, int]
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Peer(NamedTuple):
+    """One method that is measured."""
+
+    name: str
+    function: Function
+    dtype: torch.dtype
+    twin: Function | None = None
+    """Another way to compute the same; the row notes where output or gradients disagree with it."""
+    lengths: tuple[int, ...] | None = None
+    """The lengths at which it is measured, if not at all."""
+    compiled: bool = False
+
+    def at(self, kind: str, n: int) -> bool:
+        return self.lengths is None or (kind == "length" and n in self.lengths)
 
 
 class Sizes(NamedTuple):
@@ -68,7 +88,7 @@ QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times every attention on `device`; writes JSON to `output`, draws it beside it, and returns the JSON's path."""
+    """Time every attention on `device`; writes JSON to `output` and a drawing beside it; returns the JSON's path."""
     del batch_size  # the shapes are the benchmark's
     where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
@@ -105,8 +125,10 @@ def run(
 
 
 def _groups(peers: list[Peer], shapes: list[tuple[str, Shape]]) -> list[list[tuple[int, int]]]:
-    """Which shape and peer, by their places, in the order of measurement: by shapes, and what is compiled at the end,
-    since compilers leave processes behind that slow the host down."""
+    """(index of shape, index of peer) in the order of measurement: by shape, and what is compiled last.
+
+    Compilers leave processes behind that slow down the host.
+    """
     groups = [
         [(place, rank) for rank, peer in enumerate(peers) if peer.at(kind, shape[2]) and peer.compiled == compiled]
         for compiled in (False, True)
@@ -119,14 +141,14 @@ def _in_words(sizes: Sizes) -> str:
     said = f"{sizes.tokens:,} tokens in all, sequences of {sizes.lengths[0]:,} to {sizes.lengths[-1]:,}, "
     said += f"{sizes.landmarks} landmarks"
     if sizes is QUICK:
-        return f"quick: {said}; such times say that it runs, and nothing else"
+        return f"quick: {said}; these times only show that it runs"
     if sizes is ON_CPU:
         return f"on a CPU: {said}; a GPU is given {ON_GPU.tokens:,} tokens, and sequences up to {ON_GPU.lengths[-1]:,}"
     return said
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    """What would need a wide column for a few rows: dtypes, and what was left out or failed."""
+    """Lines below the table: dtypes, and what was skipped or failed."""
     dtypes = {row["method"]: row["dtype"] for row in rows}
     said = [
         f"{dtype}: {', '.join(m for m in dtypes if dtypes[m] == dtype)}" for dtype in dict.fromkeys(dtypes.values())
@@ -161,7 +183,7 @@ class _Trial:
         torch.autograd.grad(outs, every, [self.grad] * len(outs))
 
     def repeat(self, calls: int) -> None:
-        """Each layer with inputs of its own, so that no gradients are added up, though of the same numbers."""
+        """Give each layer its own inputs, of the same values, so that no gradients are accumulated."""
         q, k, v = self.inputs
         more = [(q.detach(), k.detach(), v.detach()) for _ in range(calls - 1)]
         self.layers = [self.inputs, *((a.requires_grad_(), b.requires_grad_(), c.requires_grad_()) for a, b, c in more)]
@@ -172,21 +194,21 @@ class _Trial:
             self.peer.function(*self.inputs)
 
     def keep(self) -> None:
-        """Notes what lies in a GPU's memory between the two passes: the result, and what its gradient needs."""
+        """Record the GPU memory held between the two passes: the result, and what is saved for backward."""
         before = torch.cuda.memory_allocated(self.device)
         out = self.peer.function(*self.inputs)
         self.row["kept memory MiB"] = (torch.cuda.memory_allocated(self.device) - before) / 2**20
         del out
 
     def guarded(self, function: Callable[[], None]) -> Callable[[], None]:
-        """`function`, which fails at most once: whatever one peer raises, the others are measured."""
+        """`function` with its errors caught and noted: whatever one peer raises, the others are measured."""
 
         def run() -> None:
             if self.failed:
                 return
             try:
                 function()
-            except Exception as error:  # compilers raise all kinds; it is not kept, or its frames would keep memory
+            except Exception as error:  # compilers raise anything; not stored, as its frames would hold memory
                 self._fail(error)
             if self.failed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -201,17 +223,17 @@ class _Trial:
 
     @property
     def too_much(self) -> bool:
-        """Whether longer sequences need not be tried."""
+        """Whether longer sequences are skipped."""
         return self.out_of_memory or (self.row["both ms"] or 0) > TOO_SLOW_MS
 
 
 def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats: int) -> None:
-    """Fills the rows of one shape. The peers take turns: what slows the host for a while hits none of them alone."""
+    """Fill the rows of one shape. The peers take turns, so that a slow moment of the host affects all of them."""
     for trial in trials:
         if trial.kind == "length" and trial.peer.name in slow:
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
-            trial.guarded(trial.alone)()  # once before: what libraries set aside for themselves is not counted
+            trial.guarded(trial.alone)()  # once before: memory that libraries reserve is not counted
             memory = _peak_mib(trial.guarded(trial.alone), device)
             forward = _peak_mib(trial.guarded(trial.forward), device)
             if not trial.failed:
@@ -245,7 +267,7 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
 
 
 def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tensor, Tensor], g: Tensor) -> str:
-    """Where `function` and `twin` differ in the output or a gradient by more than rounding, in words; "" if nowhere."""
+    """In which of output and gradients `function` and `twin` differ by more than rounding; "" if in none."""
     try:
         ours, theirs = (
             [out.detach(), *torch.autograd.grad(out, inputs, g, allow_unused=True, materialize_grads=True)]
@@ -260,7 +282,7 @@ def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tens
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises a plain RuntimeError."""
+    """The CPU allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -277,3 +299,77 @@ def _peak_mib(function: Callable[[], None], device: torch.device) -> float | Non
     torch.cuda.reset_peak_memory_stats(device)
     function()
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+# ---- what is measured
+
+
+def peers_on(device: torch.device, *, landmarks: int) -> list[Peer]:
+    """Every registered attention and the references. Torch's own comes first: the others are compared with it.
+
+    `num_landmarks` is set where an attention has such a setting; all other settings are the function's defaults.
+    """
+    half = torch.bfloat16 if device.type == "cuda" else torch.float32
+    peers = []
+    for name in sorted(ATTENTIONS, key=lambda name: name != "softmax"):
+        kind = ATTENTIONS[name]
+        few = {"num_landmarks": landmarks} if "num_landmarks" in kind.core.defaults else {}
+        peers.append(Peer(TORCH if name == "softmax" else name, functools.partial(kind.function, **few), half))
+        if name in PUBLISHED:
+            function, dtype = PUBLISHED[name]
+            peers.append(Peer(f"{name}, as published", functools.partial(function, **few), dtype or half))
+    if device.type == "cuda":
+        flex = flex_gaussian()
+        peers.append(Peer("kernelized by FlexAttention", flex, half, kernelized_attention, COMPILED_AT, compiled=True))
+    return peers
+
+
+def nystromformer(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, num_iterations: int = 6) -> Tensor:
+    """Nyströmformer in plain operations: three softmaxes, two of them with a row or column for each token, and a
+    pseudo-inverse whose starting point is scaled by one number for the whole batch.
+
+    It was published for lengths divisible by the number of segments; for others segment lengths differ by one, as ours.
+    """
+    scale = q.shape[-1] ** -0.25
+    q, k = q * scale, k * scale
+    of_queries, of_keys = (segment_means(t, num_landmarks)[0] for t in (q, k))
+    left, right = (q @ of_keys.mT).softmax(-1), (of_queries @ k.mT).softmax(-1)
+    middle = (of_queries @ of_keys.mT).softmax(-1)
+    z = middle.mT / (middle.sum(-1).amax() * middle.sum(-2).amax())
+    identity = torch.eye(middle.shape[-1], dtype=q.dtype, device=q.device)
+    for _ in range(num_iterations):
+        az = middle @ z
+        z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+    return (left @ z) @ (right @ v)
+
+
+PUBLISHED: dict[str, tuple[Callable[..., Tensor], torch.dtype | None]] = {
+    "skyformer": (skyformer_compat, torch.float32),
+    "nystrom": (nystromformer, None),
+}
+"""The order of operations that its authors published, in plain torch; and its dtype, where it has one of its own."""
+
+
+def flex_gaussian(*, compiled: bool = True) -> Function:
+    """The exact Gaussian kernel by FlexAttention: a bias for each key, and the log-sum-exp to undo the normalisation.
+
+    The bias depends on the keys, so FlexAttention has to propagate gradients to a tensor its score_mod captures.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    flex: Any = flex_attention
+    if compiled:
+        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scale = 1 / math.sqrt(q.shape[-1])
+        half_k = 0.5 * scale * k.float().square().sum(-1)
+
+        def bias(score: Tensor, b: Tensor, h: Tensor, _i: Tensor, j: Tensor) -> Tensor:
+            return score - half_k[b, h, j]
+
+        out, aux = flex(q, k, v, score_mod=bias, scale=scale, return_aux=AuxRequest(lse=True))
+        half_q = 0.5 * scale * q.float().square().sum(-1)
+        return (out.float() * (aux.lse - half_q).exp()[..., None]).to(v.dtype)
+
+    return attention

@@ -1,66 +1,57 @@
-"""What a page says of `wellcond bench attention`, made from its JSON: tables, and the sentences that hold numbers.
+"""Tables and a figure from the JSON of `wellcond bench attention`.
 
     python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md README.md
-    write_page(Path("benchmarks/attention-h200.json"), Path("docs/attention.md"))      # the same for one page
+    plot(Path("benchmarks/attention-h200.json"))                         # → benchmarks/attention-h200.svg
 
-A page marks where they go, `<!-- bench attention: choice -->` … `<!-- end of choice -->`, and what stands between is
-replaced; the rest of the page is its author's. The parts are `choice` (sentences), `numbers` (all tables) and `speed`
-(a few rows).
+A page marks where a table goes, `<!-- bench attention: lengths -->` … `<!-- end of lengths -->`; what stands between
+the marks is replaced, and everything else is written by hand. `PARTS` names the tables.
+
+Ratios compare a method with torch's attention in the same turn, forward and backward. There are several times, as
+bench/attention.py says: CALLED from Python, on the GPU alone (a CUDA graph), and SINGLE calls with a backward pass
+each. Older records, and those of a CPU, lack some; their tables have no rows.
 """
 
 import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from wellcond.bench.attention_facts import (
-    CALLED,
-    FORWARD,
-    GPU,
-    KEPT,
-    PEAK,
-    PEAK_FORWARD,
-    TORCH,
-    Record,
-    exponent,
-    faster,
-    methods_of,
-    rows_of,
-    shapes_of,
-    spread,
-    taken,
-    times_of,
-    wins_from,
-)
-from wellcond.bench.attention_words import OURS, advice, choice, length_of, named, ratio_of, three_digits, times_sign
 from wellcond.records import read_json, write_text
+from wellcond.report.figures import Axis, Series
+from wellcond.report.panels import Panel, panels_svg
 
-__all__ = ["filled", "write_page"]
+__all__ = ["PARTS", "TORCH", "cost_exponent", "faster", "filled", "plot", "wins_from", "write_page"]
 
-MEMORIES = {
-    PEAK: "Peak memory above the inputs, forward and backward",
-    KEPT: "What lies there between the two passes, the result and what its gradient needs: a model has "
-    "that of all layers at once",
-    PEAK_FORWARD: "Peak memory above the inputs, forward without a gradient",
+Record = dict[str, Any]
+TORCH = "softmax (SDPA)"
+CALLED, GPU, SINGLE, FORWARD = "both ms", "gpu ms", "alone ms", "forward ms"
+TIMES = {CALLED: "as called", GPU: "GPU alone", SINGLE: "single call"}
+NAMES = {  # what a shape is known for
+    "16×2×4096×32": "LRA Text, Retrieval",
+    "32×2×2048×32": "LRA ListOps",
+    "128×2×1024×32": "LRA Pathfinder",
+    "256×2×1024×32": "LRA Image",
+    "64×3×197×64": "ViT-Ti, 64 images",
+    "64×12×197×64": "ViT-B, 64 images",
+    "8×12×4096×64": "ViT-B's heads, 4,096 tokens",
+    "1×16×16384×64": "ViT-L's heads, 16,384 tokens",
 }
 FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for the README
 
 
 def write_page(json_path: Path, page_path: Path) -> Path:
-    """Writes the marked parts of the page anew from the benchmark's JSON, and returns the page's path."""
+    """Rewrite the marked tables of the page from the benchmark's JSON; returns the page's path."""
     write_text(page_path, filled(json_path, page_path))
     return page_path
 
 
 def filled(json_path: Path, page_path: Path) -> str:
-    """The page as `write_page` would leave it. ValueError for another file, or a page whose marks do not fit."""
-    try:
-        record = read_json(json_path)
-    except ValueError as error:
-        raise ValueError(f"{json_path} holds no JSON ({error}); give the file that `wellcond bench` wrote") from error
-    if not isinstance(record, dict) or record.get("benchmark") != "attention":
-        raise ValueError(f"{json_path} is not a record of `wellcond bench attention`; give the JSON that it wrote")
+    """The page as `write_page` would leave it. ValueError for another file, or for marks that are wrong."""
+    record = _read(json_path)
     text = Path(page_path).read_text(encoding="utf-8")
     found = re.findall(r"<!-- bench attention: (.*?) -->", text)
     if not found or not set(found) <= set(PARTS) or len(set(found)) < len(found):
@@ -72,153 +63,315 @@ def filled(json_path: Path, page_path: Path) -> str:
         begin, end = f"<!-- bench attention: {name} -->", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
         if rest.count(end) != 1:
-            raise ValueError(f"{page_path} has no single `{end}` after `{begin}`; put one where the part ends")
+            raise ValueError(f"{page_path} needs exactly one `{end}` after `{begin}`; put it where the table ends")
         text = f"{before}{begin}\n{PARTS[name](record)}\n{end}{rest.split(end)[1]}"
     return text
+
+
+def _read(json_path: Path) -> Record:
+    try:
+        record = read_json(json_path)
+    except ValueError as error:
+        raise ValueError(f"{json_path} holds no JSON ({error}); give the file that `wellcond bench` wrote") from error
+    if not isinstance(record, dict) or record.get("benchmark") != "attention":
+        raise ValueError(f"{json_path} is not a record of `wellcond bench attention`; give the JSON that it wrote")
+    return record
 
 
 # ---- tables
 
 
-def _numbers(record: Record) -> str:
-    """All tables, and what has to be said beside them."""
-    methods, lengths, others = methods_of(record), shapes_of(record, "length"), shapes_of(record, "LRA", "other")
-    every = list(dict.fromkeys([*lengths, *others]))
-    rows = [f"{length_of(shape):,} ({shape})" for shape in lengths]
-    parts = [
-        f"Milliseconds forward and backward{_layered(record)}; in brackets how many times faster than torch's "
-        f"attention (bold: faster), with {record['landmarks']} landmarks. Two numbers are two measurements of one "
-        "shape.",
-        _table("n (batch×heads×n×width)", rows, methods, _timed(record, lengths, methods)),
-    ]
-    if others:
-        parts += ["The shapes of the Long Range Arena, of ViTs and of longer sequences:"]
-        parts += [_table("shape", [named(shape) for shape in others], methods, _timed(record, others, methods))]
-    if taken(record):
-        parts += [
-            "On the GPU alone, the same in milliseconds: forward and backward captured as a CUDA graph, which the host "
-            "starts as one, so that its own time for each kernel is not in it:",
-            _table("shape", every, methods, _timed(record, every, methods, time=GPU)),
-        ]
-    if taken(record, time=FORWARD):
-        parts += [
-            "Forward alone, without a gradient, in milliseconds:",
-            _table("shape", every, methods, _timed(record, every, methods, time=FORWARD)),
-        ]
-    for column, what in MEMORIES.items():
-        if any(row.get(column) for row in record["rows"]):
-            cells = [[_memory(record, method, shape, column) for method in methods] for shape in every]
-            parts += [f"{what}, in MiB:", _table("shape", every, methods, cells)]
-    also = "; `GPU` is on the GPU alone" if taken(record) else ""
-    parts += [
-        "From which n on each wins every measurement; by more than two measurements of its own were apart; how far "
-        f"that is; and how the cost of a sequence grows, as an exponent of n (1: linear, 2: quadratic){also}:",
-        _table("method", methods, *_verdicts(record, methods)),
-    ]
-    return "\n\n".join([*parts, *_remarks(record), _made(record)])
-
-
-def _layered(record: Record) -> str:
-    """That a call is one of several, in the words that follow "forward and backward"."""
-    calls = max(row.get("calls") or 1 for row in record["rows"])
-    return f", of one call where up to {calls} share a backward pass" if calls > 1 else ""
-
-
-def _verdicts(record: Record, methods: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The columns, each by the GPU's time right of that as called, and their cells."""
-    times = {CALLED: "", GPU: ", GPU"} if taken(record) else {CALLED: ""}
-    columns = [
-        f"{name}{suffix}"
-        for name in ("wins from", "beyond its noise", "noise", "exponent")
-        for suffix in times.values()
-    ]
+def _summary(record: Record) -> str:
+    """From which length on each method is faster than torch's attention, and how often it was slower."""
+    times, at_end = _times(record, *TIMES), _times(record, CALLED, GPU)
     cells = []
-    for method in methods:
-        by_time = [_verdict(record, method, time) for time in times]
-        cells.append([cell for group in zip(*by_time, strict=True) for cell in group])
-    return columns, cells
+    for method in _methods(record)[1:]:
+        ratios = [ratio for row in rows_of(record, method) if (ratio := faster(record, row))]
+        lost = [ratio for ratio in ratios if ratio <= 1]
+        longest = max(rows_of(record, method), key=lambda row: row["n"])
+        at_longest = [faster(record, longest, time=time) for time in at_end]
+        cells.append([
+            method,
+            *(_start(record, method, time) for time in times),
+            *(f"{_ratio(ratio)} × at {longest['n']:,}" if ratio else "" for ratio in at_longest),
+            f"{len(lost)} of {len(ratios)}",
+            f"{_digits(1 / min(ratios), 2)} ×" if ratios else "",
+        ])  # fmt: skip
+    columns = [f"faster from, {TIMES[time]}" for time in times]
+    columns += [f"ratio at its longest, {TIMES[time]}" for time in at_end]
+    return _table(["method", *columns, "slower in, as called", "worst, in torch's time"], cells)
 
 
-def _verdict(record: Record, method: str, time: str) -> list[str]:
-    noise, power = spread(record, method, time=time), exponent(record, method, time=time)
-    starts = ["", ""]
-    if method != TORCH and (time == CALLED or taken(record, method, time=time)):
-        clear = wins_from(record, method, by=max(1.0, noise), time=time) if noise > 0 else math.nan
-        wins = (wins_from(record, method, time=time), clear)
-        starts = ["never" if n is None else "" if math.isnan(n) else f"{n:,}" for n in wins]
-    return [*starts, "" if math.isnan(noise) else times_sign(noise, 3), "" if math.isnan(power) else f"{power:.2f}"]
-
-
-def _remarks(record: Record) -> list[str]:
-    said = []
-    below = [method for method in record["exponents"] if exponent(record, method) < 0.99]
-    below += [
-        f"{method} on the GPU alone" for method in methods_of(record) if exponent(record, method, time=GPU) < 0.99
-    ]
-    if below:
-        why = "says that the time was not that of the arithmetic"
-        said.append(f"No attention costs less than its tokens: an exponent below 1 ({'; '.join(below)}) {why}.")
+def _noise(record: Record) -> str:
+    """How far the times can be trusted, and how they grow with the length."""
+    times = _times(record, CALLED, GPU)
     dtypes = {row["method"]: row["dtype"] for row in record["rows"]}
-    odd = [f"{method} ({dtype})" for method, dtype in dtypes.items() if dtype != dtypes[TORCH]]
-    if odd:
-        said.append(f"All in {dtypes[TORCH]}, except {'; '.join(odd)}.")
-    notes = [f"{row['method']} at {row['shape']}: {row['note']}" for row in record["rows"] if row["note"]]
-    return said + ([f"Missing or doubtful: {'; '.join(notes)}."] if notes else [])
+    cells = []
+    for method in _methods(record):
+        spreads = [spread(record, method, time=time) for time in times]
+        beyond = [
+            _start(record, method, time, by=noise) if method != TORCH and noise > 0 else ""
+            for time, noise in zip(times, spreads, strict=True)
+        ]
+        powers = [cost_exponent(record["rows"], method, time) for time in times]
+        powers[0] = record["exponents"].get(method, math.nan)
+        cells.append([
+            method,
+            *("" if math.isnan(noise) else f"{_digits(noise, 3)} ×" for noise in spreads),
+            *beyond,
+            *("" if math.isnan(power) else f"{power:.2f}" for power in powers),
+            dtypes[method],
+        ])  # fmt: skip
+    columns = [f"{what}, {TIMES[time]}" for what in ("noise", "faster by more from", "exponent") for time in times]
+    return _table(["method", *columns, "dtype"], cells)
+
+
+def _timed(record: Record, *, kinds: Sequence[str] = (), time: str = CALLED) -> str:
+    """Milliseconds at each shape, with the ratio to torch's."""
+    methods = _methods(record)
+    shapes = [shape for shape in _shapes(record, *kinds) if any(row.get(time) for row in rows_of(record, None, shape))]
+    cells = [[_named(shape), *(_time(record, method, shape, time) for method in methods)] for shape in shapes]
+    return _table(["batch×heads×n×width", *methods], cells)
+
+
+def _memory(record: Record, *, column: str) -> str:
+    methods, cells = _methods(record), []
+    for shape in _shapes(record):
+        found = [[row[column] for row in rows_of(record, m, shape) if row.get(column)] for m in methods]
+        if any(found):
+            cells.append([_named(shape), *(_digits(max(values), 3) if values else "–" for values in found)])
+    return _table(["batch×heads×n×width", *methods], cells)
+
+
+def _speed(record: Record) -> str:
+    """A few shapes and the registered attentions alone, as called and on the GPU alone."""
+    from wellcond.attention import ATTENTIONS  # with torch, which no other table needs
+
+    methods = [method for method in _methods(record) if method == TORCH or method in ATTENTIONS]
+    cells = []
+    for shape in (shape for shape in FEW if rows_of(record, TORCH, shape)):
+        for time in _times(record, CALLED, GPU):
+            name = f"{_length(shape):,} ({shape})" if time == CALLED else "on the GPU alone"
+            cells.append([name, *(_time(record, method, shape, time) for method in methods)])
+    return _table([f"n, with {record['landmarks']} landmarks", *methods], cells)
+
+
+def _notes(record: Record) -> str:
+    """What is missing or doubtful, by the rows' own notes."""
+    return _table(
+        ["method", "shape", "note"],
+        [[row["method"], row["shape"], row["note"]] for row in record["rows"] if row["note"]],
+    )
 
 
 def _made(record: Record) -> str:
     where = record["environment"]
     device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
-    versions = ", ".join(
-        f"{name} {where['versions'][name]}" for name in ("torch", "triton") if name in where["versions"]
-    )
+    versions = [f"{name} {where['versions'][name]}" for name in ("torch", "triton") if name in where["versions"]]
     commit = (where["commit"] or "unknown")[:12] + (" with changes" if where["dirty"] else "")
-    return f"Made by `{where['command']}` on {device}, {versions}, commit {commit}, {where['date'][:10]}."
+    calls = max(row.get("calls") or 1 for row in record["rows"])
+    facts = {"command": f"`{where['command']}`", "device": device, "versions": ", ".join(versions), "commit": commit}
+    facts |= {"date": where["date"][:10], "landmarks": record["landmarks"], "calls that share a backward pass": calls}
+    return _table(["made by", ""], [[name, str(value)] for name, value in facts.items()])
 
 
-def _speed(record: Record) -> str:
-    """The length of a ViT, those around the break-even, and long ones."""
-    shapes = [shape for shape in FEW if times_of(record, TORCH, shape)]
-    methods = [method for method in (TORCH, *OURS) if rows_of(record, method)]
-    names = [f"{length_of(shape):,} ({shape})" for shape in shapes]
-    cells = _timed(record, shapes, methods)
-    said = [advice(record)]
-    if taken(record):  # a line of its own below each: with ratios and repeats a cell has no room for both
-        names = [text for name in names for text in (name, "on the GPU alone")]
-        alone = _timed(record, shapes, methods, time=GPU)
-        cells = [line for pair in zip(cells, alone, strict=True) for line in pair]
-        said.append(
-            "On the GPU alone is a CUDA graph's time, without the host: what counts where a larger model keeps the GPU "
-            "busy, or is captured with CUDA graphs."
-        )
-    return "\n\n".join([_table("n", names, methods, cells), " ".join(said)])
+PARTS: dict[str, Callable[[Record], str]] = {
+    "summary": _summary,
+    "speed": _speed,
+    "lengths": partial(_timed, kinds=("length",)),
+    "shapes": partial(_timed, kinds=("LRA", "other")),
+    "gpu": partial(_timed, time=GPU),
+    "forward": partial(_timed, time=FORWARD),
+    "memory": partial(_memory, column="memory MiB"),
+    "kept memory": partial(_memory, column="kept memory MiB"),
+    "forward memory": partial(_memory, column="forward memory MiB"),
+    "noise": _noise,
+    "notes": _notes,
+    "made": _made,
+}
 
 
-PARTS: dict[str, Callable[[Record], str]] = {"choice": choice, "numbers": _numbers, "speed": _speed}
-
-
-def _table(corner: str, names: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join([corner, *columns])} |", "|---" * (1 + len(columns)) + "|"]
-    lines += [f"| {' | '.join([name, *row])} |" for name, row in zip(names, cells, strict=True)]
-    return "\n".join(lines)
-
-
-def _timed(record: Record, shapes: Sequence[str], methods: Sequence[str], *, time: str = CALLED) -> list[list[str]]:
-    return [[_time(record, method, shape, time) for method in methods] for shape in shapes]
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
 def _time(record: Record, method: str, shape: str, time: str) -> str:
-    """The times of a method at a shape, with their ratios to torch's."""
+    """The times of a method at a shape, with their ratios to torch's; bold where it is faster."""
     rows = [row for row in rows_of(record, method, shape) if row.get(time)]
-    times = ", ".join(three_digits(row[time]) for row in rows) or "–"
+    times = ", ".join(_digits(row[time], 3) for row in rows) or "–"
     ratios = [ratio for row in rows if method != TORCH and (ratio := faster(record, row, time=time))]
-    bold = ", ".join(f"**{ratio_of(ratio)}**" if ratio > 1 else ratio_of(ratio) for ratio in ratios)
-    return f"{times} ({bold})" if bold else times
+    said = ", ".join(f"**{_ratio(ratio)}**" if ratio > 1 else _ratio(ratio) for ratio in ratios)
+    return f"{times} ({said})" if said else times
 
 
-def _memory(record: Record, method: str, shape: str, column: str) -> str:
-    found = [row[column] for row in rows_of(record, method, shape) if row.get(column)]
-    return three_digits(max(found)) if found else "–"
+def _start(record: Record, method: str, time: str, *, by: float = 1.0) -> str:
+    if not any(row.get(time) for row in rows_of(record, method)):
+        return ""
+    start = wins_from(record, method, by=max(1.0, by), time=time)
+    return "never" if start is None else f"{start:,}"
+
+
+def _named(shape: str) -> str:
+    return f"{NAMES[shape]} ({shape})" if shape in NAMES else shape
+
+
+def _length(shape: str) -> int:
+    return int(shape.split("×")[2])
+
+
+def _ratio(value: float) -> str:
+    return _digits(value, 3 if 0.95 < value < 1.05 else 2)  # enough to see which side of 1 it is on
+
+
+def _digits(value: float, digits: int) -> str:
+    """`value` to so many significant digits, without an exponent."""
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
+
+
+# ---- what the rows say
+
+
+def rows_of(record: Record, method: str | None, shape: str | None = None) -> list[Record]:
+    """The rows of a method, or of all; at one shape, or at all."""
+    return [row for row in record["rows"] if method in (None, row["method"]) and shape in (None, row["shape"])]
+
+
+def faster(record: Record, row: Record, *, time: str = CALLED) -> float | None:
+    """How many times faster than torch's attention in the same turn; None where either time is missing."""
+    if time == CALLED:
+        return row.get("times faster")
+    torchs = None
+    for other in record["rows"]:
+        if (other["method"], other["kind"], other["shape"]) == (TORCH, row["kind"], row["shape"]):
+            torchs = other.get(time)  # each turn begins with torch's row
+        if other is row:
+            break
+    return torchs / row[time] if torchs and row.get(time) else None
+
+
+def wins_from(record: Record, method: str, *, by: float = 1.0, time: str = CALLED) -> int | None:
+    """The smallest measured n from which `method` wins every measurement, of any shape, by more than this factor.
+
+    None if there is none. Where a method failed, was left out or could not be captured, it has not won.
+    """
+    shortest = None
+    for n in sorted({row["n"] for row in rows_of(record, method)}, reverse=True):
+        if not all((faster(record, row, time=time) or 0) > by for row in rows_of(record, method) if row["n"] == n):
+            break
+        shortest = n
+    return shortest
+
+
+def spread(record: Record, method: str, *, time: str = CALLED) -> float:
+    """The largest ratio between two measurements of one shape; NaN where none was measured twice."""
+    measured = [[row[time] for row in rows_of(record, method, shape) if row.get(time)] for shape in _shapes(record)]
+    return max((max(times) / min(times) for times in measured if len(times) > 1), default=math.nan)
+
+
+def cost_exponent(rows: Sequence[Record], method: str, time: str = CALLED) -> float:
+    """The exponent of a sequence's cost in n: the slope of log time per token over log n, plus one.
+
+    From 4,096 tokens on, where there are such: below, launches count and not work. NaN where it is not known.
+    """
+    known = [row for row in rows if row["kind"] == "length" and row["method"] == method and row.get(time)]
+    known = [row for row in known if row["n"] >= 4096] or known
+    if len({row["n"] for row in known}) < 2:
+        return math.nan
+    x = [math.log(row["n"]) for row in known]
+    return 1 + statistics.linear_regression(x, [math.log(row[time] / row["tokens"]) for row in known]).slope
+
+
+def _times(record: Record, *among: str) -> list[str]:
+    """Which of these times were taken; as called is always there."""
+    return [time for time in among if time == CALLED or any(row.get(time) for row in record["rows"])]
+
+
+def _methods(record: Record) -> list[str]:
+    """Torch's first, the others in the file's order."""
+    return list(dict.fromkeys([TORCH, *(row["method"] for row in record["rows"])]))
+
+
+def _shapes(record: Record, *kinds: str) -> list[str]:
+    """In the file's order, of these kinds or of all."""
+    return list(dict.fromkeys(row["shape"] for row in record["rows"] if not kinds or row["kind"] in kinds))
+
+
+# ---- the figure
+
+# Colours by method; dashed is another way to compute what the line of the same colour is.
+LOOKS = {
+    TORCH: ("c1", False),
+    "skyformer": ("c2", False),
+    "skyformer, as published": ("c2", True),
+    "nystrom": ("c3", False),
+    "nystrom, as published": ("c3", True),
+    "kernelized": ("c4", False),
+    "kernelized by FlexAttention": ("c4", True),
+    "linear": ("c5", False),
+}
+
+
+def plot(json_path: Path) -> Path:
+    """Draw the benchmark at `json_path` beside it, as SVG: time and peak memory over the length, a line per method.
+
+    All lengths have the same number of tokens in all; a single sequence with more of them is shown per that number too.
+    Points that are missing have their reason below the plot. Returns the drawing's path.
+
+    Raises ValueError where the file is not this benchmark, or holds no time.
+    """
+    json_path = Path(json_path)
+    record = _read(json_path)
+    rows = [row for row in record["rows"] if row["kind"] == "length"]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    tokens = record["tokens"]
+    columns = {
+        "forward + backward, ms": "both ms",
+        "the same on the GPU alone, ms": "gpu ms",
+        "peak memory, MiB": "memory MiB",
+    }
+    panels = [
+        Panel(x=Axis("tokens in a sequence, n", log=True, base=2), y=Axis(label, log=True), lines=lines)
+        for label, column in columns.items()
+        if (lines := [line for method in methods if (line := _line(rows, method, column, tokens))])
+    ]
+    if not any(row["both ms"] for row in rows):
+        raise ValueError(f"{json_path} holds no time to draw: every method failed, and its rows say why")
+    path = json_path.with_suffix(".svg")
+    write_text(path, panels_svg(panels, title="Attention over the length", notes=_captions(record, rows)))
+    return path
+
+
+def _line(rows: Sequence[dict[str, Any]], method: str, column: str, tokens: int) -> Series | None:
+    """What was measured of a method, per `tokens` tokens; None where nothing was."""
+    found = sorted((row["n"], row[column] * tokens / row["tokens"]) for row in rows if _is(row, method, column))
+    if not found:
+        return None
+    color, dashed = LOOKS.get(method, ("", False))
+    return Series(method, [n for n, _ in found], [value for _, value in found], color, marks=True, dashed=dashed)
+
+
+def _is(row: dict[str, Any], method: str, column: str) -> bool:
+    return row["method"] == method and row.get(column) is not None
+
+
+def _captions(record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What was measured where, and what the rows say of themselves, each once with its lengths."""
+    where, tokens = record["environment"], record["tokens"]
+    device = where["cpu"]["name"] if record["on"] == "cpu" else where["device"]
+    shape = f"{tokens:,} tokens in all, {rows[0]['heads']} heads of {rows[0]['width']}"
+    notes = [f"{shape}, {record['landmarks']} landmarks; torch {where['versions']['torch']}, {device}."]
+    if any(row.get("gpu ms") for row in rows):
+        notes.append(
+            "On the GPU alone: captured as a CUDA graph, without the time of the host that starts its kernels."
+        )
+    longer = sorted({row["n"] for row in rows if row["tokens"] != tokens})
+    notes += [f"n = {n:,} is one sequence, shown per {tokens:,} tokens too." for n in longer]
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["note"]:
+            said.setdefault((row["method"], row["note"]), []).append(f"{row['n']:,}")
+    return notes + [f"{method} at n = {'; '.join(ns)}: {note}" for (method, note), ns in said.items()]
 
 
 if __name__ == "__main__":

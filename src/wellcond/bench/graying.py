@@ -1,7 +1,7 @@
-"""`wellcond bench graying`: what graying costs beside a training step, and how far each path is from float64.
+"""`wellcond bench graying`: what graying adds to a training step, and the error of each path against float64.
 
-Photographs as tokens of patch 16 (196 × 768, ViT-B) and patch 4 (3136 × 48, Swin-S). Three tables: paths against the
-peers they replace, a training step with graying against the plain one, and errors of every path and precision.
+Photographs as tokens of patch 16 (196 × 768, ViT-B) and patch 4 (3136 × 48, Swin-S). Three tables: each
+path against what it replaces, a training step with graying against one without, and errors by path and precision.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ STEPS = 8
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times and judges graying on `device`; writes JSON to `output` and returns its path."""
+    """Measure time and error of graying on `device`; writes JSON to `output` and returns its path."""
     where = chosen_device(device)
     on_gpu = where.type == "cuda"
     batch = batch_size or (256 if on_gpu and not quick else 8)
@@ -42,7 +42,7 @@ def run(
     rows: list[dict[str, Any]] = []
 
     def keep(more: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> None:
-        """Shows a table and writes what there is so far: compiling takes minutes, and nothing may be lost."""
+        """Show a table and write all rows so far: compiling takes minutes, and an interrupted run keeps them."""
         rows.extend(more)
         show(title, more, columns)
         write(path, {"benchmark": "graying", "batch_size": batch, "quick": quick, "rows": rows}, seed=SEED)
@@ -112,7 +112,7 @@ def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
 def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
     """A compiled bf16 training step with graying before it, over the plain one.
 
-    Runs of STEPS steps, as a training has them, with no waiting in between; the arms are taken in turns.
+    Runs of STEPS steps without synchronising in between, as in training; the arms take turns.
     """
     model = create_model(name, {"num_classes": 1000}).to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -191,7 +191,7 @@ def _plain_products(tokens: Tensor, epsilon: float) -> Tensor:
 
 
 def _precisions(tokens: Tensor, epsilon: float) -> dict[str, Tensor]:
-    """The DCT in other precisions: what happens to those who leave it to autocast."""
+    """The DCT in other precisions, as autocast or TF32 would compute it."""
     found = {"dct (plain twin)": dct_power(tokens, epsilon)}
     if tokens.is_cuda:
         before = torch.backends.cuda.matmul.allow_tf32
@@ -243,7 +243,7 @@ def _spectral_error(grayed: Tensor, truth: Tensor, share: Tensor, s: Tensor, eps
 
 
 def _fft_gray(tokens: Tensor, epsilon: float) -> Tensor:
-    """DCT graying by way of the FFT, as a DCT package does it (Makhoul's reordering), for comparison."""
+    """DCT graying by FFT, as DCT packages do it (Makhoul's reordering), for comparison."""
     coefficients = _fft_dct(_fft_dct(tokens).mT).mT
     peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
     grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon

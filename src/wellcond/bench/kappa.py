@@ -23,7 +23,7 @@ SHAPES = ((197, 768), (197, 192), (64, 192), (3136, 48))
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times and judges condition numbers on `device`; writes JSON to `output` and returns its path."""
+    """Measure time and error of condition numbers on `device`; writes JSON to `output` and returns its path."""
     where = chosen_device(device)
     path = destination(output, f"kappa-{where.type}.json")
     batch = batch_size or (8 if quick else 64)

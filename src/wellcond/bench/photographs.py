@@ -1,4 +1,4 @@
-"""Real photographs for benchmarks, from what scikit-learn carries: random crops of its two, resized and normalised."""
+"""Real photographs for benchmarks: random crops of scikit-learn's two sample images, resized and normalised."""
 
 import os
 from io import BytesIO
@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["photographs", "write_photographs"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-DISTINCT = 64  # photographs of a folder that are not the same as another
+DISTINCT = 64  # different photographs in a folder; the others repeat them
 
 
 def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
@@ -62,7 +62,7 @@ def write_photographs(folder: Path, *, size: int, classes: int, each: int, seed:
 
 
 def _write(file: Path, content: bytes, written: dict[bytes, Path]) -> None:
-    """As another name of the file that has this content already, where the disk knows such: many times as fast."""
+    """As a hard link to a file of the same content, if the file system has them: many times as fast."""
     try:
         os.link(written[content], file)
     except (KeyError, OSError):

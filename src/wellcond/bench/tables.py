@@ -16,7 +16,7 @@ __all__ = ["destination", "show", "write"]
 
 
 def destination(output: Path | None, default: str) -> Path:
-    """Where the JSON goes, with its folder made: what cannot be written should fail before anything is measured."""
+    """The path of the JSON, its folder created: an unwritable path should fail before anything is measured."""
     path = output or Path("benchmarks") / default
     check_writable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def destination(output: Path | None, default: str) -> Path:
 
 
 def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Prints the columns that hold anything; what has several words has as much room as the others leave it."""
+    """Print the columns that are not empty; only cells of several words are wrapped."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     for place, column in enumerate(columns):

@@ -1,10 +1,10 @@
-"""How long a function takes: the median of repeats after a warm-up, with the device's clock where it has one.
+"""How long a function takes: the median of repeats after a warm-up, by CUDA events on a GPU.
 
 device = chosen_device("cuda:1")
 milliseconds = median_ms(lambda: model(images), device)
-plain, grayed = sustained_ms([model, grayed_model], device)     # one of many calls in a row, the functions in turns
-milliseconds = graphed_ms(lambda: model(images), device)        # on the GPU alone, without the host
-plain, grayed = interleaved_ms([step, grayed_step], device)     # in turns: drift hits both alike
+plain, grayed = sustained_ms([model, grayed_model], device)     # many calls in a row, taking turns
+milliseconds = graphed_ms(lambda: model(images), device)        # as a CUDA graph, without the host
+plain, grayed = interleaved_ms([step, grayed_step], device)     # taking turns, so that drift affects both
 """
 
 import functools
@@ -20,7 +20,7 @@ SUSTAINED_MS = 20.0
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device of that name, or the GPU where there is one. It becomes the current one, whose clock is asked."""
+    """The device of that name, by default the GPU if there is one. It becomes the current device, as events need."""
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -35,9 +35,9 @@ def median_ms(function: Callable[[], object], device: torch.device, *, repeats: 
 def sustained_ms(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 10, warmup: int = 3
 ) -> list[float]:
-    """Median times of a call among others, as in training: the next is on its way to a GPU while one runs there.
+    """Median times of one call among many, as in training: the next is launched while one runs on the GPU.
 
-    The functions take turns, each with as many calls as fill some milliseconds.
+    The functions take turns, each with enough calls to fill some milliseconds.
     """
 
     def many(function: Callable[[], object], calls: int) -> None:
@@ -56,7 +56,7 @@ def sustained_ms(
 
 
 def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 10) -> float:
-    """Time of a call's work on the GPU alone: captured as a CUDA graph, which the host starts as one, and replayed."""
+    """Time of a call on the GPU alone: captured as a CUDA graph, which the host launches as one, and replayed."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -72,14 +72,14 @@ def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats:
 def interleaved_ms(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
 ) -> list[float]:
-    """Median times of several functions, called in turns."""
+    """Median times of several functions that take turns."""
     return [statistics.median(times) for times in interleaved_times(functions, device, repeats=repeats, warmup=warmup)]
 
 
 def interleaved_times(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
 ) -> list[list[float]]:
-    """The times of each of several functions, called in turns, in milliseconds."""
+    """All times of several functions that take turns, in milliseconds."""
     for function in functions:
         for _ in range(warmup):
             function()

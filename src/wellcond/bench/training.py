@@ -1,19 +1,21 @@
 """`wellcond bench train`: does the training loop keep up with the model?
 
-A ViT-Tiny, compiled, in bfloat16: first the model alone on one batch that never changes, its kernels asked for one by
-one, and on a GPU its pass replayed as a CUDA graph, too. Then `wellcond.train` on a folder of photographs, decoded
-once: with crops and flips, with mixed images and soft labels too, without graphs, and with the probe; at other sizes
-some of these, since compiling takes most of the time. Then timm's own train.py on the same folder, where it is given. A
-loop's images per second are those of its steady part, from one wait for the device to another; the ratio is to the
-model alone in the same run, the faster of the two.
+A ViT-Tiny, compiled, in bfloat16. First the model alone on one constant batch, its kernels launched one by one and, on
+a GPU, also replayed as a CUDA graph. Then `wellcond.train` on a folder of photographs that are decoded once: with crops
+and flips, with mixed images and soft labels, without graphs, and with the probe; at other sizes only some of these, as
+compiling takes most of the time. Then timm's own train.py on the same folder, if given. A loop's images per second are
+those of its steady part, between two synchronisations with the device; the ratio is to the faster of the two times of
+the model alone.
 """
 
 import gc
 import math
 import os
+import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,7 +26,6 @@ from torch import Tensor, nn
 from wellcond.bench.photographs import write_photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
-from wellcond.bench.timm_train import timm_rate
 from wellcond.data import Batch
 from wellcond.models.build import create_model
 from wellcond.records import read_rows
@@ -33,16 +34,18 @@ from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.replay import Replayed
 
-__all__ = ["run", "steady_rate"]
+__all__ = ["read_rate", "run", "steady_rate", "timm_rate"]
 
 SEED = 0
 MODEL = "vit_tiny_patch16_224"
-IMAGES = 20_000  # in the folder: fewer than real sets have, so that epochs begin more often than they would
-WARM = 50  # steps that are not counted, compilation among them; also from one wait for the device to the next
+IMAGES = 20_000  # in the folder: fewer than in real data sets, so epochs start more often than they would there
+WARM = 50  # steps that are not counted, compilation included; also the steps between two synchronisations
 STEADY_IMAGES = 102_400
 PROBE_EVERY = 1000
 QUICK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
+TIMM_LINE = re.compile(r"Train: (\d+) \[ *(\d+)/\d+ .*\(([\d.]+)s, +([\d.]+)/s\)")
+TIMM_TIMEOUT = 120.0
 EVERYTHING = ("plain", "mixed", "one by one", "probed")
 
 
@@ -68,7 +71,7 @@ def run(
     data_dir: Path | None = None,
     timm_train: Path | None = None,
 ) -> Path:
-    """Times training on `device`; writes JSON to `output` after each row's setting, and returns its path.
+    """Time training on `device`; writes JSON to `output` after each setting, and returns its path.
 
     `data_dir` is a folder with train/CLASS/FILE and val/CLASS/FILE to train on instead of one made of photographs;
     `timm_train` is timm's train.py.
@@ -182,7 +185,7 @@ class _Bench:
         return rows
 
     def _tried(self, name: str, changes: dict[str, Any], steady: int) -> tuple[float, str]:
-        """Its rate, and a note: one training that fails leaves the others their rows."""
+        """Its rate and a note; a training that fails leaves the other rows intact."""
         try:
             return self._ours(name, changes, steady), ""
         except Exception as error:
@@ -232,8 +235,10 @@ class _Bench:
 
 
 def steady_rate(rows: list[dict[str, Any]], *, batch: int, first: int, last: int) -> float:
-    """Images per second from step `first` to step `last` of a run's metrics: each row's rate is of the steps since the
-    row before, and taken after a wait for the device."""
+    """Images per second from step `first` to step `last` of a run's metrics.
+
+    Each row's rate covers the steps since the row before, and is taken after synchronising with the device.
+    """
     done = [row for row in rows if row["split"] == "train" and row["step"] <= last]
     seconds = images = 0.0
     for before, row in pairwise(done):
@@ -241,11 +246,41 @@ def steady_rate(rows: list[dict[str, Any]], *, batch: int, first: int, last: int
             images += (row["step"] - before["step"]) * batch
             seconds += (row["step"] - before["step"]) * batch / row["images_per_second"]
     if not images:
-        raise ValueError(f"no two rows of a training lie between the steps {first} and {last}")
+        raise ValueError(f"the metrics have no two rows of training between steps {first} and {last}")
     return images / seconds
 
 
 def _forget_compiled() -> None:
-    """Each model is compiled afresh: after some, torch would give up, or take the batch size for a variable."""
+    """Compile each model afresh: after a few, torch would give up, or make the batch size dynamic."""
     torch.compiler.reset()
     gc.collect()
+
+
+def timm_rate(python: str, script: Path, options: Mapping[str, Any], *, batch: int) -> tuple[float, str]:
+    """Run timm's train.py: images per second in the steady part of its last epoch, and a note; NaN where it fails."""
+    command = [python, str(script.resolve())]
+    for name, value in options.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        command += [f"--{name}", *map(str, values)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMM_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return math.nan, f"stopped after {TIMM_TIMEOUT:g} s"
+    said = done.stdout + done.stderr
+    if done.returncode:
+        return math.nan, f"failed: {(said.strip().splitlines() or ['no output'])[-1][:200]}"
+    return read_rate(said, batch=batch), ""
+
+
+def read_rate(said: str, *, batch: int) -> float:
+    """Images per second from the first line of the last epoch to its last, in what timm's train.py printed.
+
+    What it prints in brackets are means over the epoch so far, so the time of a line is its number of steps times the
+    mean.
+    """
+    lines = [(int(epoch), int(step), float(rate)) for epoch, step, _, rate in TIMM_LINE.findall(said)]
+    times = [((step + 1) * batch, (step + 1) * batch / rate) for epoch, step, rate in lines if epoch == lines[-1][0]]
+    if len(times) < 2:
+        raise ValueError("timm's train.py printed too few lines of progress; a lower --log-interval gives more")
+    (first, begin), (last, end) = times[0], times[-1]
+    return (last - first) / (end - begin)

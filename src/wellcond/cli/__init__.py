@@ -1,4 +1,4 @@
-"""The commands, each a few lines: read the options, call one function, print what it says.
+"""The commands, one file each: read the options, call one function, print what it says.
 
     wellcond info              # versions, device, which fast paths are taken and why
     wellcond demo              # a report page in demo/
@@ -12,25 +12,30 @@
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure is one line; with
 WELLCOND_DEBUG=1, a traceback.
-Everything heavy is imported inside its command, so that `--help` and a typing mistake are answered at once.
+Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once.
+`wellcond --install-completion` completes commands, recipes, claims and models in your shell.
 """
 
-import json
 import os
 import signal
 import sys
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from wellcond.cli.bench import bench
-from wellcond.cli.looking import measure, report
-from wellcond.cli.running import demo, ledger, reproduce, theory, train
+from wellcond.cli.demo import demo
+from wellcond.cli.info import info
+from wellcond.cli.ledger import ledger
+from wellcond.cli.measure import measure
+from wellcond.cli.report import report
+from wellcond.cli.reproduce import reproduce
+from wellcond.cli.theory import theory
+from wellcond.cli.train import train
 
 __all__ = ["app", "main"]
 
@@ -92,45 +97,12 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def _common(
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Measure and improve the conditioning of transformer training."""
-
-
-def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False) -> None:
-    """Show versions, devices, and which fast paths are available, which will be taken, and why."""
-    from wellcond.environment import environment
-    from wellcond.numerics.fastpaths import fast_paths
-
-    facts = environment()
-    paths = [{"name": p.name, "available": p.available, "taken": p.taken, "why": p.why} for p in fast_paths()]
-    if as_json:
-        typer.echo(json.dumps({**facts, "fast_paths": paths}, indent=2, ensure_ascii=False))
-    else:
-        Console().print(_facts_table(facts), _paths_table(paths))
-
-
-def _facts_table(facts: dict[str, Any]) -> Table:
-    cpu = f"{facts['cpu']['name']}, {facts['cpu']['cores']} cores, {facts.get('threads', '?')} threads used"
-    commit = f"{facts['commit']}{', with changes' if facts['dirty'] else ''}" if facts["commit"] else None
-    rows = facts["versions"] | {"torch's CUDA": facts.get("cuda"), "platform": facts["platform"], "CPU": cpu}
-    rows |= {"device": ", ".join(facts["devices"]) or "CPU only", "commit": commit}
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in rows.items():
-        if value is not None:
-            table.add_row(name, Text(str(value)))
-    return table
-
-
-def _paths_table(paths: list[dict[str, Any]]) -> Table:
-    table = Table("fast path", "available", "taken", "why", title="Fast paths", title_justify="left", pad_edge=False)
-    for path in paths:
-        marks = [Text("yes", style="green") if path[key] else Text("no") for key in ("available", "taken")]
-        table.add_row(Text(path["name"]), *marks, Text(path["why"]))
-    return table
 
 
 for command in (info, demo, report, measure, theory, train, reproduce, ledger):

@@ -11,7 +11,7 @@ bench = typer.Typer(help="Measure speed against the plain way; print ratios and 
 
 
 def _device_that_is_there(name: str | None) -> str | None:
-    """Said before anything is measured, and not in a driver's words."""
+    """Reject a device that does not exist before anything is measured, with a message of our own."""
     if name is None:
         return None
     import torch
@@ -19,7 +19,7 @@ def _device_that_is_there(name: str | None) -> str | None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise typer.BadParameter(f"{name!r} is no device; use cpu, cuda or cuda:1") from None
+        raise typer.BadParameter(f"{name!r} is not a device; use cpu, cuda or cuda:1") from None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= gpus:
         seen = f"{gpus} of them" if gpus else "none"

@@ -1,4 +1,4 @@
-"""The commands that look at models and runs: measure, report."""
+"""`wellcond measure`: which blocks of a model are ill-conditioned."""
 
 import ast
 from pathlib import Path
@@ -6,25 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from wellcond.cli.options import Device, More
+from wellcond.cli.options import Device, More, complete_models
 
-__all__ = ["measure", "report"]
-
-
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders with a probe.jsonl, or .jsonl files of a probe.")],
-    output: Annotated[
-        Path | None, typer.Option(help="The page, or a folder for it; by default beside a single run's rows.")
-    ] = None,
-) -> None:
-    """Write a page on what the probes of runs measured; several are compared. A run without a probe has its losses."""
-    from wellcond.report import report_runs
-
-    typer.echo(f"wrote {report_runs(runs, output)}")
+__all__ = ["measure"]
 
 
 def measure(
-    model: Annotated[str, typer.Argument(help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL", autocompletion=complete_models
+        ),
+    ],
     more: More = None,
     model_kwargs: Annotated[
         list[str] | None,

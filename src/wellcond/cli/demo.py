@@ -1,0 +1,17 @@
+"""`wellcond demo`: the demonstration on embedded data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["demo"]
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the report page.", file_okay=False)] = Path("demo"),
+) -> None:
+    """Run the demonstration on the embedded data, on a CPU, and write a report page."""
+    from wellcond.experiments import demo as demonstration
+
+    demonstration.run(output)

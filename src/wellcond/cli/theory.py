@@ -1,0 +1,48 @@
+"""`wellcond theory`: the statements of both papers, checked."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wellcond.cli.options import complete_statements
+
+__all__ = ["theory"]
+
+
+def theory(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Which statements, e.g. asa-prop41 sky-lemma3; by default all.",
+            metavar="ID",
+            autocompletion=complete_statements,
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=40, help="Draws for each case, by default 400; more go deeper.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Where the random numbers begin.")] = 0,
+    trained: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Matrices of trained blocks, one file or several; by default evidence/trained's, if here.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the JSON files.", file_okay=False)] = Path("evidence/theory"),
+    page: Annotated[Path | None, typer.Option(help="Also write this page, and its plots.", dir_okay=False)] = None,
+) -> None:
+    """Check the propositions, lemmas and theorems of both papers; "does not hold" is a result, not a failure."""
+    from wellcond.theory.registry import DRAWS, STATEMENTS
+
+    unknown = [name for name in ids or () if name not in STATEMENTS]
+    if unknown:
+        raise typer.BadParameter(
+            f"unknown statement {unknown[0]!r}; there are {', '.join(STATEMENTS)}", param_hint="ID"
+        )
+    from wellcond.experiments import theory_run
+
+    wanted = list(dict.fromkeys(ids or STATEMENTS))
+    theory_run.run(wanted, draws=draws or DRAWS, seed=seed, trained=trained, output=output, page=page)

@@ -1,0 +1,67 @@
+"""`wellcond train`: train a recipe."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wellcond.cli.options import Device, More, Scale, Settings, complete_models, complete_recipes
+
+__all__ = ["train"]
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe: digits, vit_tiny, swin_small, mae_base, …", autocompletion=complete_recipes),
+    ],
+    more: More = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The run's folder; by default runs/RECIPE.", file_okay=False)
+    ] = None,
+    scale: Scale = "lab",
+    settings: Settings = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
+    lr: Annotated[float | None, typer.Option()] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model, by timm's name.", autocompletion=complete_models)
+    ] = None,
+    model_kwargs: Annotated[
+        list[str] | None,
+        typer.Option(help="Its settings, in place of the recipe's: img_size=32,depth=6.", metavar="KEY=VALUE,…"),
+    ] = None,
+    pretrained: Annotated[
+        bool | None, typer.Option("--pretrained", help="Start from the weights that belong to the name.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER.")] = None,
+    amp_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    on_divergence: Annotated[
+        str | None, typer.Option(help="stop, or rollback: to a good state, with half the learning rate.")
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="Save and end before this time is over: 90s, 9m, 1h30m; the same command goes on."),
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
+    from wellcond.experiments import training
+    from wellcond.train.processes import check_device
+
+    options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
+    options |= {"data": data_dir, "amp_dtype": amp_dtype, "on_divergence": on_divergence, "tracker": tracker}
+    options |= {"time_limit": time_limit, "pretrained": pretrained}
+    options |= {"model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
+    try:
+        check_device(device)
+        config = training.configure(recipe, scale=scale, options=options, settings=[*(settings or []), *(more or [])])
+        config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))

@@ -16,11 +16,9 @@ from typing import Literal, cast
 from torch import nn
 
 from wellcond.models.families import class_names, full_name
+from wellcond.words import BLOCK_SITES, SKIPS
 
 __all__ = ["BLOCK_SITES", "BlockRow", "Tap", "register_blocks", "row_of"]
-
-BLOCK_SITES = ("in", "sa", "+sa", "mlp", "+mlp")
-SKIPS = ("sa", "mlp")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from wellcond.models.pixel_decoder import PixelDecoder, sincos_positions
+from wellcond.models.mae import PixelDecoder, sincos_positions
 
 
 def test_positions_are_the_waves_they_claim_to_be() -> None:

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import wellcond
-from wellcond.models.attention_settings import attention_of
 from wellcond.models.mae import MaskedAutoencoder, hand_over, linear_probe
-from wellcond.models.replace import replace_attention
-from wellcond.models.surgery import gray, graying_of
+from wellcond.models.surgery import attention_of, gray, graying_of, replace_attention
 
 SMALL = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 import wellcond
-from wellcond.models.skips import remove_skip, restore_skip, skips_of
+from wellcond.models.surgery import remove_skip, restore_skip, skips_of
 
 Make = Callable[..., nn.Module]
 BOTH = {"blocks.0": ("sa", "mlp"), "blocks.1": ("sa", "mlp")}

@@ -191,7 +191,8 @@ def _blocks_of(model: nn.Module) -> list[Block]:
             f"{type(model).__name__} has no blocks whose attention replace_attention could replace: docs/attention.md "
             "names the models of timm and Hugging Face that it knows. In another one put a module of "
             "wellcond.attention where it attends (SkyformerAttention(dim, num_heads)), or call one of its functions as "
-            "you would scaled_dot_product_attention"
+            "you would scaled_dot_product_attention; or teach wellcond the model with register_family "
+            "(docs/families.md)"
         ) from error
 
 
@@ -219,7 +220,8 @@ def _replaceable(block: Block, module: nn.Module) -> type[Replaced]:
         raise ValueError(
             f"the attention of {block.name}, a {kind}, has a forward that replace_attention does not know (its own, "
             "one replaced by a hook, or that of another version of its library). docs/attention.md names those it "
-            "knows; some of timm's models can be built with attn_layer=wellcond.attention.SkyformerAttention"
+            "knows; some of timm's models can be built with attn_layer=wellcond.attention.SkyformerAttention, and "
+            "wellcond.register_family teaches a forward of your own (docs/families.md)"
         )
     return made
 

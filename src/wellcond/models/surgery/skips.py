@@ -175,8 +175,8 @@ def _checked(plan: Plan) -> Plan:
         if not forward_is_known(adder):
             raise ValueError(
                 f"{kind} has a forward that remove_skip does not know: its own, one replaced by a hook, or that of "
-                "another version of its library (transformers before 5). Upgrade that, or write a subclass whose "
-                "forward lacks the skip, and set block.__class__ to it"
+                "another version of its library (transformers before 5). Upgrade that, or give "
+                "wellcond.register_family a forward for it (skipless=, docs/families.md)"
             )
     return plan
 

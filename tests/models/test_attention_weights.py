@@ -58,7 +58,7 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "vit": timm_model("vit_tiny_patch16_224", **SMALL),
     "vit without bias": timm_model("vit_tiny_patch16_224", **SMALL, qkv_bias=False),
     "vit of ours": timm_model("vit_tiny_patch16_224", **SMALL, attn_layer=SoftmaxAttention),
-    "vit relpos": timm_model("vit_relpos_small_patch16_224", **SMALL),
+    "vit relpos": timm_model("vit_relpos_small_patch16_224", **SMALL, qkv_bias=True),
     "eva": timm_model("eva02_tiny_patch14_224", **{**SMALL, "img_size": 28}),
     "eva fused": timm_model("vit_small_patch16_dinov3", **SMALL),
     "beit": timm_model("beit_base_patch16_224", **SMALL),
@@ -227,6 +227,37 @@ def forward(name: str, model: nn.Module) -> None:
     else:
         side = 28 if name == "eva" else 32
         model(torch.randn(2, 3, side, side, dtype=torch.float64))
+
+
+CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "swin v2": lambda module, x: module(x),
+    "torchvision swin v2": lambda module, x: module(x.unflatten(1, (4, 4))),
+    "vit relpos": lambda module, x: module(x[:, :4]),
+    "eva": lambda module, x: module(x),
+    "hf dinov3": lambda module, x: module(x, position_embeddings=(torch.ones(16, 8).double(), torch.zeros(16, 8)))[0],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@torch.no_grad()
+def test_queries_are_told_from_keys_where_more_happens_to_both(name: str) -> None:
+    """Without keys no content decides who attends to whom, and the output is affine in the tokens. Constant queries
+    leave the choice to the keys."""
+    block = find_blocks(build(name))[0]
+    module: Any = block.module.get_submodule(block.attention or "")
+    weights = attention_weights(block)
+    assert weights.query_bias is not None
+    x, y = torch.randn(2, 2, 16, 24, dtype=torch.float64)
+
+    def bend() -> float:
+        ends, middle = [CALLS[name](module, z) for z in (x, y)], CALLS[name](module, (x + y) / 2)
+        return float((middle - sum(ends) / 2).abs().max())
+
+    no_bias = None if weights.key_bias is None else torch.zeros_like(weights.key_bias)
+    set_attention_weights(block, replace(weights, key=torch.zeros_like(weights.key), key_bias=no_bias))
+    assert bend() < 1e-9
+    set_attention_weights(block, replace(weights, query=torch.zeros_like(weights.query), key_bias=no_bias))
+    assert bend() > 1e-3
 
 
 def test_grouped_queries_have_fewer_heads_of_keys() -> None:

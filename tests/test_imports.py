@@ -14,8 +14,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "wellcond"
 
-# What each part may import of ours. "" is wellcond/__init__.py, which hands out the public names.
+# What each part may import of ours, beside the words. "" is wellcond/__init__.py, which hands out the public names.
+EVERYBODY_MAY_IMPORT = {"words"}
 MAY_IMPORT = {
+    "words": set(),
     "numerics": set(),
     "environment": set(),
     "records": {"environment"},
@@ -37,7 +39,7 @@ MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 NUMERICS_MAY_IMPORT = {"torch", "triton", "numpy"} | sys.stdlib_module_names  # numpy: fits on the host, untraced
-WITHOUT_TORCH = {"environment", "records", "report"}
+WITHOUT_TORCH = {"words", "environment", "records", "report"}
 TORCH = {"torch", "torchvision", "timm", "triton"}
 KERNELS = "wellcond.numerics.triton"
 
@@ -107,7 +109,7 @@ def violations(source: str, module: str, *, is_package: bool = False, modules: s
         package = target.partition(".")[0]
         if package == "wellcond":
             to = part_of(target)
-            if to != part and to not in MAY_IMPORT[part]:
+            if to != part and to not in MAY_IMPORT[part] | EVERYBODY_MAY_IMPORT:
                 allowed = ", ".join(sorted(filter(None, MAY_IMPORT[part]))) or "nothing"
                 found.append(f"{where}, but {part or 'wellcond'} may import {allowed} of ours")
             if eager and (target == KERNELS or target.startswith(KERNELS + ".")) and not in_kernels:
@@ -189,6 +191,7 @@ FORBIDDEN = [
     ("wellcond.numerics.dct", "from .triton import dct", "kernels are imported inside the function"),
     ("wellcond.numerics.dct", "from wellcond.numerics.triton.dct import launch", "kernels are imported inside"),
     ("wellcond.graying", "from wellcond.numerics.triton import dct", "kernels are imported inside"),
+    ("wellcond.words", "import wellcond.records", "but words may import nothing of ours"),
     ("wellcond.records", "import torch", "but records has to work where torch is not installed"),
     ("wellcond.report.page", "from torchvision.utils import make_grid", "but report has to work where torch"),
 ]
@@ -200,6 +203,7 @@ ALLOWED = [
     ("wellcond.numerics.dct", "if TYPE_CHECKING:\n    import triton"),
     ("wellcond.numerics.triton.dct", "import triton\nimport triton.language as tl\nfrom . import tiles"),
     ("wellcond.records", "def f():\n    import torch"),
+    ("wellcond.numerics.dct", "from wellcond.words import STATUSES"),
     ("wellcond.models.surgery", "import timm\nfrom wellcond.graying import TokenGraying"),
     ("wellcond.experiments.demo", "import wellcond.graying\nfrom wellcond.report import page"),
     ("wellcond.cli", "import wellcond\nfrom wellcond.bench import kappa"),

@@ -20,8 +20,9 @@ _HOME = {
     "wellcond.data": ("register_source",),
     "wellcond.graying": ("TokenGraying", "gray_tokens"),
     "wellcond.models": (
-        "attention_of", "gray", "graying_of", "is_grayed", "load", "register_blocks", "register_family", "remove_skip",
-        "replace_attention", "restore_attention", "restore_skip", "save", "sites", "skips_of", "ungray",
+        "attention_of", "attention_weights", "gray", "graying_of", "is_grayed", "load", "register_blocks",
+        "register_family", "remove_skip", "replace_attention", "restore_attention", "restore_skip", "save",
+        "set_attention_weights", "sites", "skips_of", "ungray",
     ),
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from wellcond.graying import gray_tokens as gray_tokens
     from wellcond.models import (
         attention_of,
+        attention_weights,
         gray,
         graying_of,
         is_grayed,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         restore_attention,
         restore_skip,
         save,
+        set_attention_weights,
         sites,
         skips_of,
         ungray,

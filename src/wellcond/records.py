@@ -21,9 +21,10 @@ import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict, Unpack, get_args
+from typing import Any, BinaryIO, TypedDict, Unpack
 
 from wellcond.environment import environment
+from wellcond.words import SITES, STATUSES, Site, Status
 
 __all__ = [
     "Row",
@@ -38,11 +39,6 @@ __all__ = [
     "write_record",
     "write_text",
 ]
-
-Site = Literal["in", "sa", "+sa", "mlp", "+mlp", "tokens", "embed"]
-Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single"]
-SITES: tuple[str, ...] = get_args(Site)
-STATUSES: tuple[str, ...] = get_args(Status)
 
 MARKS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

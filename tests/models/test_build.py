@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 import wellcond
 from wellcond.models.build import build_model, create_model
-from wellcond.models.replace import replace_attention
-from wellcond.models.skips import remove_skip
-from wellcond.models.surgery import GrayingSettings, gray, graying_of
+from wellcond.models.surgery import GrayingSettings, gray, graying_of, remove_skip, replace_attention
 from wellcond.models.weights import save
 
 Make = Callable[..., nn.Module]

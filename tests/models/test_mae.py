@@ -1,6 +1,7 @@
 """Masked autoencoding against plain formulations of it, in float64, and through what people do to models."""
 
 import copy
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -19,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import wellcond
 from wellcond.graying import gray_tokens
-from wellcond.models.mae import MaskedAutoencoder
+from wellcond.models.mae import MaskedAutoencoder, PixelDecoder, hand_over, linear_probe, sincos_positions
 from wellcond.models.sites import find_blocks
-from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
+from wellcond.models.surgery import GrayingSettings, attention_of, gray, graying_of, replace_attention, ungray
 
 SMALL = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
 SVD = GrayingSettings(method="svd", epsilon=0.6)
@@ -525,3 +526,156 @@ def test_images_of_another_kind_are_refused() -> None:
     mae.encoder.set_input_size((16, 20))
     with pytest.raises(ValueError, match="after set_input_size"):
         mae(torch.randn(2, 3, 16, 20))
+
+
+# ---- the decoder's fixed positions: what they say about where a patch is
+
+
+def test_positions_are_the_waves_they_claim_to_be() -> None:
+    table = sincos_positions((3, 5), 12)
+    assert table.shape == (15, 12)
+    assert table.dtype == torch.float64
+    for row in range(3):
+        for column in range(5):
+            waves = [1.0, 10_000 ** (-1 / 3), 10_000 ** (-2 / 3)]
+            expected = [f(at * wave) for at in (row, column) for f in (math.sin, math.cos) for wave in waves]
+            torch.testing.assert_close(table[5 * row + column], torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (7, 4), (6, 6)])
+def test_products_depend_on_the_offset_alone(grid: tuple[int, int]) -> None:
+    rows, columns = grid
+    table = sincos_positions(grid, 64)
+    products = (table @ table.T).reshape(rows, columns, rows, columns)
+    torch.testing.assert_close(table.square().sum(1), torch.full((rows * columns,), 32.0, dtype=torch.float64))
+    seen: dict[tuple[int, int], float] = {}
+    for r, c, s, t in torch.cartesian_prod(*(torch.arange(n) for n in (rows, columns, rows, columns))).tolist():
+        value = products[r, c, s, t].item()
+        assert math.isclose(seen.setdefault((abs(r - s), abs(c - t)), value), value, abs_tol=1e-9)
+        assert (value < 32 - 1e-3) == ((r, c) != (s, t))  # no two places look alike
+
+
+def test_rows_and_columns_trade_places() -> None:
+    table = sincos_positions((4, 6), 16).reshape(4, 6, 2, 8)
+    turned = sincos_positions((6, 4), 16).reshape(6, 4, 2, 8)
+    assert torch.equal(table, turned.transpose(0, 1).flip(2))
+
+
+@pytest.mark.parametrize("dim", [0, 2, 6, 10])
+def test_a_width_that_four_does_not_divide_is_refused(dim: int) -> None:
+    with pytest.raises(ValueError, match="4 divides"):
+        sincos_positions((2, 2), dim)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_shapes(depth: int) -> None:
+    decoder = PixelDecoder(encoder_dim=24, dim=16, depth=depth, heads=2, grid_size=(3, 5), values=48)
+    assert decoder(torch.randn(2, 6, 24), torch.tensor([[0, 3, 4, 9]]).expand(2, -1)).shape == (2, 15, 48)
+    assert "positions" not in decoder.state_dict()
+
+
+# ---- a trained encoder becomes a classifier: nothing of it is lost, and only what should be trained is
+
+
+def make_classifier(**kwargs: Any) -> Any:
+    settings = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 7, **kwargs}
+    return timm.create_model("vit_tiny_patch16_224", **settings).eval()
+
+
+def trained(**kwargs: Any) -> MaskedAutoencoder:
+    """No longer what it was at its start, norms included."""
+    mae = MaskedAutoencoder(make_classifier(**kwargs), gray="visible", **SMALL)
+    with torch.no_grad():
+        for parameter in mae.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return mae.eval()
+
+
+@pytest.fixture
+def photographs() -> Tensor:
+    return torch.randn(4, 3, 32, 32)
+
+
+@pytest.mark.parametrize("before", ["token", "avg"])
+@pytest.mark.parametrize("after", ["token", "avg"])
+def test_weights_graying_and_skips_are_handed_over(before: str, after: str, photographs: Tensor) -> None:
+    mae = trained(global_pool=before)
+    wellcond.remove_skip(mae.encoder, "mlp", blocks=1)
+    replace_attention(mae.encoder, "linear", blocks=0)
+    model = make_classifier(global_pool=after)
+    head = model.head.weight.clone()
+    assert hand_over(mae.encoder, model) is model
+    assert graying_of(model) == graying_of(mae)
+    assert wellcond.skips_of(model) == {"blocks.1": ("mlp",)}
+    assert attention_of(model) == attention_of(mae.encoder) != {}
+    assert torch.equal(model.head.weight, head)
+    assert model.pos_embed.requires_grad
+    ours, theirs = (m.norm if isinstance(m.norm, nn.LayerNorm) else m.fc_norm for m in (mae.encoder, model))
+    assert torch.equal(ours.weight, theirs.weight)
+    everything = torch.arange(4).expand(4, -1)
+    found = model.fc_norm(model.forward_features(photographs))
+    torch.testing.assert_close(found, mae.encode(photographs, everything), rtol=1e-4, atol=1e-5)
+
+
+def test_an_ungrayed_encoder_ungrays_the_model() -> None:
+    mae = MaskedAutoencoder(make_classifier(), **SMALL)
+    model = gray(make_classifier(), "dct")
+    assert graying_of(hand_over(mae.encoder, model)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"img_size": 64}, "pos_embed"), ({"depth": 3}, "blocks.2"), ({"reg_tokens": 1}, "reg_token")],
+)
+def test_a_model_that_does_not_fit_stays_as_it_was(settings: dict[str, Any], name: str) -> None:
+    model = make_classifier(**settings)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=name):
+        hand_over(trained().encoder, model)
+    assert graying_of(model) is None
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_the_encoders_file_is_a_plain_timm_model(tmp_path: Path) -> None:
+    mae, file = trained(), tmp_path / "encoder.safetensors"
+    wellcond.save(mae.encoder, file)
+    plain = make_classifier(num_classes=0)
+    plain.load_state_dict(mae.encoder_state_dict())
+    loaded = wellcond.load(model := make_classifier(), file, strict=False)
+    assert sorted(loaded.missing) == ["head.bias", "head.weight"]
+    assert graying_of(model) == graying_of(mae)
+
+
+# ---- the linear probe
+
+
+def test_only_the_head_is_trained(photographs: Tensor) -> None:
+    model = linear_probe(hand_over(trained().encoder, make_classifier())).train()
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"head.1.weight", "head.1.bias"}
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    nn.functional.cross_entropy(model(photographs), torch.arange(4)).backward()
+    optimizer.step()
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name for name in changed if not name.startswith("head.")} == set()
+    assert {"head.1.weight", "head.1.bias", "head.0.running_mean"} <= changed
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_features_are_normalised_over_the_batch(pool: str, photographs: Tensor) -> None:
+    model = linear_probe(make_classifier(global_pool=pool).double(), 5).train()
+    assert model.head[1].weight.dtype == torch.float64
+    images = photographs.double()
+    features = model.forward_head(model.forward_features(images), pre_logits=True)
+    scaled = (features - features.mean(0)) / (features.var(0, correction=0) + 1e-6).sqrt()
+    expected = scaled @ model.head[1].weight.T + model.head[1].bias
+    torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-12)
+    assert model(images).shape == (4, 5)
+
+
+def test_a_probe_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_classes"):
+        linear_probe(make_classifier(num_classes=0))
+    for settings in ({"drop_path_rate": 0.1}, {"proj_drop_rate": 0.1}):
+        with pytest.raises(ValueError, match="at random"):
+            linear_probe(make_classifier(**settings))

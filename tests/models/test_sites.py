@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import wellcond
-from wellcond.models import block_table
-from wellcond.models.families import full_name
-from wellcond.models.sites import BLOCK_SITES, Site, Tap, find_blocks, select_blocks, sites
+from wellcond.models.families import family, full_name
+from wellcond.models.sites import Site, Tap, find_blocks, select_blocks, sites
+from wellcond.words import BLOCK_SITES
 
 
 @pytest.fixture(autouse=True)
 def _forget_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_table, "_rows", dict(block_table._rows))
+    monkeypatch.setattr(family, "_blocks", dict(family._blocks))
 
 
 class HomeMade(nn.Module):

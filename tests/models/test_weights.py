@@ -20,12 +20,18 @@ from torch import Tensor, nn
 
 from wellcond.attention import NystromAttention, SkyformerAttention
 from wellcond.models import weights
-from wellcond.models.attention_settings import attention_of
-from wellcond.models.replace import replace_attention
-from wellcond.models.skips import remove_skip, skips_of
-from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
-from wellcond.models.weight_files import read_weights
-from wellcond.models.weights import load, save
+from wellcond.models.surgery import (
+    GrayingSettings,
+    attention_of,
+    gray,
+    graying_of,
+    is_grayed,
+    remove_skip,
+    replace_attention,
+    skips_of,
+    ungray,
+)
+from wellcond.models.weights import load, read_weights, save
 
 Make = Callable[..., nn.Module]
 DCT = GrayingSettings(method="dct", epsilon=0.7)

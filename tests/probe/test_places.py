@@ -45,12 +45,12 @@ def test_blocks_by_pattern_and_index(deep: Any, blocks: Any, indices: Any) -> No
 
 def test_what_a_pattern_could_have_matched_is_told(vit: Any) -> None:
     for wrong in ("attention", "SA", ["sa", "x*"]):
-        with pytest.raises(ValueError, match=r"there is no site .*in, sa, \+sa, mlp, \+mlp, tokens, embed"):
+        with pytest.raises(ValueError, match=r"there is no site .*tokens, embed, in, sa, \+sa, mlp, \+mlp"):
             Probe(vit, sites=wrong)
     for wrong in ("blocks.2", "layer*", 2, -3, [0, 7]):
         with pytest.raises(ValueError, match=r"no block is called .*blocks\.0, blocks\.1"):
             Probe(vit, blocks=wrong)
-    with pytest.raises(ValueError, match="empty list names no sites; the sites are in"):
+    with pytest.raises(ValueError, match="empty list names no sites; the sites are tokens"):
         Probe(vit, sites=[])
     with pytest.raises(ValueError, match="empty list names no blocks"):
         Probe(vit, blocks=[])

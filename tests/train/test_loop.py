@@ -14,9 +14,7 @@ from torch import nn
 import wellcond
 from wellcond import records
 from wellcond.data import EvalBatches, TrainBatches, open_data
-from wellcond.models.attention_settings import attention_of
-from wellcond.models.skips import skips_of
-from wellcond.models.surgery import graying_of
+from wellcond.models.surgery import attention_of, graying_of, skips_of
 from wellcond.train import checkpoint, states
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config

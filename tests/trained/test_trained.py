@@ -16,7 +16,7 @@ from wellcond.data import read_images
 from wellcond.experiments.trained import CIFAR10_VIT, MODELS, measure_trained
 from wellcond.experiments.trained_models import galileo_weights
 from wellcond.models.build import build_model
-from wellcond.models.weight_files import read_weights
+from wellcond.models.weights import read_weights
 from wellcond.records import Row
 
 EVIDENCE = Path(__file__).parents[2] / "evidence" / "trained"

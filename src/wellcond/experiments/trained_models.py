@@ -16,7 +16,7 @@ from timm.models import register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from wellcond.models.weight_files import read_weights
+from wellcond.models.weights import read_weights
 
 __all__ = ["FILES", "Cifar10Vit", "GalileoNano", "cifar10_vit", "galileo_nano", "galileo_weights"]
 

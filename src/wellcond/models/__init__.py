@@ -1,21 +1,57 @@
 """Models: where each family keeps what, surgery on them, and files of weights that remember the surgery."""
 
-from wellcond.models.attention_settings import AttentionSettings, attention_of
-from wellcond.models.families import register_family
-from wellcond.models.replace import AttentionChange, replace_attention, restore_attention
-from wellcond.models.sites import SiteList, register_blocks, sites
-from wellcond.models.skips import SkipChange, remove_skip, restore_skip, skips_of
-from wellcond.models.surgery import GrayingSettings, gray, graying_of, is_grayed, ungray
+from wellcond.models.attention_weights import AttentionWeights, attention_weights, set_attention_weights
+from wellcond.models.families import (
+    AttentionKind,
+    BlockKind,
+    Family,
+    PatchProjection,
+    Replaced,
+    Skipless,
+    Tap,
+    WeightPaths,
+    register_blocks,
+    register_family,
+    split_heads,
+    split_qkv,
+)
+from wellcond.models.sites import SiteList, sites
+from wellcond.models.surgery import (
+    AttentionChange,
+    AttentionSettings,
+    GrayingSettings,
+    SkipChange,
+    attention_of,
+    gray,
+    graying_of,
+    is_grayed,
+    remove_skip,
+    replace_attention,
+    restore_attention,
+    restore_skip,
+    skips_of,
+    ungray,
+)
 from wellcond.models.weights import Loaded, load, save
 
 __all__ = [
     "AttentionChange",
+    "AttentionKind",
     "AttentionSettings",
+    "AttentionWeights",
+    "BlockKind",
+    "Family",
     "GrayingSettings",
     "Loaded",
+    "PatchProjection",
+    "Replaced",
     "SiteList",
     "SkipChange",
+    "Skipless",
+    "Tap",
+    "WeightPaths",
     "attention_of",
+    "attention_weights",
     "gray",
     "graying_of",
     "is_grayed",
@@ -27,7 +63,10 @@ __all__ = [
     "restore_attention",
     "restore_skip",
     "save",
+    "set_attention_weights",
     "sites",
     "skips_of",
+    "split_heads",
+    "split_qkv",
     "ungray",
 ]

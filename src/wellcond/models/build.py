@@ -26,11 +26,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from wellcond.attention import find_attention
-from wellcond.models.attention_settings import AttentionSettings
 from wellcond.models.families import find_projection
-from wellcond.models.surgery_metadata import METADATA_KEY
-from wellcond.models.weight_files import read_weights
-from wellcond.models.weights import Loaded, load, match_names
+from wellcond.models.surgery import AttentionSettings
+from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -2,7 +2,9 @@
 
     mae = MaskedAutoencoder("vit_base_patch16_224", gray="visible")      # or an encoder that you built with timm
     mae(images).loss.backward()
-    hand_over(mae.encoder, timm.create_model("vit_base_patch16_224"))    # to fine-tune it
+    model = timm.create_model("vit_base_patch16_224", global_pool="avg", drop_path_rate=0.1)
+    hand_over(mae.encoder, model)           # weights and surgery; the head stays fresh: fine-tune it whole
+    linear_probe(model)                     # or, without drop path: only a fresh head can be trained
 
 The encoder is timm's own VisionTransformer and stays one: its blocks, hooks and names of weights are timm's, so that
 the probe and all surgery work on it. It reads the visible patches through its own patch projection, side by side in
@@ -10,25 +12,38 @@ one row; a grayed projection therefore grays exactly the visible tokens, in the 
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
+from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wellcond.models.build import build_model
-from wellcond.models.families import register_family
-from wellcond.models.pixel_decoder import PixelDecoder, sincos_positions
-from wellcond.models.surgery import GrayingSettings, graying_of
+from wellcond.models.families import find_projection, register_family, unwrap
+from wellcond.models.surgery import (
+    GrayingSettings,
+    attention_of,
+    graying_of,
+    plan_attention,
+    plan_skips,
+    put_attention,
+    put_skips,
+    skips_of,
+    ungray,
+)
 from wellcond.models.surgery import gray as gray_model
-from wellcond.models.transfer import hand_over, linear_probe
 from wellcond.numerics.fused import tokens_of, untokens
 
-__all__ = ["MaskedAutoencoder", "MaskedOutput", "hand_over", "linear_probe"]
+__all__ = ["MaskedAutoencoder", "MaskedOutput", "PixelDecoder", "hand_over", "linear_probe", "sincos_positions"]
 
+WAVELENGTH = 10_000.0  # of the slowest wave of the positions, over 2π, in patches
 PIXEL_EPSILON = 1e-6  # added to a patch's variance: a patch of one colour has none
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class MaskedOutput(NamedTuple):
@@ -276,3 +291,154 @@ def _check_encoder(encoder: nn.Module) -> PatchEmbed:
         patch = (ph, pw)
         raise refuse(f"images of {size} pixels do not divide into two or more patches of {patch}; choose its img_size")
     return embedding
+
+
+# ---- The decoder
+
+
+class PixelDecoder(nn.Module):
+    """The light decoder: encoded visible tokens in, the values of every patch out; built of timm's blocks.
+
+    Each masked patch enters as the same trained vector, told apart by its position alone.
+    """
+
+    mask_token: nn.Parameter
+    positions: Tensor
+
+    def __init__(self, *, encoder_dim: int, dim: int, depth: int, heads: int, grid_size: tuple[int, int], values: int):
+        super().__init__()
+        if dim % 4 or dim < 4 or heads < 1 or dim % heads:
+            raise ValueError(f"a decoder of width {dim} with {heads} heads: both 4 and the heads have to divide it")
+        if depth < 0:
+            raise ValueError(f"a decoder cannot have {depth} blocks")
+        norm_layer = partial(nn.LayerNorm, eps=1e-6)
+        self.grid_size = grid_size
+        self.grad_checkpointing = False
+        self.embed = nn.Linear(encoder_dim, dim)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
+        # Not saved: the numbers follow from the sizes.
+        self.register_buffer("positions", torch.empty(1, grid_size[0] * grid_size[1], dim), persistent=False)
+        self.blocks = nn.Sequential(
+            *(Block(dim, heads, qkv_bias=True, norm_layer=cast(type[nn.Module], norm_layer)) for _ in range(depth))
+        )
+        self.norm = norm_layer(dim)
+        self.head = nn.Linear(dim, values)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights (Glorot's uniform distribution, as in the original ViT) and write the positions."""
+        nn.init.normal_(self.mask_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        self.set_positions()
+
+    @torch.no_grad()
+    def set_positions(self) -> None:
+        """Write the fixed positions anew."""
+        width = self.positions.shape[2]
+        self.positions.copy_(sincos_positions(self.grid_size, width, device=self.positions.device)[None])
+
+    def forward(self, encoded: Tensor, visible: Tensor) -> Tensor:
+        """(b, n, values) of the tokens (b, prefix + v, encoder_dim) of those patches that `visible` (b, v) counts."""
+        tokens = self.embed(encoded)
+        batch, _, dim = tokens.shape
+        ahead = tokens.shape[1] - visible.shape[1]  # class token and registers: they go along, without a position
+        where = visible[..., None].expand(-1, -1, dim)
+        canvas = self.mask_token.to(tokens.dtype).expand(batch, self.positions.shape[1], dim)
+        patches = canvas.scatter(1, where, tokens[:, ahead:]) + self.positions
+        tokens = torch.cat([tokens[:, :ahead].to(patches.dtype), patches], dim=1)
+        for block in self.blocks:
+            if self.grad_checkpointing and self.training:
+                tokens = cast(Tensor, checkpoint(block, tokens, use_reentrant=False))
+            else:
+                tokens = block(tokens)
+        return self.head(self.norm(tokens[:, ahead:]))
+
+
+def sincos_positions(grid_size: tuple[int, int], dim: int, *, device: torch.device | str | None = None) -> Tensor:
+    """(rows · columns, dim) in float64, row by row: sines and cosines of the row, then those of the column.
+
+    Each takes a quarter of `dim`, with frequencies that fall geometrically from 1. The scalar product of two positions
+    depends on their offset alone. Raises ValueError unless 4 divides `dim`.
+    """
+    if dim % 4 or dim < 4:
+        raise ValueError(f"two-dimensional sines and cosines need a width that 4 divides, not {dim}")
+    quarter = dim // 4
+    frequency = WAVELENGTH ** -(torch.arange(quarter, dtype=torch.float64, device=device) / quarter)
+    rows, columns = (torch.arange(size, dtype=torch.float64, device=device) for size in grid_size)
+    row, column = (angle.reshape(-1, 1) * frequency for angle in torch.meshgrid(rows, columns, indexing="ij"))
+    return torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], dim=1)
+
+
+# ---- Afterwards: the encoder as a classifier, fine-tuned whole, or probed by a linear head alone
+
+
+def hand_over(encoder: nn.Module, model: Model) -> Model:
+    """Give a timm VisionTransformer the weights of another, in place, with its graying, removed skips and attention.
+
+    The model's head stays as it is. Its pooling may differ: with mean pooling timm puts the last norm after the pool,
+    and the encoder's is loaded there. Positions are trained or fixed as they were in the model.
+
+    Raises ValueError, with what does not fit, and the model is then unchanged.
+    """
+    target = unwrap(model).state_dict()
+    weights = unwrap(encoder).state_dict()
+    ours, theirs = _norm_of(weights), _norm_of(target)
+    weights = {
+        theirs + name.removeprefix(ours) if name.startswith(ours) else name: tensor
+        for name, tensor in weights.items()
+        if not name.startswith("head.")
+    }
+    wanted = {name: tensor for name, tensor in target.items() if not name.startswith("head.")}
+    shared = wanted.keys() & weights.keys()
+    misfits = (wanted.keys() ^ weights.keys()) | {name for name in shared if wanted[name].shape != weights[name].shape}
+    if misfits:
+        some = ", ".join(sorted(misfits)[:4]) + (" …" if len(misfits) > 4 else "")
+        raise ValueError(
+            f"the encoder and the {type(unwrap(model)).__name__} differ at {some}; build the model with the encoder's "
+            "settings (its img_size too: the model's set_input_size changes it afterwards)"
+        )
+    settings, skips = graying_of(encoder), plan_skips(model, skips_of(encoder))
+    attention = plan_attention(model, attention_of(encoder))
+    if settings is not None:
+        find_projection(model)  # a reason to fail has to come before the first change
+    unwrap(model).load_state_dict(weights, strict=False)
+    put_skips(skips)
+    put_attention(model, attention)
+    if settings is None:
+        return ungray(model)
+    return gray_model(model, settings.method, epsilon=settings.epsilon, restore_scale=settings.restore_scale)
+
+
+def _norm_of(names: Mapping[str, Any]) -> str:
+    """Where a ViT keeps its one last norm: before the pool, or after it."""
+    return "fc_norm." if "fc_norm.weight" in names else "norm."
+
+
+def linear_probe(model: VisionTransformer, num_classes: int | None = None) -> VisionTransformer:
+    """Freeze a ViT, in place, but for a fresh linear head behind a BatchNorm without parameters.
+
+    The BatchNorm brings the features to one scale, so that one learning rate suits every encoder. `num_classes` is that
+    of the model's own head if not given. Raises ValueError for a model that would drop frozen features at random.
+    """
+    classes = model.num_classes if num_classes is None else num_classes
+    if classes < 1:
+        raise ValueError("the model has no head that would tell the number of classes; give num_classes")
+    for name, module in model.named_modules():
+        if (isinstance(module, nn.Dropout) and module.p) or (isinstance(module, DropPath) and module.drop_prob):
+            raise ValueError(f"{name} would drop frozen features at random; build the model without dropout")
+    model.requires_grad_(False)
+    model.reset_classifier(classes)
+    linear = model.head
+    assert isinstance(linear, nn.Linear)
+    nn.init.trunc_normal_(linear.weight, std=0.01)
+    nn.init.zeros_(linear.bias)
+    device, dtype = linear.weight.device, linear.weight.dtype
+    norm = nn.BatchNorm1d(linear.in_features, affine=False, eps=1e-6, device=device, dtype=dtype)
+    model.add_module("head", nn.Sequential(norm, linear).train(model.training))
+    return model

@@ -5,7 +5,7 @@
         block.name, block.taps["sa"]                                        # 'blocks.0', Tap(path='drop_path1', …)
 
 `in` is what the attention reads; `sa` its branch after LayerScale, before drop path and the add; `+sa` after the add;
-`mlp` and `+mlp` likewise. What is known about each class of blocks stands in `block_table`.
+`mlp` and `+mlp` likewise. What is known about each class of blocks stands in `families`.
 """
 
 import fnmatch
@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from torch import nn
 
-from wellcond.models.block_table import BLOCK_SITES, BlockRow, Tap, register_blocks, row_of
-from wellcond.models.families import unwrap
-from wellcond.models.skipless import removed_skips
+from wellcond.models.families.family import BlockKind, Tap, block_kind, register_blocks, unwrap
+from wellcond.models.families.forwards import removed_skips
+from wellcond.words import BLOCK_SITES
 
 __all__ = [
-    "BLOCK_SITES",
     "Block",
     "Site",
     "SiteList",
@@ -54,8 +53,8 @@ class Block:
     """Whether 4-D tensors here are (b, d, h, w), as in ConvMixer; else they are (b, h, w, d), as in Swin."""
     attention: str | None = None
     """The path, relative to the block, of the module that attends; None where there is none."""
-    row: BlockRow
-    """What the table says about its class: its skips, and what scales its branches."""
+    kind: BlockKind
+    """What is known about its class: its skips, and what scales its branches."""
 
 
 class Site(NamedTuple):
@@ -105,22 +104,22 @@ def find_blocks(model: nn.Module) -> list[Block]:
     """
     root = unwrap(model)
     modules = dict(root.named_modules())
-    found: dict[str, BlockRow] = {}
+    found: dict[str, BlockKind] = {}
     for path, module in modules.items():
-        row = row_of(module)
-        if row is None or (row.sits_at and path.rpartition(".")[2] != row.sits_at):
+        kind = block_kind(module)
+        if kind is None or (kind.sits_at and path.rpartition(".")[2] != kind.sits_at):
             continue
-        path = path.removesuffix(row.sits_at).removesuffix(".") if row.sits_at else path
+        path = path.removesuffix(kind.sits_at).removesuffix(".") if kind.sits_at else path
         outer = next((name for name in found if name == "" or path.startswith(f"{name}.")), None)
         if outer is not None:
             raise ValueError(
                 f"{path} ({type(module).__name__}) is a block inside the block {outer or 'that is the model itself'} "
                 f"({type(modules[outer]).__name__}): register_blocks was told of both; a site can belong to one only"
             )
-        found[path] = row
+        found[path] = kind
     if not found:
         raise ValueError(_how_to_register(root))
-    return [_block(_plain(path), index, modules[path], row) for index, (path, row) in enumerate(found.items())]
+    return [_block(_plain(path), index, modules[path], kind) for index, (path, kind) in enumerate(found.items())]
 
 
 def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
@@ -148,20 +147,20 @@ def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
     return [block for block in blocks if block.index in chosen]
 
 
-def _block(name: str, index: int, module: nn.Module, row: BlockRow) -> Block:
-    for site, tap in row.taps.items():
+def _block(name: str, index: int, module: nn.Module, kind: BlockKind) -> Block:
+    for site, tap in kind.tap_of.items():
         try:
             module.get_submodule(tap.path)
         except AttributeError:
             raise ValueError(
-                f"{type(module).__name__} has no module {tap.path}, where the table looks for its {site}; "
+                f"{type(module).__name__} has no module {tap.path}, where wellcond looks for its {site}; "
                 "say where it is with wellcond.register_blocks"
             ) from None
-    removed = {skip for skip, path in row.skips.items() if skip in removed_skips(module.get_submodule(path))}
-    taps = {site: row.taps[site] for site in BLOCK_SITES if site in row.taps}
+    removed = {skip for skip, path in kind.skips.items() if skip in removed_skips(module.get_submodule(path))}
+    taps = {site: kind.tap_of[site] for site in BLOCK_SITES if site in kind.tap_of}
     for skip in removed:  # a branch without its skip is what comes after the add, and is not dropped any more
-        before = row.taps.get(skip)
-        taps[skip] = row.taps[f"+{skip}"]
+        before = kind.tap_of.get(skip)
+        taps[skip] = kind.tap_of[f"+{skip}"]
         for site, tap in taps.items():
             if before and before.end == "input" and (tap.path, tap.end) == (before.path, "input"):
                 taps[site] = replace(tap, call=tap.call - (before.call < tap.call))
@@ -170,10 +169,10 @@ def _block(name: str, index: int, module: nn.Module, row: BlockRow) -> Block:
         index=index,
         module=module,
         taps=taps,
-        lacks={s: row.lacks.get(s, "it was registered without") for s in BLOCK_SITES if s not in taps},
-        channels_first=row.channels_first,
-        attention=row.attention,
-        row=row,
+        lacks={s: kind.lacks.get(s, "it was registered without") for s in BLOCK_SITES if s not in taps},
+        channels_first=kind.channels_first,
+        attention=kind.attention,
+        kind=kind,
     )
 
 

@@ -9,32 +9,73 @@
 Weights trained with graying, without a skip or with another attention are wrong in a model that differs there, and no
 weight's name tells. So the surgery stands in the file's metadata, and `load` repeats it, or warns where a file does not
 say.
+
+Reading anybody's files, and writing our own:
+
+    weights, metadata = read_weights("last.pth.tar")            # safetensors or torch's; the first bytes tell
+    weights, _ = read_weights("last.pth.tar", ema=True)         # the averaged ones that training loops keep beside
+    write_weights("last.safetensors", weights, metadata)        # the same tensors and metadata give the same bytes
 """
 
+import argparse
+import json
 import logging
 import os
+import pickle
+import re
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from wellcond.models.attention_settings import attention_of, built_attention
+from wellcond.attention import find_attention
+from wellcond.graying import TokenGraying
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.replace import plan_attention, put_attention
-from wellcond.models.skips import plan_skips, put_skips, skips_of
-from wellcond.models.surgery import GrayingSettings, gray, graying_of, ungray
-from wellcond.models.surgery_metadata import METADATA_KEY, Attention, Skips, parse, surgery_metadata
-from wellcond.models.weight_files import plain_name, read_weights, write_weights
+from wellcond.models.surgery import (
+    AttentionSettings,
+    GrayingSettings,
+    attention_of,
+    built_attention,
+    gray,
+    graying_of,
+    plan_attention,
+    plan_skips,
+    put_attention,
+    put_skips,
+    skips_of,
+    ungray,
+)
 
-__all__ = ["Loaded", "load", "match_names", "save"]
+__all__ = [
+    "FORMAT",
+    "METADATA_KEY",
+    "Loaded",
+    "load",
+    "match_names",
+    "read_weights",
+    "save",
+    "surgery_metadata",
+    "write_weights",
+]
 
 logger = logging.getLogger(__name__)
+
+METADATA_KEY = "wellcond"
+FORMAT = 1
+# What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
+# without their surgery are silently wrong. So skips and attention are written only if there are such.
+ENTRIES = {"format", "graying", "skips", "attention"}
+# Where training loops keep the moving average of the weights.
+EMA_KEYS = ("state_dict_ema", "model_ema")
+
+Skips = dict[str, tuple[str, ...]]
+Attention = dict[str, AttentionSettings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +154,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     weights, metadata = read_weights(path, ema=ema)
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
-    wanted, wanted_skips, wanted_attention = parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
+    wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
     present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
         find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
@@ -243,7 +284,7 @@ def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         if place in seen or not whole:
             value = value.clone(memory_format=torch.contiguous_format)
         seen.add(place)
-        tensors[plain_name(name)] = value.contiguous()
+        tensors[_plain_name(name)] = value.contiguous()
     return tensors
 
 
@@ -270,7 +311,7 @@ def _load_state(
 
 def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights under the names of `state`, where those differ by what wrappers add to them."""
-    names = {plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
+    names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
     if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
     return {names.get(name, name): tensor for name, tensor in weights.items()}
@@ -297,3 +338,147 @@ def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor],
         "file's own settings (name, num_classes, img_size); strict=False, wellcond measure's --no-strict, leaves out "
         "names that only one of them has"
     )
+
+
+# ---- What a file says was done to its model
+
+
+def surgery_metadata(model: nn.Module) -> dict[str, str]:
+    """What was done to the model, as the metadata of a file with its weights."""
+    settings = graying_of(model)
+    surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    if skips := skips_of(model):
+        surgery["skips"] = skips
+    if attention := attention_of(model):
+        surgery["attention"] = {name: asdict(how) for name, how in attention.items()}
+    return {METADATA_KEY: json.dumps(surgery)}
+
+
+def _check_attention(how: AttentionSettings) -> None:
+    """The name, and names and values of the settings."""
+    core, settings = find_attention(how.name).core, dict(how.settings)
+    with_weights = settings.get("conv_kernel") is not None  # for each head, of which a file has no number here
+    core(**settings, **({"num_heads": 1} if with_weights else {}))
+
+
+def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attention]:
+    """Graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
+    try:
+        surgery = json.loads(text)
+        version, graying = surgery["format"], surgery["graying"]
+        unknown = surgery.keys() - ENTRIES
+        settings = None if graying is None else GrayingSettings(**graying)
+        if settings is not None:
+            TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
+        skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
+        attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
+        for how in attention.values():
+            _check_attention(how)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
+            "Upgrade wellcond, or read the weights alone with safetensors.torch.load_file"
+        ) from error
+    if version != FORMAT or unknown:
+        what = f"entries {sorted(unknown)}" if unknown else f"format {version}"
+        raise ValueError(
+            f"{path} was written by a newer wellcond ({what} of its metadata); upgrade wellcond to load it"
+        )
+    return settings, skips, attention
+
+
+# ---- Files: tensors alone, never a free pickle
+
+
+def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, with plain names, and the metadata of a safetensors or torch file (the first bytes tell)."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file of weights in it")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    metadata: dict[str, str] = {}
+    try:
+        if _is_torchs(path):
+            with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints keep their arguments
+                state = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            with safe_open(path, framework="pt") as file:
+                metadata = dict(file.metadata() or {})
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors, or is damaged, and is not unpickled ({_foreign_parts(path, error)}). "
+            "If you trust it, torch.load(path, weights_only=False) yourself and wellcond.save the model"
+        ) from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a torn pickle fails in as many ways as there are places to tear it
+        why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
+    return _find_state(state, path, ema=ema), metadata
+
+
+def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file. Its library writes the metadata in an order that changes with every process: here sorted."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), path, metadata=dict(metadata))
+    if len(metadata) < 2:
+        return
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the same names and numbers in another order"
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def _is_torchs(path: Path) -> bool:
+    """A zip archive, or the pickle of old versions of torch.
+
+    A safetensors file begins with the length of its header, whose first byte may be a pickle's too, and torch.load
+    reads such a file without its metadata: surgery would be lost. So that form is looked for first.
+    """
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8:
+        return False
+    return start[:2] == b"PK" or start[:1] == b"\x80"
+
+
+def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:
+    """What a pickle holds besides tensors: names of classes and functions, which are read and never called."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except Exception:  # an old file, or a damaged one: the first of them stands in torch's message
+        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+    if not names:
+        return " ".join(str(error).split())[-120:]
+    return f"it asks for {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+
+
+def _find_state(state: Any, path: Path, *, ema: bool) -> dict[str, Tensor]:
+    """The state dict inside what a training loop saved, with plain names."""
+    if ema:
+        keys = [key for key in EMA_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
+        if not keys:
+            held = ", ".join(map(str, list(state)[:5])) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"{path} holds no averaged weights under {' or '.join(EMA_KEYS)}, only {held}; drop ema")
+        state = state[keys[0]]
+    for key in ("state_dict", "model_state_dict", "model", "module"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state dict, neither as such nor under 'state_dict', 'model' or 'module'")
+    plain = {_plain_name(name): tensor for name, tensor in state.items()}
+    while all(name.startswith("module.") for name in plain):
+        plain = {name.removeprefix("module."): tensor for name, tensor in plain.items()}
+    return plain
+
+
+def _plain_name(name: str) -> str:
+    """Without what torch.compile puts before it."""
+    return name.replace("_orig_mod.", "")

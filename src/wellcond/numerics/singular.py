@@ -31,6 +31,7 @@ from wellcond.numerics.extremes import (
 )
 from wellcond.numerics.matrix_parts import MatrixPart, in_chunks
 from wellcond.numerics.spectral_sums import effective_rank_by_products
+from wellcond.words import STATUSES
 
 __all__ = [
     "singular_values",
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 METHODS = ("auto", "svd", "gram")
-STATUSES = ("ok", "ceiling", "low_precision", "non_finite", "zero", "single")
 OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO, SINGLE = range(6)
 
 

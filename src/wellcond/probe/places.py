@@ -7,18 +7,15 @@ wanted[0].place                     # Place(block='blocks.3', index=3, site='sa'
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from torch import nn
 
 from wellcond.models.families import find_projection, unwrap
-from wellcond.models.sites import BLOCK_SITES, Block, Tap, Which, find_blocks, select_blocks
-from wellcond.records import Site
+from wellcond.models.sites import Block, Tap, Which, find_blocks, select_blocks
+from wellcond.words import BLOCK_SITES, DEFAULT_SITES, ENDS, SITES
 
-__all__ = ["ENDS", "Place", "Wanted", "block_ends", "choose", "form_of"]
-
-DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
-ENDS = ("input", "output")  # of a whole block: no sites, and no rows are about them
+__all__ = ["Place", "Wanted", "block_ends", "choose", "form_of"]
 
 
 class Place(NamedTuple):
@@ -43,7 +40,7 @@ class Wanted:
 
 def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: Which = None) -> list[Wanted]:
     """The places meant, in order of execution; ValueError where a pattern means nothing, with what there is."""
-    found, known = find_blocks(model), get_args(Site)
+    found, known = find_blocks(model), SITES
     if sites is None:  # no family has all of them in every block: what there is
         sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
         sites = sites or DEFAULT_SITES  # nothing at all: the message below says why

@@ -35,11 +35,12 @@ from wellcond.probe.findings import Findings
 from wellcond.probe.one_pass import Pass
 from wellcond.probe.pace import Pace
 from wellcond.probe.padding import Padding
-from wellcond.probe.places import ENDS, Place, block_ends, choose, form_of
+from wellcond.probe.places import Place, block_ends, choose, form_of
 from wellcond.probe.separate import is_compiled, is_sharded, needs_separate_pass, own_pass, run_apart, whose_pass
 from wellcond.probe.statistics import Sums
 from wellcond.probe.table import table
 from wellcond.probe.trigger import watching
+from wellcond.words import ENDS
 
 __all__ = ["Probe"]
 

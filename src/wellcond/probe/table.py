@@ -8,14 +8,11 @@ A mark goes with a number into whatever is made of it: the mean of lower bounds 
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from wellcond.records import Site
+from wellcond.words import SITES
 
 __all__ = ["lower_bounds", "marks", "place_of", "table"]
-
-ORDER = ("tokens", "embed", "in", "sa", "+sa", "mlp", "+mlp")
-assert set(ORDER) == set(get_args(Site))
 
 BOUNDED = ("log_kappa", "log_kappa_max")  # what the ceiling cuts off; ranks, say, are right beyond it
 ROUNDED = ("sigma_min",)  # what rounding decides there
@@ -36,7 +33,7 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
     beyond = lower_bounds(everything) if name in BOUNDED + ROUNDED else set()
     cells = {(row["index"], row["block"], row["site"]): row for row in rows}
     blocks = list(dict.fromkeys((row["index"], row["block"]) for row in rows))
-    columns = [site for site in ORDER if any(row["site"] == site for row in rows)]
+    columns = [site for site in SITES if any(row["site"] == site for row in rows)]
     lines = [["block", *columns]]
     for index, block in blocks:
         lines.append([block, *(_cell(cells.get((index, block, site)), beyond) for site in columns)])

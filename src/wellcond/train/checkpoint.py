@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.models.weight_files import write_weights
+from wellcond.models.weights import write_weights
 from wellcond.records import fsync
 
 __all__ = ["SavedState", "discard", "latest", "read", "save", "saved_steps", "state_path", "whole_states"]

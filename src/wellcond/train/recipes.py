@@ -32,7 +32,7 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
 
 
 def bearable(config: Config, device: str, *, given: Collection[str]) -> Config:
-    """What a device can bear: on a CPU neither compiled nor in half precision, which cost time there, unless `given`."""
+    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless `given`."""
     if device != "cpu":
         return config
     usual = {"compile": False, "amp_dtype": "float32"}

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wellcond.models.surgery_metadata import surgery_metadata
+from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
 from wellcond.train.compiler import mend_read_back
 from wellcond.train.config import Config

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.models.mae import MaskedAutoencoder
-from wellcond.models.weight_files import read_weights
-from wellcond.models.weights import match_names
+from wellcond.models.weights import match_names, read_weights
 from wellcond.train.surgery_difference import surgery_differences
 
 __all__ = ["start_from", "start_masked_from"]

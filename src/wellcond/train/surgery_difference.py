@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from wellcond.models.sites import find_blocks
-from wellcond.models.surgery_metadata import FORMAT, METADATA_KEY, surgery_metadata
+from wellcond.models.weights import FORMAT, METADATA_KEY, surgery_metadata
 
 __all__ = ["surgery_differences"]
 

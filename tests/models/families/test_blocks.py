@@ -22,11 +22,11 @@ from timm.models.vision_transformer_relpos import ResPostRelPosBlock
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from wellcond.models.block_table import BLOCK_SITES
 from wellcond.models.sites import Block as FoundBlock
 from wellcond.models.sites import Tap, find_blocks
-from wellcond.models.skips import remove_skip, restore_skip, skips_of
+from wellcond.models.surgery import remove_skip, restore_skip, skips_of
 from wellcond.probe import Probe
+from wellcond.words import BLOCK_SITES
 
 DROP = 0.5
 BATCH = 8

@@ -18,26 +18,17 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from torch import nn
-from torch.nn.utils import parametrize
 
-from wellcond.attention import AttentionCore, AttentionLayer, find_attention
-from wellcond.models.attending import Replaced, plain_attention_class, replaced_class
-from wellcond.models.attention_settings import (
-    AttentionSettings,
-    any_replaced,
-    attention_module,
-    attention_of,
-    built_attention,
-    core_of,
-    in_words,
-)
-from wellcond.models.hf_attention import HuggingFaceReplaced, choose_implementation, is_asked
+from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_attention
+from wellcond.models.families.forwards import Replaced, plain_attention_class, replaced_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
-from wellcond.models.skips import SHARDED
-from wellcond.models.surgery import forget_compiled_code
+from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
 
 __all__ = [
     "AttentionChange",
+    "AttentionSettings",
+    "attention_of",
+    "built_attention",
     "plan_attention",
     "put_attention",
     "replace_attention",
@@ -45,6 +36,16 @@ __all__ = [
 ]
 
 Plan = dict[nn.Module, AttentionCore | None]  # attention module → how it is to attend; None for its own way
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings:
+    """How one block attends."""
+
+    name: str
+    """`softmax`, `linear`, `kernelized`, `skyformer` or `nystrom`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """All its settings, those left at their defaults too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +97,44 @@ def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionCha
 
     Returns what was changed; `with restore_attention(…):` replaces it again at the end.
     """
-    if blocks is None and not any_replaced(model):
+    if blocks is None and not _any_replaced(model):
         return AttentionChange(blocks=(), _model=model)
-    chosen = [block for block in select_blocks(find_blocks(model), blocks) if core_of(block) is not None]
-    plan: Plan = {attention_module(block): None for block in chosen}
+    chosen = [block for block in select_blocks(find_blocks(model), blocks) if _core_of(block) is not None]
+    plan: Plan = {_attention_module(block): None for block in chosen}
     _check_classes(plan)
     return _change(model, chosen, plan)
 
 
+def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
+    """How the blocks attend whose attention was replaced, or built as one of ours by `attn_layer=`: {"blocks.3":
+    AttentionSettings(name="skyformer", …)}.
+
+    Those of a Hugging Face model are not among them once its `set_attn_implementation` has chosen another attention:
+    then they attend like that. `replace_attention` again puts ours back.
+    """
+    replaced = _any_replaced(model)
+    if not replaced and not any(isinstance(module, AttentionLayer) for module in model.modules()):
+        return {}
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        if replaced:
+            raise
+        return {}  # a model of somebody's own, whose blocks have no names for us
+    cores = {block.name: _attending_core(block) for block in blocks}
+    return {name: how for name, core in cores.items() if (how := _settings_of(core)) is not None}
+
+
+def built_attention(model: nn.Module) -> dict[str, AttentionSettings]:
+    """Those of `attention_of` that the model was built with, which nothing can restore."""
+    present = attention_of(model)
+    blocks = [block for block in find_blocks(model) if block.name in present] if present else []
+    return {block.name: present[block.name] for block in blocks if isinstance(_attention_module(block), AttentionLayer)}
+
+
 def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) -> Plan:
     """What `put_attention` must do so that exactly these blocks attend like this; ValueError where it could not."""
-    if not wanted and not any_replaced(model):
+    if not wanted and not _any_replaced(model):
         return {}
     blocks = {block.name: block for block in find_blocks(model)}
     if unknown := sorted(wanted.keys() - blocks.keys()):
@@ -115,12 +143,12 @@ def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) ->
     for name in sorted(wanted.keys() & built.keys()):
         if built[name] != wanted[name]:
             raise ValueError(
-                f"{name} was built with {in_words(built[name])}, and not with {in_words(wanted[name])}; build the "
+                f"{name} was built with {_in_words(built[name])}, and not with {_in_words(wanted[name])}; build the "
                 "model with that attention, or without attn_layer="
             )
     plan = _plan(model, ((blocks[name], how) for name, how in wanted.items() if present.get(name) != how))
     back: Plan = {
-        attention_module(b): None for name, b in blocks.items() if name not in wanted and core_of(b) is not None
+        _attention_module(b): None for name, b in blocks.items() if name not in wanted and _core_of(b) is not None
     }
     _check_classes(back)
     return plan | back
@@ -128,24 +156,28 @@ def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) ->
 
 def put_attention(model: nn.Module, plan: Plan) -> None:
     """Swap the classes as planned."""
-    configs = {}
-    left = [module for module in model.modules() if isinstance(module, Replaced) and not is_asked(module)]
-    plan = dict.fromkeys(left) | plan  # those switched off stay so when the config is ours again
+    swapped: dict[type[Replaced], list[nn.Module]] = {}
+    left = [module for module in model.modules() if isinstance(module, Replaced) and not module.is_asked()]
+    plan = dict.fromkeys(left) | plan  # those switched off stay so when they are asked again
     for module, core in plan.items():
-        made: Any = replaced_class(plain_attention_class(module))
-        if issubclass(made, HuggingFaceReplaced):
-            configs[id(module.config)] = module.config
+        made = _made(module)
+        if made is not None:
+            swapped.setdefault(made, []).append(module)
         if core is not None:
             module.__class__ = cast(Any, made)
             module.attention_core = core.train(module.training)
         elif isinstance(module, Replaced):
             module.__class__ = module._plain_class
             del module.attention_core
-    used = {id(module.config) for module in model.modules() if isinstance(module, HuggingFaceReplaced)}
-    for key, config in configs.items():  # one for all blocks
-        choose_implementation(config, ours=key in used)
+    for made, modules in swapped.items():
+        made.after_swap(modules, model)
     if plan:
         forget_compiled_code()
+
+
+def _made(module: nn.Module) -> type[Replaced] | None:
+    """The module's class around another attention; None where no such forward is known."""
+    return cast("type[Replaced] | None", replaced_class(plain_attention_class(module)))
 
 
 def _blocks_of(model: nn.Module) -> list[Block]:
@@ -159,7 +191,8 @@ def _blocks_of(model: nn.Module) -> list[Block]:
             f"{type(model).__name__} has no blocks whose attention replace_attention could replace: docs/attention.md "
             "names the models of timm and Hugging Face that it knows. In another one put a module of "
             "wellcond.attention where it attends (SkyformerAttention(dim, num_heads)), or call one of its functions as "
-            "you would scaled_dot_product_attention"
+            "you would scaled_dot_product_attention; or teach wellcond the model with register_family "
+            "(docs/families.md)"
         ) from error
 
 
@@ -167,7 +200,7 @@ def _plan(model: nn.Module, wanted: Iterable[tuple[Block, AttentionSettings]]) -
     """The changes, checked but not made."""
     plan: Plan = {}
     for block, how in wanted:
-        core, module = find_attention(how.name).core(**how.settings), attention_module(block)
+        core, module = find_attention(how.name).core(**how.settings), _attention_module(block)
         made = _replaceable(block, module)
         if why := made.refuses(module, core, model):
             raise ValueError(f"{block.name} cannot attend like {how.name}: {why}")
@@ -182,21 +215,21 @@ def _replaceable(block: Block, module: nn.Module) -> type[Replaced]:
         raise ValueError(
             f"{block.name} was built with {kind}; build the model with another attn_layer, or without one, instead"
         )
-    made = replaced_class(plain_attention_class(module))
+    made = _made(module)
     if made is None or "forward" in vars(module):
         raise ValueError(
             f"the attention of {block.name}, a {kind}, has a forward that replace_attention does not know (its own, "
             "one replaced by a hook, or that of another version of its library). docs/attention.md names those it "
-            "knows; some of timm's models can be built with attn_layer=wellcond.attention.SkyformerAttention"
+            "knows; some of timm's models can be built with attn_layer=wellcond.attention.SkyformerAttention, and "
+            "wellcond.register_family teaches a forward of your own (docs/families.md)"
         )
-    assert issubclass(made, Replaced)
     return made
 
 
 def _check_classes(plan: Iterable[nn.Module]) -> None:
     """Refuse what a change of class would break."""
     for module in plan:
-        if SHARDED & {cls.__name__ for cls in type(module).__mro__} or parametrize.is_parametrized(module):
+        if class_was_given(module):
             raise ValueError(
                 f"an attention's {type(module).__name__} was given that class by fully_shard, parametrize or the like: "
                 "replace and restore attention before that, or on a model without it"
@@ -227,20 +260,51 @@ def _change(model: nn.Module, blocks: Iterable[Block], plan: Plan) -> AttentionC
 def _warn(plan: Plan) -> None:
     lost: dict[str, int] = {}
     for module, core in plan.items():
-        made = replaced_class(plain_attention_class(module))
-        rate = _dropout(module)
-        if rate and core is not None and not core.drops_weights:
+        made = _made(module)
+        if made is None or core is None:
+            continue
+        rate = made.weight_dropout(module)
+        if rate and not core.drops_weights:
             what = f"dropout of attention weights (p = {rate}), which it never makes; dropout of outputs stays"
             lost[what] = lost.get(what, 0) + 1
-        if made is not None and issubclass(made, Replaced) and made.drops and not isinstance(module, Replaced):
+        if made.drops and not isinstance(module, Replaced):
             lost[made.drops] = lost.get(made.drops, 0) + 1
     for what, count in lost.items():
         warnings.warn(f"the replaced attention of {count} blocks goes without {what}", stacklevel=3)
 
 
-def _dropout(module: Any) -> float:
-    for name in ("attn_drop", "dropout"):
-        if isinstance(drop := getattr(module, name, None), nn.Dropout):
-            return drop.p
-    rate = getattr(module, "attention_dropout", getattr(module, "dropout_prob", 0.0))
-    return float(rate) if isinstance(rate, int | float) else 0.0
+def _attention_module(block: Block) -> nn.Module:
+    if block.attention is None:
+        raise ValueError(f"{block.name} ({type(block.module).__name__}) has no single module that attends")
+    return block.module.get_submodule(block.attention)
+
+
+def _core_of(block: Block) -> AttentionCore | None:
+    """What was put in the place of this block's attention, whether or not it is asked to attend."""
+    module = None if block.attention is None else _attention_module(block)
+    return module.attention_core if isinstance(module, Replaced) else None
+
+
+def _attending_core(block: Block) -> AttentionCore | None:
+    """What attends in this block, if it is one of ours."""
+    module = None if block.attention is None else _attention_module(block)
+    if isinstance(module, AttentionLayer):
+        return module.core
+    return module.attention_core if isinstance(module, Replaced) and module.is_asked() else None
+
+
+def _settings_of(core: AttentionCore | None) -> AttentionSettings | None:
+    """None for a core of somebody's own, which has no name."""
+    if core is None:
+        return None
+    names = [name for name, kind in ATTENTIONS.items() if type(core) is kind.core]
+    return AttentionSettings(name=names[0], settings=core.settings) if names else None
+
+
+def _in_words(how: AttentionSettings) -> str:
+    settings = ", ".join(f"{name}={value!r}" for name, value in how.settings.items())
+    return f"{how.name}({settings})"
+
+
+def _any_replaced(model: nn.Module) -> bool:
+    return any(isinstance(module, Replaced) for module in model.modules())

@@ -10,31 +10,22 @@ keys.
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wellcond.attention import AttentionCore
-from wellcond.models.attending import Replaced, plain_attention_class, register_forward
+from wellcond.models.families.forwards import Replaced, plain_attention_class
 
-__all__ = ["HuggingFaceReplaced", "choose_implementation", "is_asked", "register_with_transformers"]
+__all__ = ["HuggingFaceReplaced", "choose_implementation", "register_with_transformers"]
 
 OURS = {name: f"wellcond_{name}" for name in ("eager", "sdpa")}  # a config so remembers what it had before
-HF = "transformers.models."
 # What some models hand to their attention, and what none of ours has.
 FOREIGN = ("position_bias", "softcap", "s_aux", "sliding_window", "head_mask")
-VIT_LIKE = ("vit", "ViT"), ("deit", "DeiT"), ("vit_mae", "ViTMAE"), ("dinov2", "Dinov2"), ("dinov3_vit", "DINOv3ViT")
-VIT_LIKE += (("dinov2_with_registers", "Dinov2WithRegisters"), ("clip", "CLIP"), ("siglip", "Siglip"))
-BERT_LIKE = ("bert", "Bert"), ("roberta", "Roberta"), ("xlm_roberta", "XLMRoberta"), ("camembert", "Camembert")
-BERT_LIKE += (("electra", "Electra"),)
 
 
-@register_forward(
-    *(f"{HF}{name}.modeling_{name}.{cls}{kind}" for name, cls in VIT_LIKE for kind in ("Attention", "SelfAttention")),
-    *(f"{HF}{name}.modeling_{name}.{cls}SelfAttention" for name, cls in BERT_LIKE),
-    HF + "distilbert.modeling_distilbert.DistilBertSelfAttention",
-)
 class HuggingFaceReplaced(Replaced):
     """The module's own forward: it asks the interface."""
 
@@ -51,6 +42,23 @@ class HuggingFaceReplaced(Replaced):
         if _is_causal(module) and not core.takes_bias:  # what knows no pairs of tokens knows no earlier and later
             return "the model is causal, and landmarks see every token; choose other blocks, or linear or kernelized"
         return ""
+
+    @classmethod
+    def weight_dropout(cls, module: Any) -> float:
+        if isinstance(drop := getattr(module, "dropout", None), nn.Dropout):
+            return drop.p
+        rate = getattr(module, "attention_dropout", getattr(module, "dropout_prob", 0.0))
+        return float(rate) if isinstance(rate, int | float) else 0.0
+
+    @classmethod
+    def after_swap(cls, modules: Iterable[Any], model: nn.Module) -> None:
+        used = {id(module.config) for module in model.modules() if isinstance(module, HuggingFaceReplaced)}
+        for key, config in {id(module.config): module.config for module in modules}.items():  # one for all blocks
+            choose_implementation(config, ours=key in used)
+
+    def is_asked(self) -> bool:
+        """Not once `model.set_attn_implementation` has chosen another attention."""
+        return self.config._attn_implementation in OURS.values()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         register_with_transformers()  # a pickle may be the first that this process hears of us
@@ -76,11 +84,6 @@ def choose_implementation(config: Any, *, ours: bool) -> None:
         config._attn_implementation = OURS[chosen]
     elif not ours and chosen in OURS.values():
         config._attn_implementation = chosen.removeprefix("wellcond_")
-
-
-def is_asked(module: Any) -> bool:
-    """Whether this module's core is what attends: `model.set_attn_implementation` may have chosen another since."""
-    return not isinstance(module, HuggingFaceReplaced) or module.config._attn_implementation in OURS.values()
 
 
 def _is_causal(module: Any) -> bool:

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellcond.attention import ATTENTIONS, SkyformerAttention, find_attention
-from wellcond.models.attending import Replaced
-from wellcond.models.attention_settings import AttentionSettings, attention_of
-from wellcond.models.replace import replace_attention, restore_attention
-from wellcond.models.skips import remove_skip
+from wellcond.models.families import Replaced
+from wellcond.models.surgery import AttentionSettings, attention_of, remove_skip, replace_attention, restore_attention
 
 Make = Callable[..., nn.Module]
 SETTINGS = {"skyformer": {"num_landmarks": 6}, "nystrom": {"num_landmarks": 6}}

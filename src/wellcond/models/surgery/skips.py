@@ -18,18 +18,16 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from wellcond.models.block_table import SKIPS
+from wellcond.models.families.forwards import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
-from wellcond.models.skipless import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
-from wellcond.models.surgery import forget_compiled_code
+from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
+from wellcond.words import SKIPS
 
 __all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
 
 # A branch scaled by less than this, block after block, leaves nothing of the signal (CaiT starts at 1e-5).
 TINY = 1e-2
-SHARDED = {"FSDPModule", "ReplicateModule"}  # what torch's fully_shard and replicate put before a module's class
 
 Plan = dict[nn.Module, frozenset[str]]  # the module that adds → the skips it is to leave out
 
@@ -145,11 +143,11 @@ def _plan(
     flipped: dict[str, list[tuple[nn.Module, str, bool]]] = {}
     for block in blocks:
         for skip in skips:
-            if skip not in block.row.skips:
+            if skip not in block.kind.skips:
                 if remove:
-                    raise ValueError(f"cannot remove the {skip} skip of {block.name}: {block.row.why_no_skip}")
+                    raise ValueError(f"cannot remove the {skip} skip of {block.name}: {block.kind.why_no_skip}")
                 continue
-            adder = block.module.get_submodule(block.row.skips[skip])
+            adder = block.module.get_submodule(block.kind.skips[skip])
             if _flip(plan, adder, skip, remove=remove):
                 flipped.setdefault(block.name, []).append((adder, skip, remove))
     return _checked(plan), flipped
@@ -167,7 +165,7 @@ def _checked(plan: Plan) -> Plan:
     """Refuse what a change of class would break, or what would never run the new forward."""
     for adder in plan:
         kind = type(adder).__name__
-        if SHARDED & {cls.__name__ for cls in type(adder).__mro__} or parametrize.is_parametrized(adder):
+        if class_was_given(adder):
             raise ValueError(
                 f"a block's {kind} was given that class by fully_shard, parametrize or the like: "
                 "remove and restore skips before that, or on a model without it"
@@ -177,14 +175,14 @@ def _checked(plan: Plan) -> Plan:
         if not forward_is_known(adder):
             raise ValueError(
                 f"{kind} has a forward that remove_skip does not know: its own, one replaced by a hook, or that of "
-                "another version of its library (transformers before 5). Upgrade that, or write a subclass whose "
-                "forward lacks the skip, and set block.__class__ to it"
+                "another version of its library (transformers before 5). Upgrade that, or give "
+                "wellcond.register_family a forward for it (skipless=, docs/families.md)"
             )
     return plan
 
 
 def _removed(block: Block) -> set[str]:
-    return {s for s, path in block.row.skips.items() if s in removed_skips(block.module.get_submodule(path))}
+    return {s for s, path in block.kind.skips.items() if s in removed_skips(block.module.get_submodule(path))}
 
 
 def _any_removed(model: nn.Module) -> bool:
@@ -209,9 +207,9 @@ def _change(
 
 def _scale(block: Block, skip: str) -> nn.Parameter | None:
     """The parameter that scales this branch, if the block was built with one."""
-    if skip not in block.row.scales:
+    if skip not in block.kind.scales:
         return None
-    path, _, name = block.row.scales[skip].rpartition(".")
+    path, _, name = block.kind.scales[skip].rpartition(".")
     scale = getattr(block.module.get_submodule(path), name, None)
     return scale if isinstance(scale, nn.Parameter) else None
 

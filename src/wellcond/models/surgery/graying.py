@@ -1,4 +1,4 @@
-"""Changing a model in place: Token Graying put before its patch embedding, and taken out again.
+"""Token Graying put before a model's patch embedding, in place, and taken out again.
 
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
     wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, restore_scale=True)
@@ -9,29 +9,17 @@ the weights, hooks, optimisers that hold the parameters, and (unlike with a patc
 Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`.
 """
 
-import contextlib
 import functools
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from wellcond.graying import TokenGraying
 from wellcond.models.families import by_hand, find_projection
+from wellcond.models.surgery.swap import forget_compiled_code
 
-__all__ = [
-    "GrayedConv2d",
-    "GrayingSettings",
-    "forget_compiled_code",
-    "gray",
-    "graying_of",
-    "is_grayed",
-    "keep_compiled_code",
-    "ungray",
-]
+__all__ = ["GrayedConv2d", "GrayingSettings", "gray", "graying_of", "is_grayed", "ungray"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -92,26 +80,6 @@ def ungray(model: Model) -> Model:
         module.__class__ = plain_class
     forget_compiled_code()
     return model
-
-
-_keeping_compiled_code = False
-
-
-def forget_compiled_code() -> None:
-    """Make every compiled model compile anew: torch 2.11 does not notice a changed class and runs the old code."""
-    if "torch._dynamo" in sys.modules and not _keeping_compiled_code:
-        torch.compiler.reset()
-
-
-@contextlib.contextmanager
-def keep_compiled_code() -> Iterator[None]:
-    """Within it surgery forgets nothing: for a model of the very form, surgery included, of the one compiled last."""
-    global _keeping_compiled_code
-    before, _keeping_compiled_code = _keeping_compiled_code, True
-    try:
-        yield
-    finally:
-        _keeping_compiled_code = before
 
 
 def graying_of(model: nn.Module) -> GrayingSettings | None:

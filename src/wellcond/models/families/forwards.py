@@ -1,0 +1,219 @@
+"""Forwards that surgery mixes into a module's class: one that can leave out skips, one that attends in another way.
+
+    class SkiplessMyBlock(Skipless):                        # the block's own forward, every add made by `add_skip`
+        def forward(self, x):
+            x = self.add_skip("sa", x, self.attn(self.norm1(x)), self.drop_path1)
+            return self.add_skip("mlp", x, self.mlp(self.norm2(x)), self.drop_path2)
+
+    class ReplacedMyAttention(Replaced):                    # the module's own forward, around `attend`
+        def forward(self, x):
+            return self.proj(self.attend(*split_qkv(self.qkv(x), self.num_heads)))
+
+    block.__class__ = skipless_class(type(block), frozenset({"sa"}))                          # what remove_skip does
+    block.attn.__class__, block.attn.attention_core = replaced_class(type(block.attn)), core  # and replace_attention
+
+A family says which forwards belong to which of its classes. The classes made of them are made on demand, one for each
+plain class, and are found again by deepcopy and pickle.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from wellcond.attention import AttentionCore
+from wellcond.models.families.family import replaced_forward, skipless_forward
+
+__all__ = [
+    "Replaced",
+    "Skipless",
+    "forward_is_known",
+    "plain_attention_class",
+    "plain_class",
+    "removed_skips",
+    "replaced_class",
+    "skipless_class",
+    "split_heads",
+    "split_qkv",
+]
+
+
+# ---- Without a skip
+
+
+class Skipless:
+    """Mixed into the class of a module that adds skips: its forward, able to leave some of them out.
+
+    Drop path goes with the skip: a branch that is all there is must not be dropped. LayerScale stays.
+    """
+
+    _plain_class: type
+    _removed_skips: frozenset[str] = frozenset()
+    _takes: tuple[str, ...] | None = None
+    """The arguments of the forward it was written after, where other versions of the library return something else."""
+
+    if TYPE_CHECKING:  # the modules and parameters of the class it is mixed into
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def add_skip(
+        self, skip: str, x: Tensor, branch: Tensor, drop_path: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """x + drop_path(branch), or the branch alone where the skip, "sa" or "mlp", is removed."""
+        if skip in self._removed_skips:
+            return branch
+        return x + (branch if drop_path is None else drop_path(branch))
+
+    def extra_repr(self) -> str:
+        return f"without the skips: {', '.join(sorted(self._removed_skips))}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        if type(self) is not skipless_class(self._plain_class, self._removed_skips):
+            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+        return _new_skipless, (self._plain_class, self._removed_skips), self.__getstate__()
+
+
+def removed_skips(module: nn.Module) -> frozenset[str]:
+    """The skips that this module, a block or a part of one, leaves out."""
+    return module._removed_skips if isinstance(module, Skipless) else frozenset()
+
+
+def plain_class(module: nn.Module) -> type:
+    """The module's class with all its skips."""
+    return module._plain_class if isinstance(module, Skipless) else type(module)
+
+
+def forward_is_known(module: nn.Module) -> bool:
+    """Whether a forward without skips was written for this module, and after the forward that it has now."""
+    plain = plain_class(module)
+    found = skipless_forward(plain)
+    if found is None or plain.forward is not found[0].forward or "forward" in vars(module):
+        return False
+    known, mixin = found
+    return mixin._takes is None or mixin._takes == tuple(inspect.signature(known.forward).parameters)[1:]
+
+
+def skipless_class(plain: type[nn.Module], removed: frozenset[str]) -> type[nn.Module]:
+    """`plain` without some of its skips; `plain` itself if none is removed."""
+    if not removed:
+        return plain
+    found = skipless_forward(plain)
+    assert found is not None
+    return _make_skipless(found[1], plain, removed)
+
+
+@functools.cache
+def _make_skipless(mixin: type[Skipless], plain: type[nn.Module], removed: frozenset[str]) -> type[nn.Module]:
+    own = {"_plain_class": plain, "_removed_skips": removed, "__module__": __name__}
+    return type(f"Skipless{plain.__name__}", (mixin, plain), own)
+
+
+def _new_skipless(plain: type[nn.Module], removed: frozenset[str]) -> nn.Module:
+    made = skipless_class(plain, removed)
+    return made.__new__(made)
+
+
+# ---- With another attention
+
+
+class Replaced:
+    """Mixed into the class of an attention module: its forward, with projections, norms, rotations and biases, around
+    another attention.
+
+    What the plain forward has that another attention cannot have is said in `drops`, or refused.
+    """
+
+    _plain_class: type
+    _has_forward: ClassVar[bool] = True
+    """Whether it brings a forward, so that the plain class must have the one it was written after."""
+    drops: ClassVar[str] = ""
+    """What of the plain forward no other attention has a place for."""
+    attention_core: AttentionCore
+
+    if TYPE_CHECKING:  # the modules and parameters of the class it is mixed into
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @classmethod
+    def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
+        """Why this module of the model cannot attend like this; "" if it can."""
+        return ""
+
+    @classmethod
+    def weight_dropout(cls, module: Any) -> float:
+        """The rate at which the plain module drops attention weights."""
+        return getattr(getattr(module, "attn_drop", None), "p", 0.0)
+
+    @classmethod
+    def after_swap(cls, modules: Iterable[nn.Module], model: nn.Module) -> None:
+        """Called with those modules of the model that were given this class, or their plain one again."""
+
+    def is_asked(self) -> bool:
+        """Whether `attention_core` is what attends: a library may have chosen another attention since."""
+        return True
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        bias: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """(b, heads, n, p) → (b, n, heads · p). `bias` (…, n, m) is added to the scores of those pairs that `keep`
+        names."""
+        dropout = self.weight_dropout(self) if self.training and self.attention_core.drops_weights else 0.0
+        if bias is None:
+            out = self.attention_core(q, k, v, attn_mask, dropout, is_causal)
+        else:
+            out = self.attention_core.with_bias(q, k, v, bias, keep, dropout)
+        return out.transpose(1, 2).flatten(2)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        if type(self) is not replaced_class(self._plain_class):
+            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+        return _new_replaced, (self._plain_class,), self.__getstate__()
+
+
+def plain_attention_class(module: nn.Module) -> type[nn.Module]:
+    """The module's class with its own attention."""
+    return module._plain_class if isinstance(module, Replaced) else type(module)
+
+
+def replaced_class(plain: type[nn.Module]) -> type[nn.Module] | None:
+    """`plain` with an open attention; None where no forward is known for it, or only for one it has overridden."""
+    found = replaced_forward(plain)
+    if found is None:
+        return None
+    known, mixin = found
+    if mixin._has_forward and plain.forward is not known.forward:
+        return None
+    return _make_replaced(mixin, plain)
+
+
+@functools.cache
+def _make_replaced(mixin: type[Replaced], plain: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Replaced{plain.__name__}", (mixin, plain), {"_plain_class": plain, "__module__": __name__})
+
+
+def _new_replaced(plain: type[nn.Module]) -> nn.Module:
+    made = replaced_class(plain)
+    assert made is not None
+    return made.__new__(made)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(b, n, heads · p) → (b, heads, n, p)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def split_qkv(x: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """(b, n, 3 · heads · p) → three of (b, heads, n, p)."""
+    return x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

@@ -1,0 +1,47 @@
+"""The words that code, JSON, plots and prose share: sites, skips and statuses. They stand here once.
+
+    from wellcond.words import BLOCK_SITES, DEFAULT_SITES, SITES, STATUSES, Site
+
+This file imports nothing of ours, and nothing but typing, so that everybody may import it.
+"""
+
+from typing import Literal, get_args
+
+__all__ = [
+    "BLOCK_SITES",
+    "DEFAULT_SITES",
+    "ENDS",
+    "OUTSIDE_SITES",
+    "SITES",
+    "SKIPS",
+    "STATUSES",
+    "End",
+    "Site",
+    "Status",
+]
+
+OutsideSite = Literal["tokens", "embed"]
+BlockSite = Literal["in", "sa", "+sa", "mlp", "+mlp"]
+Site = Literal[OutsideSite, BlockSite]
+"""Where a row was measured."""
+
+OUTSIDE_SITES: tuple[str, ...] = get_args(OutsideSite)
+"""Before the first block: the raw patches, and what the first block reads."""
+BLOCK_SITES: tuple[str, ...] = get_args(BlockSite)
+"""In a block, in order of execution: what the attention reads; its branch, and the stream after the add; the MLP's."""
+SITES = (*OUTSIDE_SITES, *BLOCK_SITES)
+"""All of them, in the order of a table's columns."""
+DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
+"""What is measured unless somebody asks for more."""
+
+SKIPS = ("sa", "mlp")
+"""The identity branches of a block: around the attention and around the MLP."""
+
+End = Literal["input", "output"]
+"""Of a module or of a whole block: what it reads, or what it gives out. No sites, and no rows are about them."""
+ENDS: tuple[End, ...] = get_args(End)
+
+Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single"]
+"""What a value is worth."""
+STATUSES: tuple[str, ...] = get_args(Status)
+"""The order is that of the codes in tensors of statuses (`numerics.singular`)."""

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from wellcond.records import read_json, read_rows
+from wellcond.records import check_writable, read_json, read_rows
 
 from .conditioning import conditioning_page
 from .curves import report_curves
 from .measured import PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
-from .writable import check_writable
 
 __all__ = ["report_runs"]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
+from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
 from wellcond.train.augmentation import augmentation_of
 from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
@@ -164,7 +165,7 @@ class _Run:
         self.tracker.begin(step)
         for note in self.notes:
             warnings.warn(f"going on from step {step}: {note}", stacklevel=2)
-            self.folder.log({"step": step, "split": "event", "event": note})
+            self.folder.log(Event(step=step, event=note))
         if step == 0 and self.config.on_divergence == "rollback":
             self.states.save(0)  # there has to be a state to go back to
         with self.progress.running(step):
@@ -254,7 +255,7 @@ class _Run:
         self.metrics = self._evaluate()
         counters, epoch = self.states.counters, step // self.steps_per_epoch
         counters["best"] = max(counters["best"], self.metrics.get(self.task.metric, -math.inf))
-        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, "best": counters["best"]})
+        self._record(ValidationRow(step=step, epoch=epoch, metrics=self.metrics, best=counters["best"]))
         self.progress.evaluated(self.metrics)
         self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
@@ -267,15 +268,14 @@ class _Run:
         self.progress.logged(mean)
         lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
         self._record(
-            {
-                "step": step,
-                "epoch": step / self.steps_per_epoch,
-                "split": "train",
-                "loss": mean,
-                "lr": lr,
-                "gradient_norm": self._gradient_norm(),
-                "images_per_second": self.progress.rate,  # of the steps since the row before
-            }
+            TrainRow(
+                step=step,
+                epoch=step / self.steps_per_epoch,
+                loss=mean,
+                lr=lr,
+                gradient_norm=self._gradient_norm(),
+                images_per_second=self.progress.rate,
+            )
         )
 
     def _gradient_norm(self) -> float:
@@ -283,13 +283,13 @@ class _Run:
         norm: Any = self.gradient_norm
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _record(self, row: MetricRow) -> None:
         self.folder.log(row)
-        self.tracker.log(numbers_of(row), step=row["step"])
+        self.tracker.log(numbers_of(row), step=row.step)
 
     def _lost(self, problem: Divergence) -> int:
         """Back to the last good state with half the step, or the end."""
-        self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        self._record(Event(step=problem.step, event=f"diverged: {problem.why}"))
         step = self.states.go_back(problem)
         if step is None:
             self.states.keep_lost(problem.step)

@@ -76,8 +76,8 @@ def test_the_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 def test_a_version_that_comes_later_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"version": VERSION + 1, "config": {}})
-    with pytest.raises(ValueError, match=rf"is of version {VERSION + 1}, and this wellcond reads versions up to"):
-        _ = Run.open(tmp_path).config
+    with pytest.raises(ValueError, match=rf"run of version {VERSION + 1}, and this wellcond reads versions up to"):
+        Run.open(tmp_path)
 
 
 def test_rows_of_no_known_kind_are_counted(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ three kinds, told apart by `split`: `train`, `val` and `event`. config.json has 
 without one was written before there were versions, in the form of version 1.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -131,11 +132,18 @@ class Run:
     def open(cls, path: str | Path) -> "Run":
         """The run in a folder, or of a file of probe rows with what lies beside it. ValueError where nothing is."""
         path = Path(path)
-        if path.is_dir():
-            return cls(path=path, probe_file=path / PROBE)
         if not path.exists():
             raise ValueError(f"there is no {path}; give a run folder, with {METRICS} or {PROBE}, or a .jsonl file")
-        return cls(path=path.parent, probe_file=path)
+        version = VERSION
+        run = cls(path=path, probe_file=path / PROBE) if path.is_dir() else cls(path=path.parent, probe_file=path)
+        with contextlib.suppress(ValueError, OSError):  # damaged: who asks for what it holds is told
+            version = run.about.get("version", VERSION)
+        if version > VERSION:
+            raise ValueError(
+                f"{run.path} is a run of version {version}, and this wellcond reads versions up to {VERSION}; install "
+                "a newer wellcond"
+            )
+        return run
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -144,10 +152,9 @@ class Run:
         about = read_json(file) if file.is_file() else {}
         if not isinstance(about, dict):
             raise ValueError(f"{file} does not describe a run; put it back from a copy, or move it away")
-        version = about.get("version", VERSION)
-        if not isinstance(version, int) or version > VERSION:
+        if not isinstance(about.get("version", VERSION), int):
             raise ValueError(
-                f"{file} is of version {version}, and this wellcond reads versions up to {VERSION}: install a newer one"
+                f"{file} has the version {about['version']!r}, which is no number; put it back from a copy"
             )
         return about
 
@@ -226,7 +233,7 @@ class RunWriter:
 
     def read(self) -> Run:
         """What is written so far."""
-        return Run(path=self.path, probe_file=self.probe_file)
+        return Run.open(self.path)
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Write config.json: what the run is, and where it is trained."""

@@ -121,7 +121,7 @@ def test_runs_are_compared(probe_rows):
     runs = {"a": probe_rows(steps=(0, 10), **FULL), "b & c": probe_rows(steps=(0, 5), shift=5.0)}
     html = conditioning_page(runs).to_html()
     assert headings(html, 1) == ["Conditioning of 2 runs"]
-    assert headings(html, 2)[:2] == ["The runs", "Differences"]
+    assert headings(html, 2)[:3] == ["The runs", "Over training", "Differences"]
     assert "log κ by block and site, b & c" in headings(html, 3)
     assert "log κ by block, +mlp" in headings(html, 3)
     assert tiles(html)["largest known rise from a"].startswith("+")  # at sa some are beyond the ceiling in both
@@ -248,9 +248,12 @@ def test_with_and_without_a_probe_the_training_is_shown_alike(probe_rows):
     for html in (with_probe, without):
         assert headings(html, 1) == ["Training of vit_tiny"]
         assert headings(html, 3)[:5] == TRAINING
-        assert tiles(html) | {"steps": "30", "training loss": "0.6667", "validation loss": "3", "top-1": "62.5%"} == (
-            tiles(html)
-        )
+        assert tiles(html) | {
+            "steps": "30",
+            "training loss": "0.6667",
+            "validation loss": "3.000",
+            "top-1": "62.5%",
+        } == (tiles(html))
         assert "What happened" not in html
     assert headings(without, 2) == ["Over training", "Condition numbers"]
     assert "wellcond train digits … --set probe_every=100 --output runs/a-probed" in without
@@ -292,7 +295,7 @@ def test_losses_of_runs_are_compared_with_and_without_probes(probe_rows):
     assert headings(html, 1) == ["2 runs compared"]
     assert headings(html, 2)[:3] == ["The runs", "Over training", "Worst blocks first"]
     assert headings(html, 3)[:5] == ["Training loss", "Validation loss", "Top-1 accuracy", *TRAINING[3:]]
-    for cells in (["plain", "", "30", "1.333", "6", "62.5%"], ["probed", "deit", "30", "0.6667", "3", "62.5%"]):
+    for cells in (["plain", "", "30", "1.333", "6.000", "62.5%"], ["probed", "deit", "30", "0.6667", "3.000", "62.5%"]):
         assert re.search("".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells), html)
     assert headings(run_page([shown("a"), shown("b")]).to_html(), 2) == [
         "The runs",

@@ -116,3 +116,12 @@ def test_of_many_points_the_highest_is_drawn_and_all_are_in_the_csv():
     assert [777, 50] in table(chart)[1]
     (chart,) = training_charts([run_of("a", [(s, 1.0) for s in range(CSV_MOST + 10)])], last=CSV_MOST)
     assert len(table(chart)[1]) == CSV_MOST
+
+
+def test_a_run_that_ends_early_is_named_below():
+    """Beside the chart, the line from its end to its name would look like data."""
+    ends = [(0, 2.0), (90, 1.0)]
+    for last, below in ((100, False), (50, True)):
+        (chart,) = training_charts([run_of("a", ends), run_of("b", [(0, 3.0), (last - 10, 2.0)])], last=100)
+        assert ("opacity:.6" not in chart.drawing) is below
+        assert ">b</text>" in chart.drawing

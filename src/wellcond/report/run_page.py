@@ -77,8 +77,6 @@ def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = (
         page.add(note("What happened", bullets(*events)))
     if len(runs) > 1:
         page.add(section("The runs", *_tables(runs, measured)))
-    if len(measured) > 1:
-        page.add(section("Differences", *differences(measured)))
     last = max(0, *(run.last_step for run in runs), *(run.steps[-1] for run in measured))
     if charts := [*training_charts(runs[:RUNS_MOST], last=last), *kappa_charts(drawn, last=last)]:
         page.add(section("Over training", side_by_side(*charts)))
@@ -87,6 +85,8 @@ def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = (
     if not measured:
         page.add(_how_to_probe(runs[0]))
         return page
+    if len(measured) > 1:
+        page.add(section("Differences", *differences(measured)))
     page.add(_first_section(measured), block_section(drawn))
     for heading, charts in (("Singular values", spectra(drawn)), ("Attention", attention(drawn))):
         if charts:
@@ -129,7 +129,7 @@ def _value(name: str, value: float) -> str:
     """A number of a training, by what it is called on the page."""
     if not math.isfinite(value):
         return format_number(value, 4)
-    return f"{value:.1%}" if name.startswith("top-") else f"{value:.4g}"
+    return f"{value:.1%}" if name.startswith("top-") else f"{value:#.4g}".removesuffix(".")
 
 
 def _events(runs: Sequence[Shown]) -> list[str]:

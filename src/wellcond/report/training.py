@@ -28,6 +28,7 @@ __all__ = [
 DRAWN_MOST, CSV_MOST = 200, 5000  # steps
 BLOCKS_MOST = 5  # lines of single blocks in one chart
 RUNS_MOST = 12  # six colours, plain and dashed
+NEAR_END = 0.85  # of the axis: lines that all end beyond it are named where they end
 STEP = Axis("step", whole=True)
 METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
 """What the metrics of a validation are called on a page; others keep their names."""
@@ -182,18 +183,20 @@ def _over_steps(
     lines: Sequence[Line], *, title: str, y: Axis | str, caption: str, last: int, marks_most: int = 2
 ) -> Chart:
     """A chart of lines over steps, from 0 to `last`, thinned where the points are many."""
+    longest = max(len(points) for _, points, _, _ in lines)
     drawn = [
-        Series(name, *_columns(_thinned(points, DRAWN_MOST)), color, dashed=dashed, marks=len(points) <= marks_most)
+        Series(name, *_columns(_thinned(points, DRAWN_MOST)), color, dashed=dashed, marks=longest <= marks_most)
         for name, points, color, dashed in lines
     ]
-    longest = max(len(points) for _, points, _, _ in lines)
     if longest > DRAWN_MOST:
         kept = "all" if longest <= CSV_MOST else f"{CSV_MOST:,}"
         caption += f" Of {longest:,} points {DRAWN_MOST} are drawn, the highest of each stretch; the CSV has {kept}."
+    # From an early end to a name beside the chart there would be a line that looks like data.
+    early = any(points[-1][0] < NEAR_END * last for _, points, _, _ in lines)
     y = y if isinstance(y, Axis) else Axis(y)
     values = (value for _, points, _, _ in lines for _, value in points if drawable(value, y.log))
     ends = [(step, value) for value in [*values][:1] for step in (0, last)]  # of the axis, at a height that fits anyway
-    chart = line_chart(drawn, title=title, x=STEP, y=y, caption=caption.strip(), room=ends)
+    chart = line_chart(drawn, title=title, x=STEP, y=y, caption=caption.strip(), room=ends, names_below=early)
     whole = [(name, *_columns(_thinned(points, CSV_MOST))) for name, points, _, _ in lines]
     return replace(chart, csv=to_csv(STEP.label, whole))
 

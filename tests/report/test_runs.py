@@ -48,6 +48,9 @@ def test_a_probe_that_has_measured_nothing_yet_leaves_the_losses(tmp_path):
     RunWriter(path=tmp_path).log(TrainRow(step=1, loss=2.5))
     append_rows(tmp_path / "probe.jsonl", [])
     assert "Trained without a probe" in report_runs([tmp_path]).read_text(encoding="utf-8")
+    append_rows(tmp_path / "early.jsonl", [])
+    with pytest.raises(ValueError, match=r"early\.jsonl has no rows yet"):
+        report_runs([tmp_path / "early.jsonl"])
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"probe\.jsonl has no rows yet"):
         report_runs([tmp_path])

@@ -111,7 +111,7 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
     shown = Shown(name=name, model=model, recipe=recipe, train=train, validation=validation, events=events)
     if rows:
         return replace(shown, probe=rows)
-    if not shown.logged:
+    if not shown.logged or run.probe_file.name != PROBE:  # a file by itself was asked for
         raise ValueError(
             f"{run.probe_file if run.probe_file.is_file() else metrics} has no rows yet; nothing is there to draw"
         )

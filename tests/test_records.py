@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import warnings
 from pathlib import Path
 
@@ -10,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellcond import records
-from wellcond.records import append_rows, read_json, read_rows, row, write_json, write_record, write_text
+from wellcond.records import (
+    append_rows,
+    check_writable,
+    read_json,
+    read_rows,
+    row,
+    write_json,
+    write_record,
+    write_text,
+)
 
 FIELDS = {
     "run": "a",
@@ -198,7 +208,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     def full_disk(fd):
         raise OSError("no space left")
 
-    monkeypatch.setattr(records.os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="no space left"):
         write_text(path, "half")
     assert read_json(path) == {"a": 1}
@@ -223,3 +233,32 @@ def test_record_carries_the_seed_and_the_environment(tmp_path, monkeypatch):
 def test_record_refuses_a_payload_with_its_own_environment(tmp_path):
     with pytest.raises(ValueError, match="already has environment, seed"):
         write_record(tmp_path / "a.json", {"seed": 1, "environment": {}}, seed=1)
+
+
+# ---- whether files can be written: asked beforehand, answered truly, and nothing left behind
+
+
+def test_nothing_is_left_behind(tmp_path):
+    check_writable(tmp_path / "a" / "b" / "page.html", tmp_path / "a" / "rows.jsonl")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "page.html").write_text("mine")
+    check_writable(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "page.html", tmp_path / "file" / "deeper" / "page.html"):
+        with pytest.raises(ValueError, match=r"nothing can be written to .*file.*choose another output"):
+            check_writable(path)
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(ValueError, match=r"page\.html is a folder"):
+        check_writable(tmp_path / "page.html")
+    assert sorted(os.listdir(tmp_path)) == ["file", "page.html"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that refuses even root")
+def test_permissions_are_not_trusted():
+    with pytest.raises(ValueError, match="nothing can be written to /proc/wellcond"):
+        check_writable(Path("/proc/wellcond/page.html"))

@@ -9,7 +9,7 @@ import torch
 from wellcond.bench import training
 from wellcond.bench.photographs import write_photographs
 from wellcond.bench.training import read_rate, timm_rate
-from wellcond.records import read_json
+from wellcond.records import TrainRow, read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,8 +63,7 @@ def test_what_is_timed_on_a_gpu_fits_its_time():
 
 def test_the_steady_part_leaves_the_start_and_what_follows_out():
     rates = {10: 1.0, 20: 100.0, 30: 300.0, 40: 1.0}
-    rows = [{"split": "train", "step": step, "images_per_second": rate} for step, rate in rates.items()]
-    rows.insert(2, {"split": "val", "step": 20})
+    rows = [TrainRow(step=step, loss=1.0, images_per_second=rate) for step, rate in rates.items()]
     # As long at 100 as three times as long at 300: the mean over time, and not over windows.
     assert training.steady_rate(rows, batch=8, first=10, last=30) == pytest.approx(150.0)
     with pytest.raises(ValueError, match="no two rows"):

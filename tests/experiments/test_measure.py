@@ -219,7 +219,7 @@ def test_the_table_comes_before_the_files(monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("wellcond.records.write_json", full)
+    monkeypatch.setattr("wellcond.records.rows.write_json", full)
     console = quiet()
     with pytest.raises(ValueError, match=r"can no longer be written to \(No space left on device\)"):
         small(console=console)

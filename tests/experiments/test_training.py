@@ -65,7 +65,7 @@ def test_without_a_probe_there_is_a_page_too(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.count("report.html") == 2
     for name in ("good", "lost"):
         page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
-        assert "<h3>Loss</h3>" in page
+        assert "<h3>Training loss</h3>" in page
         assert "--set probe_every=100" in page
         assert ("diverged: " in page) is (name == "lost")
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellcond.report.colors import COLORS
-from wellcond.report.downloads import file_stem, to_csv
 from wellcond.report.figures import Axis, Series, line_chart, ordered_colors
+from wellcond.report.markup import file_stem, to_csv
 
 SVG = "{http://www.w3.org/2000/svg}"
 

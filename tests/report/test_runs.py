@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from wellcond import cli
-from wellcond.records import append_rows, write_json
+from wellcond.records import RunWriter, TrainRow, append_rows, write_json
 from wellcond.report import report_runs
 from wellcond.report.measured import Measured
 from wellcond.report.runs import _names
@@ -23,23 +23,40 @@ def make_run(tmp_path, probe_rows):
 def test_a_run_folder_gets_its_page(make_run):
     run = make_run("first", steps=(0, 50))
     append_rows(run / "metrics.jsonl", [{"step": 0, "loss": 2.5}, {"step": 50, "loss": 1.25, "lr": 0.1}, {"epoch": 1}])
-    write_json(run / "config.json", {"model": "vit_tiny_patch16_224", "seed": 0})
+    write_json(run / "config.json", {"config": {"model": "vit_tiny_patch16_224", "seed": 0}})
     path = report_runs([run])
     assert path == run / "report.html"
     text = path.read_text(encoding="utf-8")
-    assert "Conditioning of vit_tiny_patch16_224" in text
+    assert "Training of vit_tiny_patch16_224" in text
     assert "Training loss" in text
+    assert "first/metrics.jsonl: 1 rows are of no known kind" in text
     assert str(run.parent) not in text  # no path of this machine
 
 
-def test_a_loss_may_also_come_as_rows(make_run, probe_rows):
-    run = make_run("first")
-    template = probe_rows(blocks=1)[0]
-    append_rows(run / "metrics.jsonl", [{**template, "name": "loss", "step": s, "value": 3.0 - s} for s in range(2)])
-    write_json(run / "config.json", {"model": {"name": "deit3"}})
-    text = report_runs([run]).read_text(encoding="utf-8")
-    assert "Training loss" in text
-    assert "Conditioning of deit3" in text
+def test_runs_without_a_probe_have_the_same_page_and_are_compared(make_run, tmp_path):
+    RunWriter(path=tmp_path / "plain").log(TrainRow(step=50, loss=2.5, lr=0.1))
+    assert report_runs([tmp_path / "plain"]) == tmp_path / "plain" / "report.html"
+    assert "Training loss" in (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
+    probed = make_run("probed")
+    RunWriter(path=probed).log(TrainRow(step=50, loss=1.25, lr=0.1))
+    text = report_runs([tmp_path / "plain", probed], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "2 runs compared" in text
+    assert "Training loss: loss against step; lines: probed, plain" in text
+
+
+def test_a_probe_that_has_measured_nothing_yet_leaves_the_losses(tmp_path):
+    RunWriter(path=tmp_path).log(TrainRow(step=1, loss=2.5))
+    append_rows(tmp_path / "probe.jsonl", [])
+    assert "Trained without a probe" in report_runs([tmp_path]).read_text(encoding="utf-8")
+    append_rows(tmp_path / "early.jsonl", [])
+    with pytest.raises(ValueError, match=r"early\.jsonl has no rows yet"):
+        report_runs([tmp_path / "early.jsonl"])
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"probe\.jsonl has no rows yet"):
+        report_runs([tmp_path])
+    (tmp_path / "probe.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has no rows yet"):
+        report_runs([tmp_path])
 
 
 def test_files_and_folders_are_compared(make_run, tmp_path):
@@ -81,7 +98,7 @@ def test_what_lies_beside_the_rows_may_be_broken(make_run):
     (run / "metrics.jsonl").write_text("{oops}\n{}\n")
     (run / "config.json").write_text("{")
     text = report_runs([run]).read_text(encoding="utf-8")
-    assert "The loss is not shown" in text
+    assert "The losses are not shown: first/metrics.jsonl, line 1 is not JSON" in text
     assert "config.json cannot be read" in text
     assert str(run.parent) not in text
 
@@ -93,8 +110,8 @@ def test_mistakes_are_named_and_leave_the_old_page(make_run, tmp_path):
     append_rows(tmp_path / "none" / "probe.jsonl", [])
     (tmp_path / "text.jsonl").write_text("hello\nthere\n")
     for wrong, message in (
-        (tmp_path / "empty", "empty has no probe.jsonl"),
-        (tmp_path / "nowhere", "there is no .*nowhere; give a run folder with a probe.jsonl"),
+        (tmp_path / "empty", "empty has no metrics.jsonl and no probe.jsonl"),
+        (tmp_path / "nowhere", "there is no .*nowhere; give a run folder, with metrics.jsonl or probe.jsonl"),
         (tmp_path / "none", "has no rows"),
         (tmp_path / "text.jsonl", "line 1 is not JSON"),
     ):
@@ -191,5 +208,5 @@ def test_the_command(make_run, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "page.html").stat().st_size > 10_000
     code, said = command(tmp_path)
     assert code == 1
-    assert "has no probe.jsonl" in said.err
+    assert "has no metrics.jsonl and no probe.jsonl" in said.err
     assert command()[0] == 2

@@ -12,12 +12,17 @@ import torch
 from PIL import Image
 
 from wellcond import records
+from wellcond.records import Event, TrainRow
 from wellcond.train import checkpoint, states
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.loop import train
 
 Make = Callable[..., Config]
+
+
+def logged(step: int) -> TrainRow:
+    return TrainRow(step=step, epoch=1.0, loss=0.5, lr=0.1, gradient_norm=1.0, images_per_second=9.0)
 
 
 def test_the_configuration_is_kept_whole(make_config: Make, tmp_path: Path) -> None:
@@ -31,7 +36,7 @@ def test_the_configuration_is_kept_whole(make_config: Make, tmp_path: Path) -> N
 
 def test_another_configuration_is_refused_with_the_difference(make_config: Make, tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, make_config(lr=1e-3))
-    folder.log({"step": 1})
+    folder.log(logged(1))
     with pytest.raises(
         ValueError, match=r"another configuration \(gray: '' there, 'dct' now, lr: 0.001 there, 0.002 now\)"
     ):
@@ -39,7 +44,7 @@ def test_another_configuration_is_refused_with_the_difference(make_config: Make,
 
 
 def test_what_does_not_change_the_training_may_change(make_config: Make, tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, make_config()).log({"step": 1})
+    RunFolder.open(tmp_path, make_config()).log(logged(1))
     changes = {"keep": 7, "log_every": 3, "workers": 0, "on_divergence": "rollback", "save_every": 4, "cache_dir": "c"}
     RunFolder.open(tmp_path, make_config(**changes, tracker="tensorboard", step_graph=False))
 
@@ -136,14 +141,14 @@ def test_data_may_change_before_anything_was_trained(make_config: Make, tmp_path
     folder = RunFolder.open(tmp_path, make_config())
     assert folder.compare({"train_images": 5}, world=1) == []
     assert folder.compare({"train_images": 6}, world=2) == []
-    folder.log({"step": 1})
+    folder.log(logged(1))
     with pytest.raises(ValueError, match="train_images: 6 there, 7 now"):
         folder.compare({"train_images": 7}, world=2)
 
 
 def test_a_run_of_before_data_were_noted_goes_on(make_config: Make, tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, make_config())
-    folder.log({"step": 1})
+    folder.log(logged(1))
     assert folder.compare({"train_images": 5}, world=1) == []
     with pytest.raises(ValueError, match="train_images: 5 there, 6 now"):
         folder.compare({"train_images": 6}, world=1)
@@ -180,26 +185,26 @@ def test_another_number_of_processes_is_told_and_other_data_end_them_all(command
 def test_rows_of_what_is_done_again_are_dropped(make_config: Make, tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, make_config())
     for step in range(1, 6):
-        folder.log({"step": step})
+        folder.log(logged(step))
         folder.measured([{"step": step - 1}])  # a measurement is of the weights before its step
-    event = {"step": 5, "split": "event", "event": "diverged"}
+    event = Event(step=5, event="diverged")
     folder.log(event)
     folder.forget_after(3)
-    assert records.read_rows(folder.metrics) == [{"step": 1}, {"step": 2}, {"step": 3}, event]  # that happened
-    assert [row["step"] for row in records.read_rows(folder.probe)] == [0, 1, 2]
+    assert folder.read().metrics == [*map(logged, (1, 2, 3)), event]  # that happened
+    assert [row["step"] for row in folder.read().probe] == [0, 1, 2]
     folder.forget_after(0)
-    assert records.read_rows(folder.metrics) == [event]
-    assert records.read_rows(folder.probe) == []
+    assert folder.read().metrics == [event]
+    assert records.read_rows(folder.probe_file) == []
 
 
 def test_a_process_that_is_not_the_main_one_writes_nothing(make_config: Make, tmp_path: Path) -> None:
     RunFolder.open(tmp_path, make_config())
     other = RunFolder(path=tmp_path, writes=False)
-    other.log({"step": 1})
+    other.log(logged(1))
     other.measured([{"step": 1}])
     other.forget_after(0)
-    assert not other.metrics.exists()
-    assert not other.probe.exists()
+    assert not other.metrics_file.exists()
+    assert not other.probe_file.exists()
 
 
 def limit(size: int) -> None:
@@ -216,32 +221,32 @@ def _no_limit_after() -> Any:
 @pytest.mark.usefixtures("_no_limit_after")
 def test_rows_wait_until_there_is_room(make_config: Make, tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, make_config())
-    folder.log({"step": 1})
-    limit(os.path.getsize(folder.metrics) + 20)  # room for one row and a half
+    folder.log(logged(1))
+    limit(os.path.getsize(folder.metrics_file) + 20)  # room for one row and a half
     with pytest.warns(UserWarning, match="rows wait in memory"):
-        folder.log({"step": 2, "text": "x" * 100})
-    folder.log({"step": 3})  # said once
+        folder.log(Event(step=2, event="x" * 100))
+    folder.log(logged(3))  # said once
     with pytest.raises(OSError, match="too large"):
         folder.flush()
     limit(10**9)
-    folder.log({"step": 4})
-    assert [row["step"] for row in records.read_rows(folder.metrics)] == [1, 2, 3, 4]
+    folder.log(logged(4))
+    assert [row["step"] for row in records.read_rows(folder.metrics_file)] == [1, 2, 3, 4]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 def test_a_full_disk_names_the_file_and_says_what_is_kept(make_config: Make, tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, make_config())
-    os.symlink("/dev/full", folder.metrics)
+    os.symlink("/dev/full", folder.metrics_file)
     with pytest.warns(UserWarning, match=r"metrics\.jsonl cannot be written .*No space left.*its rows wait in memory"):
-        folder.log({"step": 1})
+        folder.log(logged(1))
     with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl'") as caught:
         folder.flush()
     assert caught.value.errno == errno.ENOSPC
     folder.measured([{"step": 0}])  # for these there is room, and nothing to say
-    assert records.read_rows(folder.probe) == [{"step": 0}]
-    folder.metrics.unlink()
+    assert records.read_rows(folder.probe_file) == [{"step": 0}]
+    folder.metrics_file.unlink()
     folder.flush(sync=True)
-    assert records.read_rows(folder.metrics) == [{"step": 1}]
+    assert folder.read().metrics == [logged(1)]
 
 
 @pytest.mark.parametrize("what", ["config.json", "checkpoints"])

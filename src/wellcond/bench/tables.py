@@ -9,8 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from wellcond.records import write_record
-from wellcond.report.writable import check_writable
+from wellcond.records import check_writable, write_record
 
 __all__ = ["destination", "show", "write"]
 

@@ -28,7 +28,7 @@ from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.data import Batch
 from wellcond.models.build import create_model
-from wellcond.records import read_rows
+from wellcond.records import Run, TrainRow
 from wellcond.train.compiler import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.loop import train
@@ -215,7 +215,7 @@ class _Bench:
             save_every=10**9,
         ).changed(changes)
         train(config, folder, device=str(self.where), quiet=True)
-        return steady_rate(read_rows(folder / "metrics.jsonl"), batch=batch, first=self.warm, last=self.warm + steady)
+        return steady_rate(Run.open(folder).train, batch=batch, first=self.warm, last=self.warm + steady)
 
     def _timm(self, script: Path) -> dict[str, Any]:
         options = {
@@ -234,17 +234,17 @@ class _Bench:
         return self._row("timm's train.py", rate, note)
 
 
-def steady_rate(rows: list[dict[str, Any]], *, batch: int, first: int, last: int) -> float:
-    """Images per second from step `first` to step `last` of a run's metrics.
+def steady_rate(rows: list[TrainRow], *, batch: int, first: int, last: int) -> float:
+    """Images per second from step `first` to step `last` of a run's rows.
 
     Each row's rate covers the steps since the row before, and is taken after synchronising with the device.
     """
-    done = [row for row in rows if row["split"] == "train" and row["step"] <= last]
+    done = [row for row in rows if row.step <= last]
     seconds = images = 0.0
     for before, row in pairwise(done):
-        if before["step"] >= first:
-            images += (row["step"] - before["step"]) * batch
-            seconds += (row["step"] - before["step"]) * batch / row["images_per_second"]
+        if before.step >= first:
+            images += (row.step - before.step) * batch
+            seconds += (row.step - before.step) * batch / row.images_per_second
     if not images:
         raise ValueError(f"the metrics have no two rows of training between steps {first} and {last}")
     return images / seconds

@@ -4,7 +4,7 @@ build(arms, photographs, grayed, paths=…, folder=Path("demo"), evidence=Path("
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def build(
         footer=_footer(),
     )
     page.add(_headline(arms), _arms_section(arms), _sites_section(arms))
-    measured = [Readings.of(arm.title, arm.rows) for arm in arms if arm.rows]
+    measured = [Readings.of(arm.title, arm.run.probe) for arm in arms if arm.run.probe]
     if measured:
         page.add(block_section(measured))
     page.add(_limits_section(arms), _evidence_section(evidence))
@@ -87,19 +87,27 @@ def _arms_section(arms: Sequence[TrainedArm]) -> Html:
         f"All four were trained for {epochs} with the same data, in the same order, at the same learning rate of "
         f"{config.lr:g}.",
         side_by_side(
-            _curves(arms, "train", "loss", title="Training loss", y="loss"),
-            _curves(arms, "val", "top1", title="Accuracy on new digits", y="top-1, %", factor=100),
+            _curves(
+                {arm.title: [(row.epoch, row.loss) for row in arm.run.train] for arm in arms},
+                title="Training loss",
+                y="loss",
+            ),
+            _curves(
+                {arm.title: [(row.epoch, 100 * row.metrics["top1"]) for row in arm.run.validation] for arm in arms},
+                title="Accuracy on new digits",
+                y="top-1, %",
+            ),
         ),
         _table(arms),
     )
 
 
-def _curves(arms: Sequence[TrainedArm], split: str, name: str, *, title: str, y: str, factor: float = 1) -> Any:
-    lines = []
-    for arm in arms:
-        points = [(row["epoch"], factor * row[name]) for row in arm.metrics if row["split"] == split]
-        if points:
-            lines.append(Series(arm.title, [x for x, _ in points], [v for _, v in points], marks=len(points) < 3))
+def _curves(lines_of: Mapping[str, Sequence[tuple[float, float]]], *, title: str, y: str) -> Any:
+    lines = [
+        Series(name, [x for x, _ in points], [v for _, v in points], marks=len(points) < 3)
+        for name, points in lines_of.items()
+        if points
+    ]
     return line_chart(lines, title=title, x=Axis("epoch"), y=y, names_below=True)
 
 

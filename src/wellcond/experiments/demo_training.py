@@ -2,7 +2,7 @@
 
     arms = train_arms(Path("demo/runs"), console=console)        # or reads what is trained already
     arms[0].title, arms[0].result["metrics"]["top1"]             # "both skips", 0.82
-    arms[0].rows                                                 # what the probe measured while it trained
+    arms[0].run.probe                                            # what the probe measured while it trained
 
 All four get the same steps, the same learning rate and one seed. That is enough to see condition numbers, and too
 little to rank accuracies: demo_page.py says so.
@@ -11,7 +11,7 @@ little to rank accuracies: demo_page.py says so.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from wellcond.experiments.ends import SITES
 from wellcond.experiments.runs import Planned, Result, Runs
-from wellcond.records import read_rows
+from wellcond.records import Run
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
 
@@ -51,10 +51,8 @@ class TrainedArm:
     title: str
     config: Config
     result: Result
-    rows: list[dict[str, Any]] = field(repr=False)
-    """Of the probe."""
-    metrics: list[dict[str, Any]] = field(repr=False)
-    """Of the training: losses, and accuracies on the digits that were not trained on."""
+    run: Run
+    """Its folder: losses, accuracies on the digits that were not trained on, and what the probe measured."""
 
 
 def configure(arm: str, settings: Sequence[str] = ()) -> Config:
@@ -70,8 +68,7 @@ def train_arms(root: Path, *, console: Console, settings: Sequence[str] = ()) ->
         config = configure(arm, settings)
         name = f"{arm}-{_digest(config)}"  # another configuration is another folder: an old demo is not in the way
         result = runs.run(Planned(name=name, config=config, measure=True))
-        rows, metrics = (read_rows(root / name / file) for file in ("probe.jsonl", "metrics.jsonl"))
-        found.append(TrainedArm(name=arm, title=title, config=config, result=result, rows=rows, metrics=metrics))
+        found.append(TrainedArm(name=arm, title=title, config=config, result=result, run=Run.open(root / name)))
     return found
 
 

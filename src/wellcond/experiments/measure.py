@@ -28,7 +28,6 @@ from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
-from wellcond.report.writable import check_writable
 
 __all__ = ["Measurement", "measure"]
 
@@ -164,7 +163,7 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(
             f"{folder} holds {', '.join(found)} of something else, which would be overwritten; choose another output"
         )
-    check_writable(*files)
+    records.check_writable(*files)
 
 
 def _build(model_name: str, seed: int, **how: Any) -> BuiltModel:
@@ -246,10 +245,7 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]] | None) -> None:
     if rows is None:
         path.unlink(missing_ok=True)
         return
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)
-    records.append_rows(aside, rows)
-    aside.replace(path)
+    records.replace_rows(path, rows)
 
 
 def _about_images(sample: ImageSample, data_dir: str | os.PathLike[str] | None) -> list[str]:

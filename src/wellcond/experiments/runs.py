@@ -233,27 +233,25 @@ def _portable(config: Config) -> dict[str, Any]:
 
 
 def _curves(folder: Path) -> dict[str, Any]:
-    path = folder / "metrics.jsonl"
-    rows = [row for row in records.read_rows(path) if row["split"] == "train"] if path.exists() else []
+    rows = records.Run.open(folder).train
     stride = max(1, -(-len(rows) // POINTS))
     drawn = [*rows[:-1:stride], *rows[-1:]]
-    rates = [row["images_per_second"] for row in rows if row["images_per_second"] > 0]
+    rates = [row.images_per_second for row in rows if row.images_per_second > 0]
     return {
-        "losses": [[round(row["epoch"], 3), round(row["loss"], 5)] for row in drawn],
+        "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in drawn],
         "images_per_second": round(median(rates), 1) if rates else None,
     }
 
 
 def _measured(folder: Path) -> dict[str, Any]:
     """{"steps": […], "gradient_norm": […], "log_kappa": {"sa": [[block by block], for each step]}, …}."""
-    path, metrics = folder / "probe.jsonl", folder / "metrics.jsonl"
-    rows = [row for row in records.read_rows(path) if row["name"] in KEPT] if path.exists() else []
+    run = records.Run.open(folder)
+    rows = [row for row in run.probe if row["name"] in KEPT]
     steps = sorted({row["step"] for row in rows})
     values: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in sorted(rows, key=lambda row: row["index"]):
         values[row["name"]][row["site"]][row["step"]].append(_short(row["value"]))
-    logged = records.read_rows(metrics) if steps and metrics.exists() else []
-    norms = {row["step"] - 1: row["gradient_norm"] for row in logged if "gradient_norm" in row}
+    norms = {row.step - 1: row.gradient_norm for row in run.train} if steps else {}
     return {
         "steps": steps,
         "gradient_norm": [_short(norms[step]) if step in norms else None for step in steps],

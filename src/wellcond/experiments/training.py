@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from wellcond.report import report_runs
-from wellcond.report.curves import report_curves
 from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
@@ -54,10 +53,7 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
 
 
 def _page(output: Path, console: Console) -> None:
-    probe = output / "probe.jsonl"
-    measured = probe.exists() and probe.stat().st_size > 0
-    page = report_runs([output]) if measured else report_curves(output)
-    console.print(f"wrote {page}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"wrote {report_runs([output])}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

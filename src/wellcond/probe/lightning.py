@@ -14,6 +14,7 @@ from torch import nn
 
 from wellcond.models.sites import find_blocks
 from wellcond.probe.steps import StepProbe, check_settings, summary
+from wellcond.records import PROBE
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -67,7 +68,7 @@ class ProbeCallback(Callback):
             )
         folder = trainer.log_dir or trainer.default_root_dir  # asked on every process: log_dir is broadcast
         if self.path is None:
-            self.path = Path(folder) / "probe.jsonl"
+            self.path = Path(folder) / PROBE
         if self.module is None:
             model = called_module(pl_module)
         else:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from torch import nn
 
 from wellcond.probe.steps import StepProbe, check_settings, summary
+from wellcond.records import PROBE
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -71,7 +72,7 @@ class ProbeCallback(TrainerCallback):
         called = model if self.trainer is None else self.trainer.model_wrapped
         assert called is not None
         if self.path is None:
-            self.path = Path(args.output_dir or ".") / "probe.jsonl"
+            self.path = Path(args.output_dir or ".") / PROBE
         self.probe = StepProbe(called, every=self.every, **self.settings)
         if state.is_world_process_zero:
             self.probe.to(self.path)

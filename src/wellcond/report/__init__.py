@@ -5,17 +5,17 @@
     page.add(section("Spectra", "Text is escaped.", chart))
     page.write("runs/a/report.html")
 
-    report_runs(["runs/a", "runs/b"], "report.html")          # what the probes of two runs measured, compared
+    report_runs(["runs/a", "runs/b"], "report.html")          # two run folders, compared
 
 Every chart is drawn as SVG by hand and carries its own downloads: the drawing as SVG, the numbers as CSV.
 """
 
 from .axes import format_number
-from .conditioning import conditioning_page
 from .figures import Axis, Chart, Series, line_chart, ordered_colors
 from .markup import Html, join, tag
 from .page import Page, bullets, code_block, note, paragraph, section, side_by_side, table, tiles
 from .pictures import Picture, picture_grid
+from .run_page import conditioning_page
 from .runs import report_runs
 
 __all__ = [

@@ -16,10 +16,8 @@ from typing import Any
 
 from .axes import Scale
 from .colors import CATEGORIES
-from .downloads import csv_number
-from .figures import HEIGHT, TOP, WIDTH, Chart, standalone
-from .labels import CHARACTER, LINE, Label, legend, legend_rows
-from .markup import Html, join, tag
+from .figures import CHARACTER, HEIGHT, LINE, TOP, WIDTH, Chart, Label, legend, legend_rows, standalone
+from .markup import Html, csv_number, join, tag
 
 __all__ = ["Bar", "bar_chart"]
 

@@ -13,8 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .downloads import csv_number, data_link
-from .markup import Html, tag
+from .markup import Html, csv_number, data_link, tag
 from .page import paragraph, table
 from .readings import BLOCK_SITES, Readings, bounded
 

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from .axes import LARGEST
 from .colors import HEAT_LEVELS
-from .downloads import csv_number
-from .figures import WIDTH, Chart, standalone
-from .labels import CHARACTER
-from .markup import Html, join, tag
+from .figures import CHARACTER, WIDTH, Chart, standalone
+from .markup import Html, csv_number, join, tag
 
 __all__ = ["NOTHING", "Reading", "bounds_of", "heat_map"]
 

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellcond.records import read_json, read_rows
+from wellcond.records import CONFIG, Run, read_rows
+from wellcond.records import PROBE as ROWS
+from wellcond.records import REPORT as PAGE
 
-from .conditioning import conditioning_page
 from .page import Page
+from .run_page import conditioning_page
 
 __all__ = ["CONFIG", "MARK", "PAGE", "ROWS", "UNTRAINED", "UNTRAINED_ROWS", "Measured", "measured_config"]
 
 MARK = "wellcond measure"  # what config.json says of such a folder
-CONFIG, ROWS, UNTRAINED_ROWS, PAGE = "config.json", "probe.jsonl", "untrained.jsonl", "report.html"
-UNTRAINED = "untrained"
+UNTRAINED, UNTRAINED_ROWS = "untrained", "untrained.jsonl"
 
 Row = Mapping[str, Any]
 
@@ -28,10 +29,10 @@ Row = Mapping[str, Any]
 def measured_config(folder: Path) -> dict[str, Any] | None:
     """What `measure` wrote down about a folder; None for a folder that is not its own."""
     try:
-        config = read_json(folder / CONFIG)
+        about = Run.open(folder).about
     except (OSError, ValueError):
         return None
-    return config if isinstance(config, dict) and config.get("what") == MARK else None
+    return about if about.get("what") == MARK else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,8 @@ from wellcond.records import write_text
 
 from .axes import format_number
 from .colors import stylesheet
-from .downloads import file_stem
 from .figures import SVG_STYLE
-from .markup import Html, join, tag
+from .markup import Html, file_stem, join, tag
 
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "side_by_side", "table", "tiles"]
 

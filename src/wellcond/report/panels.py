@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .colors import CATEGORIES
-from .figures import HEIGHT, WIDTH, Axis, Series, line_chart, standalone
-from .labels import CHARACTER, LINE, Label, legend, legend_rows
+from .figures import CHARACTER, HEIGHT, LINE, WIDTH, Axis, Label, Series, legend, legend_rows, line_chart, standalone
 from .markup import join, tag
 
 __all__ = ["Panel", "panels_svg"]

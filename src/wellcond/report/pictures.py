@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .downloads import file_stem
-from .markup import Html, tag
+from .markup import Html, file_stem, tag
 
 __all__ = ["Picture", "picture_grid"]
 

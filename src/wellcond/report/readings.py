@@ -1,6 +1,6 @@
 """Rows of a probe, sorted: what was measured at which step, in which block, at which site.
 
-    readings = Readings.of("my run", read_rows("runs/a/probe.jsonl"))
+    readings = Readings.of("my run", Run.open("runs/a").probe)
     readings.log_kappa(readings.steps[-1], "blocks.3", "sa")     # Cell(value=12.1, samples=64, …), or None
     readings.notes                                               # what was left out, in words
 

@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .downloads import csv_number
 from .figures import Axis, Chart, Series, line_chart
-from .markup import Html, tag
+from .markup import Html, csv_number, tag
 
 __all__ = ["SteppedLine", "slider", "stepped_lines", "thin"]
 

@@ -1,20 +1,14 @@
-"""A run's folder: its configuration, its rows, its saved states and its page.
+"""The folder that a run trains in: of one configuration, one set of data and one process at a time.
 
 folder = RunFolder.open("runs/a", config)          # new, or the same run going on; another configuration is refused
-folder.log({"step": 20, "loss": 1.9})              # metrics.jsonl; on a full disk rows wait for the next time
-folder.forget_after(step)                          # rows of steps that will be run again
-folder.put_aside()                                 # all rows, where there is no state to go on from
+with folder.held(): ...                            # no other process trains here
 folder.compare(data_facts(data), world=2)          # other data than the run began with are refused
-
-config.json  metrics.jsonl  probe.jsonl  checkpoints/  report.html
+folder.log(Event(step=3, event="…"))               # and the rest of records.RunWriter, which writes the files
 """
 
 import contextlib
-import itertools
-import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -58,12 +52,8 @@ def _digest(content: bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFolder:
-    path: Path
-    writes: bool = True
-    """Whether this process is the one that writes."""
-    unwritten: dict[Path, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """Rows that found no room yet."""
+class RunFolder(records.RunWriter):
+    """A run's files, and what keeps others out of them."""
 
     @classmethod
     def open(cls, path: str | Path, config: Config) -> "RunFolder":
@@ -75,7 +65,7 @@ class RunFolder:
         folder = cls(path=path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; give --output the name of a folder")
-        known = path / "config.json"
+        known = folder.config_file
         if known.exists() and not folder._is_same(config):
             known.unlink()  # nothing was trained with it: a mistake was mended, and may be
         elif not known.exists() and folder._strangers():
@@ -85,26 +75,13 @@ class RunFolder:
                 "a new folder"
             )
         if not known.exists():
-            payload = {"what": "wellcond train", "config": config.as_json(), "environment": environment()}
-            records.write_json(known, payload)
+            folder.begin(config.as_json())
         folder.checkpoints.mkdir(exist_ok=True)
         return folder
 
     @property
-    def name(self) -> str:
-        return self.path.resolve().name
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def probe(self) -> Path:
-        return self.path / "probe.jsonl"
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -126,22 +103,14 @@ class RunFolder:
                 pass
             yield
 
-    def log(self, row: Mapping[str, Any]) -> None:
-        self._append(self.metrics, [row])
-
-    def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._append(self.probe, rows)
-
     def compare(self, data: Mapping[str, Any], *, world: int, force: bool = False) -> list[str]:
         """What is other than when the run began, in words: the number of processes, versions, with `force` the data.
 
         ValueError for other data without `force`. What a new run begins with is written to config.json.
         """
-        path = self.path / "config.json"
-        known = records.read_json(path)
-        facts = {"data": dict(data), "processes": world}
+        known = self.read().about
         if not self._has_begun():
-            records.write_json(path, known | facts)
+            self.describe(data=dict(data), processes=world)
             return []
         notes, before = [], known.get("data", {})
         differ = [name for name in data if name in before and before[name] != data[name]]
@@ -164,59 +133,12 @@ class RunFolder:
             present = ", ".join(f"{name} {now.get(name)}" for name in VERSIONS if f"{name} {then.get(name)}" in changed)
             notes.append(f"the run began with {', '.join(changed)} and goes on with {present}: its bits may differ")
         if differ or "data" not in known:
-            records.write_json(path, facts | known | {"data": dict(data)})
+            self.describe(data=dict(data), processes=known.get("processes", world))
         return notes
 
-    def flush(self, *, sync: bool = False) -> None:
-        """Write the rows that found no room before; OSError where there still is none.
-
-        With `sync` all rows are on the disk afterwards, also if the machine loses power.
-        """
-        failed = None
-        for file, rows in list(self.unwritten.items()):
-            size = file.stat().st_size if file.exists() else 0
-            try:
-                records.append_rows(file, rows)
-            except OSError as error:
-                if file.exists() and file.stat().st_size > size:
-                    os.truncate(file, size)  # some of the rows may have been written: they will be again
-                failed = error  # there may be room for the other file's rows
-            else:
-                del self.unwritten[file]
-        if failed is not None:
-            raise failed
-        for file in (self.metrics, self.probe, self.path) if sync else ():
-            if file.exists():
-                records.fsync(file)
-
-    def forget_after(self, step: int) -> None:
-        """Drop the rows of what will be done again: they are of a process that died before it saved its next state.
-
-        A metric stands under the number of steps done, a measurement under that of the steps done before it: the
-        state after 20 steps has the metrics of 20, and measures 20 again. An event (the training was lost) happened,
-        whatever is done again after it.
-        """
-        for file, last in ((self.metrics, step), (self.probe, step - 1)) if self.writes else ():
-            if file.exists():
-                rows = records.read_rows(file)
-                kept = [row for row in rows if row.get("step", 0) <= last or row.get("split") == "event"]
-                if len(kept) < len(rows) or not rows:
-                    aside = file.with_name(f".{file.name}.tmp")
-                    aside.unlink(missing_ok=True)
-                    records.append_rows(aside, kept)
-                    records.fsync(aside)
-                    aside.replace(file)
-
-    def put_aside(self) -> list[Path]:
+    def put_aside(self, *others: Path) -> list[Path]:
         """Rename all rows and the notes on rollbacks, so that the run begins anew and nothing is lost."""
-        files = (self.metrics, self.probe, self._rollbacks) if self.writes else ()
-        there = [file for file in files if file.exists() and file.stat().st_size]
-
-        def aside(file: Path, number: int) -> Path:
-            return file.with_name(f"{file.stem}.before-{number}{file.suffix}")
-
-        number = next(n for n in itertools.count(1) if not any(aside(file, n).exists() for file in files))
-        return [file.rename(aside(file, number)) for file in there]
+        return super().put_aside(self._rollbacks, *others)
 
     def rollbacks(self) -> list[dict[str, Any]]:
         """Each time the run went back to a saved state, and why."""
@@ -230,19 +152,8 @@ class RunFolder:
     def _rollbacks(self) -> Path:
         return self.checkpoints / "rollbacks.json"  # with the states, with which they go
 
-    def _append(self, file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-        if not self.writes:
-            return
-        warned = file in self.unwritten
-        self.unwritten.setdefault(file, []).extend(rows)
-        try:
-            self.flush()
-        except OSError as error:
-            if file in self.unwritten and not warned:
-                warnings.warn(f"{file} cannot be written ({error}); its rows wait in memory", stacklevel=3)
-
     def _has_begun(self) -> bool:
-        return bool(saved_steps(self.checkpoints)) or self.metrics.exists()
+        return bool(saved_steps(self.checkpoints)) or self.metrics_file.exists()
 
     def _strangers(self) -> bool:
         """Whether there is more than a run leaves that is killed before its configuration was written."""
@@ -255,11 +166,11 @@ class RunFolder:
         """Whether the run there is this one; False if it is another that nothing was saved of yet."""
         differ: dict[str, Any] = {}
         try:
-            known = Config.from_json(records.read_json(self.path / "config.json")["config"])
+            known = Config.from_json(self.read().about["config"])
             differ = {k: v for k, v in config.differences(known).items() if k not in MAY_CHANGE}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self.path / 'config.json'} cannot be read as a run of wellcond ({error}). Put the right one back, "
+                f"{self.config_file} cannot be read as a run of wellcond ({error}). Put the right one back, "
                 "or give --output a new folder"
             ) from None
         if differ and self._has_begun():

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
+from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
 from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
@@ -167,7 +168,7 @@ class _Run:
         self.tracker.begin(step)
         for note in self.notes:
             warnings.warn(f"going on from step {step}: {note}", stacklevel=2)
-            self.folder.log({"step": step, "split": "event", "event": note})
+            self.folder.log(Event(step=step, event=note))
         if step == 0 and self.config.on_divergence == "rollback":
             self.states.save(0)  # there has to be a state to go back to
         self.whole = step
@@ -287,7 +288,8 @@ class _Run:
             counters["best"], counters["best_step"] = self.metrics[self.task.metric], step
         raw = self.validation.of(self.parts.model) if self.parts.ema is not None else {}
         raw = {f"raw_{name}": value for name, value in raw.items()}  # beside those of the average
-        self._record({"step": step, "epoch": epoch, "split": "val", **self.metrics, **raw, "best": counters["best"]})
+        metrics = {**self.metrics, **raw}
+        self._record(ValidationRow(step=step, epoch=epoch, metrics=metrics, best=counters["best"]))
         self.progress.evaluated(self.metrics)
         self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
@@ -300,16 +302,15 @@ class _Run:
         self.progress.logged(mean)
         lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
         self._record(
-            {
-                "step": step,
-                "epoch": step / self.steps_per_epoch,
-                "split": "train",
-                "loss": mean,
-                "lr": lr,
-                "gradient_norm": self._gradient_norm(),
-                "images_per_second": self.progress.rate,  # of the steps since the row before
+            TrainRow(
+                step=step,
+                epoch=step / self.steps_per_epoch,
+                loss=mean,
+                lr=lr,
+                gradient_norm=self._gradient_norm(),
+                images_per_second=self.progress.rate,
                 **self._costs(),
-            }
+            )
         )
 
     def _costs(self) -> dict[str, float]:
@@ -326,13 +327,13 @@ class _Run:
         norm: Any = self.gradient_norm
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _record(self, row: MetricRow) -> None:
         self.folder.log(row)
-        self.tracker.log(numbers_of(row), step=row["step"])
+        self.tracker.log(numbers_of(row), step=row.step)
 
     def _lost(self, problem: Divergence) -> int:
         """Back to the last good state with half the step, or the end."""
-        self._record({"step": problem.step, "split": "event", "event": f"diverged: {problem.why}"})
+        self._record(Event(step=problem.step, event=f"diverged: {problem.why}"))
         step = self.states.go_back(problem)
         if step is None:
             self.states.keep_lost(problem.step)

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from wellcond.records import Event
 from wellcond.train.checkpoint import SavedState, discard, read, save, saved_steps, state_path, whole_states
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
@@ -146,7 +147,7 @@ class States:
             discard(self.folder.checkpoints, later)  # they led to where it was lost
         self.folder.forget_after(step)
         what = f"back to step {step} with lr × {factor:g}, rollback {rolls} of {ROLLBACKS}"
-        self.folder.log({"step": problem.step, "split": "event", "event": what})
+        self.folder.log(Event(step=problem.step, event=what))
         if self.here.is_main:
             warnings.warn(f"diverged at step {problem.step} ({problem.why}); {what}", stacklevel=2)
         return step
@@ -191,7 +192,7 @@ class States:
         for note in self.parts.notes if self.here.is_main else ():
             warnings.warn(note, RuntimeWarning, stacklevel=3)
             if begins:
-                self.folder.log({"step": 0, "split": "event", "event": note})
+                self.folder.log(Event(step=0, event=note))
 
     def _roll(self, rolls: int) -> None:
         self.counters |= {"rollbacks": rolls, "lr_factor": SMALLER**rolls}

@@ -9,7 +9,6 @@ import importlib
 import math
 import secrets
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from wellcond import records
@@ -35,10 +34,10 @@ class Tracker:
         pass
 
 
-def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(row: records.MetricRow) -> dict[str, float]:
     """The numbers of a row of metrics.jsonl, by the names that trackers show."""
-    split = row.get("split", "")
-    return {f"{split}/{k}": v for k, v in row.items() if isinstance(v, float) and math.isfinite(v)}
+    fields = row.as_json()
+    return {f"{fields['split']}/{k}": v for k, v in fields.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class _TensorBoard(Tracker):
@@ -54,9 +53,8 @@ class _TensorBoard(Tracker):
         # not. TensorBoard forgets both, and gets the metrics once more.
         again = step or any((self.folder.path / "tensorboard").glob("events.*"))
         self.writer = self.make(str(self.folder.path / "tensorboard"), purge_step=step if again else None)
-        rows = records.read_rows(self.folder.metrics) if again and self.folder.metrics.exists() else []
-        for row in rows:
-            if row.get("step") == step:
+        for row in self.folder.read().metrics if again else ():
+            if row.step == step:
                 self.log(numbers_of(row), step=step)
 
     def log(self, values: dict[str, float], *, step: int) -> None:
@@ -80,7 +78,7 @@ class _TensorBoard(Tracker):
             self.failed = True
             warnings.warn(
                 f"{self.folder.path / 'tensorboard'} cannot be written ({error}) and gets no more numbers; "
-                f"{self.folder.metrics.name} has them, and training goes on",
+                f"{self.folder.metrics_file.name} has them, and training goes on",
                 stacklevel=2,
             )
 

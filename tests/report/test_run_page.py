@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellcond.records import Site, Status, row
+from wellcond.records import Event, Site, Status, TrainRow, ValidationRow, row
 from wellcond.report import conditioning_page
+from wellcond.report.run_page import run_page
+from wellcond.report.training import Shown
 
 FULL = {
     "sites": ("in", "sa", "+sa", "mlp", "+mlp"),
@@ -19,6 +21,13 @@ FULL = {
     "attention": True,
     "outside": ("tokens", "embed"),
 }
+
+
+def shown(name, *, steps=(10, 20, 30), loss=2.0, **more):
+    """A run of three logged steps and one validation."""
+    train = [TrainRow(step=s, epoch=s / 10, loss=loss * 10 / s, lr=0.1, gradient_norm=1.0 + s) for s in steps]
+    metrics = {"loss": 1.5 * loss, "top1": 0.625, "top5": 0.875}
+    return Shown(name=name, train=train, validation=[ValidationRow(step=30, epoch=3, metrics=metrics)], **more)
 
 
 def headings(html, level):
@@ -31,18 +40,18 @@ def tiles(html):
 
 def test_one_run_has_all_its_parts(probe_rows):
     rows = probe_rows(steps=(0, 100, 200), blocks=6, **FULL)
-    html = conditioning_page({"a": rows}, losses={"a": [(0, 2.0), (200, 1.0)]}, models={"a": "vit_tiny"}).to_html()
-    assert headings(html, 1) == ["Conditioning of vit_tiny"]
+    html = run_page([shown("a", model="vit_tiny", probe=rows)]).to_html()
+    assert headings(html, 1) == ["Training of vit_tiny"]
     assert headings(html, 2) == [
+        "Over training",
         "Worst blocks first",
         "By block and site",
-        "Over training",
         "Singular values",
         "Attention",
         "Words",
     ]
     figures = headings(html, 3)
-    assert len(figures) == len(set(figures)) == 2 + 3 + 5 + 2
+    assert len(figures) == len(set(figures)) == 5 + 2 + 2 + 5 + 2
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     files = {
@@ -112,7 +121,7 @@ def test_runs_are_compared(probe_rows):
     runs = {"a": probe_rows(steps=(0, 10), **FULL), "b & c": probe_rows(steps=(0, 5), shift=5.0)}
     html = conditioning_page(runs).to_html()
     assert headings(html, 1) == ["Conditioning of 2 runs"]
-    assert headings(html, 2)[:2] == ["The runs", "Differences"]
+    assert headings(html, 2)[:3] == ["The runs", "Over training", "Differences"]
     assert "log κ by block and site, b & c" in headings(html, 3)
     assert "log κ by block, +mlp" in headings(html, 3)
     assert tiles(html)["largest known rise from a"].startswith("+")  # at sa some are beyond the ceiling in both
@@ -225,3 +234,71 @@ def test_single_tokens_are_named_and_no_worst_block(probe_rows):
     html = conditioning_page({"cait": rows}).to_html()
     assert "one token has no condition number: cls.0" in unescape(html)
     assert tiles(html)["worst block"].startswith("blocks.")
+
+
+# ---- training: with a probe and without one it is the same page
+
+
+TRAINING = ["Training loss", "Validation loss", "Accuracy", "Learning rate", "Gradient norm"]
+
+
+def test_with_and_without_a_probe_the_training_is_shown_alike(probe_rows):
+    with_probe = run_page([shown("a", model="vit_tiny", probe=probe_rows(steps=(0, 30)))]).to_html()
+    without = run_page([shown("a", model="vit_tiny", recipe="digits")]).to_html()
+    for html in (with_probe, without):
+        assert headings(html, 1) == ["Training of vit_tiny"]
+        assert headings(html, 3)[:5] == TRAINING
+        assert tiles(html) | {
+            "steps": "30",
+            "training loss": "0.6667",
+            "validation loss": "3.000",
+            "top-1": "62.5%",
+        } == (tiles(html))
+        assert "What happened" not in html
+    assert headings(without, 2) == ["Over training", "Condition numbers"]
+    assert "wellcond train digits … --set probe_every=100 --output runs/a-probed" in without
+    assert "probe_every=100" not in with_probe
+    assert "worst block" in tiles(with_probe)
+
+
+def test_what_happened_is_said_before_anything_is_drawn(probe_rows):
+    events = [Event(step=1234, event="diverged: the loss became <nan>"), Event(step=1234, event="back to step 20")]
+    for rows in (None, probe_rows()):
+        html = run_page([shown("mine", events=events, probe=rows)]).to_html()
+        assert "Step 1,234: diverged: the loss became &lt;nan&gt;" in html
+        assert html.index("What happened") < html.index("Over training")
+    html = run_page([shown("a"), shown("b", events=events)]).to_html()
+    assert "<li>b, step 1,234: back to step 20</li>" in html
+    html = run_page([shown("a", events=[Event(step=s, event="back") for s in range(40)])]).to_html()
+    assert "a: 28 more; metrics.jsonl has all." in html
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_leaves_a_gap(value):
+    html = run_page([shown("gap", loss=value)]).to_html()
+    assert "points are not drawn" in html
+    only = run_page([Shown(name="lost", train=[TrainRow(step=1, loss=value)])]).to_html()
+    assert headings(only, 3) == ["Training loss"]  # what an older run did not write has no chart
+    assert tiles(only)["training loss"] in ("NaN", "∞")
+
+
+def test_a_run_lost_before_its_first_row_has_a_page():
+    html = run_page([Shown(name="early", events=[Event(step=3, event="diverged")])]).to_html()
+    assert headings(html, 1) == ["Training of early"]
+    assert "No step has been logged." in html
+    assert "Step 3: diverged" in html
+
+
+def test_losses_of_runs_are_compared_with_and_without_probes(probe_rows):
+    runs = [shown("plain", loss=4.0), shown("probed", model="deit", probe=probe_rows(blocks=2, steps=(0, 30)))]
+    html = run_page(runs).to_html()
+    assert headings(html, 1) == ["2 runs compared"]
+    assert headings(html, 2)[:3] == ["The runs", "Over training", "Worst blocks first"]
+    assert headings(html, 3)[:5] == ["Training loss", "Validation loss", "Top-1 accuracy", *TRAINING[3:]]
+    for cells in (["plain", "", "30", "1.333", "6.000", "62.5%"], ["probed", "deit", "30", "0.6667", "3.000", "62.5%"]):
+        assert re.search("".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells), html)
+    assert headings(run_page([shown("a"), shown("b")]).to_html(), 2) == [
+        "The runs",
+        "Over training",
+        "Condition numbers",
+    ]

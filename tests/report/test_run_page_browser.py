@@ -1,4 +1,4 @@
-"""The conditioning page in a real browser: its slider moves, its files are what is seen, and it fits a phone."""
+"""The page of runs in a real browser: its slider moves, its files are what is seen, and it fits a phone."""
 
 import csv
 import math
@@ -7,7 +7,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from wellcond.records import TrainRow
 from wellcond.report import conditioning_page
+from wellcond.report.run_page import run_page
+from wellcond.report.training import Shown
 
 PHONE = {"width": 375, "height": 700}
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,7 +31,8 @@ def rows(probe_rows):
 
 @pytest.fixture(scope="module")
 def one_run(rows, tmp_path_factory):
-    page = conditioning_page({"a": rows}, losses={"a": [(0, 2.0), (1000, 0.5)]})
+    train = [TrainRow(step=0, loss=2.0), TrainRow(step=1000, loss=0.5)]
+    page = run_page([Shown(name="a", train=train, probe=rows)])
     return page.write(tmp_path_factory.mktemp("one") / "report.html")
 
 

@@ -1,15 +1,13 @@
-"""Rows and records: what a measurement looks like on disk.
+"""JSON on disk: rows, one line each, and whole files, all safe to interrupt.
 
-    append_rows("runs/a/probe.jsonl", rows)                          # one line per row, safe to interrupt
-    rows = read_rows("runs/a/probe.jsonl")
+    append_rows("rows.jsonl", rows)                                  # one line per row
+    rows = read_rows("rows.jsonl")
     write_record("benchmarks/kappa.json", {"ratio": 120.0}, seed=0)  # the payload, the seed and the environment
 
 Every file is strict JSON, so that any reader can parse it. JSON has no NaN and no infinity: they are written as the
 strings "NaN", "Infinity" and "-Infinity", which `float()` in Python and `Number()` in a browser turn into numbers, and
 which `read_rows` and `read_json` turn back on their own. (null would not tell NaN from inf, and κ may be either.) Text
 that is one of these words, such as the name of a class, is written with a backslash before it: "\\\\NaN" in the file.
-
-Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """
 
 import contextlib
@@ -18,6 +16,7 @@ import json
 import math
 import os
 import secrets
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,9 +30,11 @@ __all__ = [
     "Site",
     "Status",
     "append_rows",
+    "check_writable",
     "fsync",
     "read_json",
     "read_rows",
+    "replace_rows",
     "row",
     "write_json",
     "write_record",
@@ -150,6 +151,16 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def replace_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """These rows instead of those that are there: written aside and renamed."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.unlink(missing_ok=True)
+    append_rows(aside, rows)
+    fsync(aside)
+    aside.replace(path)
+
+
 def _unfinished(file: BinaryIO) -> bytes:
     """What follows the last newline, read from the end, for the file may be large."""
     start, tail = file.seek(0, os.SEEK_END), b""
@@ -231,3 +242,29 @@ def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | No
             f"the payload already has {', '.join(sorted(taken))}, which write_record adds itself; rename it"
         )
     write_json(path, {**payload, "seed": seed, "environment": environment()})
+
+
+def check_writable(*files: Path) -> None:
+    """Whether files can be written, asked before the work whose result they shall hold.
+
+    Makes the folders and a file in each, and takes all of it away again. Raises ValueError where that fails, or where a
+    folder stands in a file's place. Permissions are not asked: they do not tell of file systems that are full,
+    read-only or no file systems at all.
+    """
+    for file in files:
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder, and a file has to be written there; choose another output")
+    for folder in dict.fromkeys(file.parent for file in files):
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(prefix=".wellcond-", dir=folder) as file:
+                file.write(b"?")
+        except OSError as error:
+            raise ValueError(
+                f"nothing can be written to {folder} ({error.strerror or error}); choose another output"
+            ) from None
+        finally:
+            for made in missing:
+                with contextlib.suppress(OSError):  # it was not made, or somebody has put something there meanwhile
+                    made.rmdir()

@@ -1,10 +1,12 @@
-"""The conditioning page: rows of one probe or of several runs become one page.
+"""The page of runs: how their training went, and how well-conditioned their blocks were.
 
-    page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")
+    page = run_page([Shown(name="my run", train=run.train, validation=run.validation, probe=run.probe)])
+    page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")      # the rows of probes alone
     page.write("report.html")
 
-One run: what to look at first, log κ by block and site with a slider over steps, over training, spectra, attention.
-Several runs: the same charts with one line per run, and where they differ, the worst change first.
+One run: its last numbers, what happened, losses and κ over training, what to look at first, log κ by block and site
+with a slider over steps, spectra, attention. Several: the same charts with one line per run, and where they differ, the
+worst change first. A run may have a training, a probe or both; what it has not is left out, and the page says so.
 """
 
 import math
@@ -19,66 +21,164 @@ from .axes import format_number
 from .by_block import block_section
 from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
 from .markup import Html, tag
-from .page import Page, bullets, note, paragraph, section, side_by_side, table, tiles
+from .page import Page, bullets, code_block, note, paragraph, section, side_by_side, table, tiles
 from .readings import SITE_WORDS, Readings, bounded
 from .spectra import attention, spectra
-from .training import RUNS_MOST, Points, over_training
+from .training import RUNS_MOST, Points, Shown, kappa_charts, metric_name, training_charts
 
-__all__ = ["conditioning_page"]
+__all__ = ["conditioning_page", "run_page"]
 
 ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the table of what to do
 SENTENCES_MOST = 2  # in one row
-LEAD = (
+EVENTS_MOST = 12  # of one run; metrics.jsonl has all
+TRAINING_LEAD = "How the training went, from the rows of metrics.jsonl."
+KAPPA_LEAD = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
     "that some directions among the tokens have almost vanished, and training has a hard time with them."
 )
 
 
 def conditioning_page(
-    runs: Mapping[str, Iterable[Mapping[str, Any]]],
-    *,
-    title: str = "",
-    notes: Iterable[str] = (),
-    losses: Mapping[str, Points] | None = None,
-    models: Mapping[str, str] | None = None,
+    runs: Mapping[str, Iterable[Mapping[str, Any]]], *, title: str = "", notes: Iterable[str] = ()
 ) -> Page:
+    """The page of what probes measured: the rows of each, by the name of its run. Raises as `run_page` does."""
+    return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], title=title, notes=notes)
+
+
+def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = ()) -> Page:
     """The page of one or several runs.
 
     Args:
-        runs: the rows of each run's probe, by the run's name. The first is what others are compared with.
+        runs: the first that has a probe is what the κ of others is compared with.
         title: by default the model, or the number of runs.
         notes: sentences to show above everything else, such as what could not be read.
-        losses: (step, loss) of runs, by name.
-        models: model names of runs, by name.
 
-    Raises ValueError for no runs, and for a run without rows or without condition numbers.
+    Raises ValueError for no runs, and for a probe without rows or without condition numbers.
     """
     if not runs:
         raise ValueError("there are no runs to draw; give at least one, with the rows of its probe")
-    found = [Readings.of(name, rows) for name, rows in runs.items()]
-    models, losses = models or {}, losses or {}
-    page = Page(title or _title(found, models), LEAD, footer=[_written()])
-    notes = [*notes, *(text for run in found for text in run.notes)]
-    drawn = found[:RUNS_MOST]
-    if len(found) > len(drawn):
-        notes.append(f"The charts show the first {RUNS_MOST} of {len(found)} runs; the tables have all.")
-    if blind := [run for run in found if run.only_ceilings]:
+    # Those with a probe first, so that a run has the same place, and colour, in every chart.
+    runs = sorted(runs, key=lambda run: run.probe is None)
+    measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
+    logged = any(run.logged for run in runs)
+    lead = [TRAINING_LEAD] * logged + [KAPPA_LEAD] * bool(measured)
+    page = Page(title or _title(runs, logged), " ".join(lead), footer=[_written()])
+    notes = [*notes, *(text for run in measured for text in run.notes)]
+    if len(runs) > RUNS_MOST:
+        notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
+    drawn = measured[:RUNS_MOST]
+    if blind := [run for run in measured if run.only_ceilings]:
         page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
-    page.add(_tiles(found))
+    if items := [*(_training_tiles(runs[0]) if len(runs) == 1 else ()), *(_kappa_tiles(measured) if measured else ())]:
+        page.add(tiles(*items))
     if notes:
         page.add(note("Please note", bullets(*notes)))
-    if len(found) > 1:
-        page.add(section("The runs", summary(found, models)), section("Differences", *differences(found)))
-    page.add(_first_section(found), block_section(drawn))
-    for heading, charts in (
-        ("Over training", over_training(drawn, losses=losses)),
-        ("Singular values", spectra(drawn)),
-        ("Attention", attention(drawn)),
-    ):
+    if events := _events(runs):
+        page.add(note("What happened", bullets(*events)))
+    if len(runs) > 1:
+        page.add(section("The runs", *_tables(runs, measured)))
+    last = max(0, *(run.last_step for run in runs), *(run.steps[-1] for run in measured))
+    if charts := [*training_charts(runs[:RUNS_MOST], last=last), *kappa_charts(drawn, last=last)]:
+        page.add(section("Over training", side_by_side(*charts)))
+    elif logged:
+        page.add(section("Over training", "No step has been logged."))
+    if not measured:
+        page.add(_how_to_probe(runs[0]))
+        return page
+    if len(measured) > 1:
+        page.add(section("Differences", *differences(measured)))
+    page.add(_first_section(measured), block_section(drawn))
+    for heading, charts in (("Singular values", spectra(drawn)), ("Attention", attention(drawn))):
         if charts:
             page.add(section(heading, side_by_side(*charts)))
-    page.add(_words_section(found))
+    page.add(_words_section(measured))
     return page
+
+
+def _title(runs: Sequence[Shown], logged: bool) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs compared" if logged else f"Conditioning of {len(runs)} runs"
+    run = runs[0]
+    return f"{'Training' if logged else 'Conditioning'} of {run.model or run.name}"
+
+
+def _written() -> str:
+    return f"Written by wellcond {own_version()} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+
+
+# ---- how the training went
+
+
+def _training_tiles(run: Shown) -> list[tuple[str, str, str]]:
+    """The last step, the losses and the accuracy, each with the best there was."""
+    found = [("steps", f"{run.last_step:,}", "the last with a row")] if run.logged else []
+    for name, points, best in (
+        ("training loss", run.trained("loss"), min),
+        (metric_name("loss"), run.metric("loss"), min),
+        (metric_name("top1"), run.metric("top1"), max),
+    ):
+        if points:
+            finite = [(value, step) for step, value in points if math.isfinite(value)]
+            value, at = best(finite, default=(math.nan, 0))
+            about = f"at step {points[-1][0]:,}; the best was {_value(name, value)}, at {at:,}" if finite else ""
+            found.append((name, _value(name, points[-1][1]), about))
+    return found
+
+
+def _value(name: str, value: float) -> str:
+    """A number of a training, by what it is called on the page."""
+    if not math.isfinite(value):
+        return format_number(value, 4)
+    return f"{value:.1%}" if name.startswith("top-") else f"{value:#.4g}".removesuffix(".")
+
+
+def _events(runs: Sequence[Shown]) -> list[str]:
+    """What happened to the runs, in words, each in its order."""
+    found = []
+    for run in runs:
+        who = f"{run.name}, step" if len(runs) > 1 else "Step"
+        found += [f"{who} {event.step:,}: {event.event}" for event in run.events[:EVENTS_MOST]]
+        if len(run.events) > EVENTS_MOST:
+            found.append(f"{run.name}: {len(run.events) - EVENTS_MOST} more; metrics.jsonl has all.")
+    return found
+
+
+def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html]:
+    """Losses and accuracies of the runs that were trained, κ of those that were measured."""
+    models = {run.name: run.model for run in runs}
+    parts = [_training_table([run for run in runs if run.logged])] if any(run.logged for run in runs) else []
+    if measured:
+        parts.append(summary(measured, models))
+    return parts
+
+
+def _training_table(runs: Sequence[Shown]) -> Html:
+    names = list(dict.fromkeys(name for run in runs for row in run.validation for name in row.metrics))
+    with_models = any(run.model for run in runs)
+    header = ["run", *(["model"] if with_models else []), "step", "training loss", *map(metric_name, names)]
+
+    def last(name: str, points: Points) -> str:
+        return _value(name, points[-1][1]) if points else "–"
+
+    rows = []
+    for run in runs:
+        losses = [last("training loss", run.trained("loss")), *(last(metric_name(n), run.metric(n)) for n in names)]
+        rows.append([run.name, *([run.model] if with_models else []), f"{run.last_step:,}", *losses])
+    caption = "The last of each: a step's loss in training, and the last validation."
+    return table(header, rows, numeric=set(range(2 if with_models else 1, len(header))), caption=caption)
+
+
+def _how_to_probe(run: Shown) -> Html:
+    """How to switch the probe on: in another folder, since it is another configuration."""
+    return section(
+        "Condition numbers",
+        "Trained without a probe: nothing is known of how well-conditioned the blocks were. With probe_every the same "
+        "command measures them as it trains, and its page shows them, block by block:",
+        code_block(f"wellcond train {run.recipe or 'RECIPE'} … --set probe_every=100 --output runs/{run.name}-probed"),
+    )
+
+
+# ---- what the probes measured
 
 
 def _blind(runs: Sequence[Readings]) -> str:
@@ -89,18 +189,6 @@ def _blind(runs: Sequence[Readings]) -> str:
         'own: Probe(model), which computes in float32, or Probe(model, exact="float64"); in wellcond train '
         "probe_exact=float64."
     )
-
-
-def _title(runs: Sequence[Readings], models: Mapping[str, str]) -> str:
-    if len(runs) > 1:
-        return f"Conditioning of {len(runs)} runs"
-    run = runs[0].run
-    model = models.get(run)
-    return f"Conditioning of {model}" if model else f"Conditioning of {run}"
-
-
-def _written() -> str:
-    return f"Written by wellcond {own_version()} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
 
 
 def _states(run: Readings) -> list[BlockState]:
@@ -121,7 +209,7 @@ def _number(state: BlockState) -> str:
     return bounded(state.worst, state.lower_bound(state.worst_site))
 
 
-def _tiles(runs: Sequence[Readings]) -> Html:
+def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     items, last = [], runs[0].steps[-1]
     if worst:
@@ -146,7 +234,7 @@ def _tiles(runs: Sequence[Readings]) -> Html:
             at = last, "", site
             number = bounded(runs[0].value("log_kappa", *at), runs[0].lower_bound(*at))
             items.append((f"log κ at {site}", number, SITE_WORDS[site]))
-    return tiles(*items)
+    return items
 
 
 def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:

@@ -1,0 +1,59 @@
+"""Rows and the files of a run: the one place that writes and reads config.json, metrics.jsonl and probe.jsonl.
+
+    run = Run.open("runs/a")                                         # run.py: a run's folder, read
+    run.config["lr"], run.train[-1].loss, run.validation[-1].metrics["top1"], run.events, run.probe
+    RunWriter(path=Path("runs/a")).log(Event(step=3, event="…"))     # run.py: and written
+    write_record("benchmarks/kappa.json", {"ratio": 120.0}, seed=0)  # rows.py: JSON that survives an interruption
+
+Nothing here needs torch, so that a page can be rendered where torch is not installed.
+"""
+
+from .rows import (
+    MARKS,
+    SITES,
+    STATUSES,
+    Row,
+    Site,
+    Status,
+    append_rows,
+    check_writable,
+    fsync,
+    read_json,
+    read_rows,
+    replace_rows,
+    row,
+    write_json,
+    write_record,
+    write_text,
+)
+from .run import CONFIG, METRICS, PROBE, REPORT, VERSION, Event, MetricRow, Run, RunWriter, TrainRow, ValidationRow
+
+__all__ = [
+    "CONFIG",
+    "MARKS",
+    "METRICS",
+    "PROBE",
+    "REPORT",
+    "SITES",
+    "STATUSES",
+    "VERSION",
+    "Event",
+    "MetricRow",
+    "Row",
+    "Run",
+    "RunWriter",
+    "Site",
+    "Status",
+    "TrainRow",
+    "ValidationRow",
+    "append_rows",
+    "check_writable",
+    "fsync",
+    "read_json",
+    "read_rows",
+    "replace_rows",
+    "row",
+    "write_json",
+    "write_record",
+    "write_text",
+]

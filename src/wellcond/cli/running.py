@@ -15,7 +15,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the report page.", file_okay=False)] = Path("demo"),
 ) -> None:
     """Run the demonstration on the embedded data, on a CPU, and write a report page."""
-    from wellcond.experiments import demo as demonstration
+    from wellcond.demo import demo as demonstration
 
     demonstration.run(output)
 
@@ -48,7 +48,7 @@ def theory(
         raise typer.BadParameter(
             f"unknown statement {unknown[0]!r}; there are {', '.join(STATEMENTS)}", param_hint="ID"
         )
-    from wellcond.experiments import theory_run
+    from wellcond.claims import theory_run
 
     wanted = list(dict.fromkeys(ids or STATEMENTS))
     theory_run.run(wanted, draws=draws or DRAWS, seed=seed, trained=trained, output=output, page=page)
@@ -91,7 +91,7 @@ def train(
     device: Device = None,
 ) -> None:
     """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
-    from wellcond.experiments import training
+    from wellcond.cli import training
     from wellcond.train.processes import check_device
 
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
@@ -139,7 +139,7 @@ def reproduce(
     evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
 ) -> None:
     """Run a claim's experiment, or go on with it where it stopped, and write its evidence, figure and verdict."""
-    from wellcond.experiments.reproduce import reproduce
+    from wellcond.claims.reproduce import reproduce
 
     code = reproduce(
         claim,
@@ -164,7 +164,7 @@ def ledger(
     page: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("docs/claims.md"),
 ) -> None:
     """Write docs/claims.md, every claim with its verdict, from evidence/ alone."""
-    from wellcond.experiments import ledger as book
+    from wellcond.claims import ledger as book
 
     if not check:
         typer.echo(f"wrote {book.run(evidence, page)}")

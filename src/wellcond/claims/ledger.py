@@ -1,0 +1,237 @@
+"""The ledger: docs/claims.md, every claim with its verdict, from the files under evidence/ and nothing else.
+
+    wellcond ledger                    # write it
+    wellcond ledger --check            # exit 1 where page and evidence differ
+    entries(Path("evidence"))          # what the page says, as data
+
+Verdicts are computed anew from the rows of each file, so that a change of the rules changes the page. A smoke run is no
+evidence: it is named "smoke only" and decides nothing.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wellcond.claims.catalogue import CLAIMS, EXPERIMENTS, THEORY, experiment
+from wellcond.records import read_json, write_text
+from wellcond.verdicts import Part
+
+__all__ = ["Entry", "check", "claim_of", "entries", "page", "run"]
+
+SCALES = ("paper", "lab")  # whose evidence decides, the larger first
+NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
+LEAD = """\
+# The claims, and what we found
+
+Every claim of the two papers, and two of our own, each with an experiment and a verdict. This page is written by
+
+```sh
+wellcond ledger
+```
+
+from the files in [evidence]({evidence}) and from nothing else; `wellcond ledger --check` fails where the two differ.
+`wellcond reproduce ID --scale lab` and `wellcond theory ID` make the evidence.
+
+**The rules.** Paired seeds, at least three; a mean with its 95 % interval (Student's t); the same budget for every arm;
+each arm's learning rate from the same grid, chosen on a held-out part of the training set and extended while the best
+lies at its edge; the test set looked at once. The plain arm has to be respectable (CIFAR-10 85, CIFAR-100 58,
+Tiny-ImageNet 41 % top-1) after 100 epochs or more; otherwise the verdict is *undecided*. "No difference" is shown by an
+interval inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32,
+checked in float64, with the untrained model beside.
+
+**The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
+have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
+the machinery, which shows nothing about the claim.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One claim in the ledger."""
+
+    id: str
+    verdict: str
+    parts: tuple[Part, ...] = ()
+    lines: tuple[str, ...] = ()
+    """What was found, in sentences with numbers."""
+    files: tuple[Path, ...] = ()
+    figures: tuple[Path, ...] = ()
+    made: str = ""
+    """By which command, on what, at which commit."""
+    tested: str = ""
+    """Of a statement: on what, as its own file says."""
+
+
+def entries(evidence: Path) -> list[Entry]:
+    """One entry for each claim, in their order. ValueError for a file that is of no claim, or cannot be read."""
+    _refuse_strangers(evidence)
+    return [_theory(evidence, id_) if id_ in THEORY else _experiment(evidence, id_) for id_ in CLAIMS]
+
+
+def run(evidence: Path, target: Path) -> Path:
+    """Write the page."""
+    write_text(target, page(evidence, target))
+    return target
+
+
+def check(evidence: Path, target: Path) -> str:
+    """Why the page is not that of the evidence, in words; empty where it is."""
+    if not target.exists():
+        return f"there is no {target}; wellcond ledger writes it"
+    wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
+    if wanted == found:
+        return ""
+    length = max(len(wanted), len(found))
+    wanted, found = (lines + [""] * (length - len(lines)) for lines in (wanted, found))
+    line = next(number for number in range(length) if wanted[number] != found[number])
+    return (
+        f"{target} is not what {evidence} says, from line {line + 1} on: {found[line]!r} there, {wanted[line]!r} by "
+        "the evidence; wellcond ledger writes it anew"
+    )
+
+
+def page(evidence: Path, target: Path) -> str:
+    """The page as text; its links start from `target`."""
+    found = entries(evidence)
+    lead = LEAD.format(evidence=_link(evidence, target), smoke=SMOKE_ONLY)
+    parts = [lead, _table(found)]
+    parts += [_section(entry, target) for entry in found if entry.files]
+    return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+# ---- reading the evidence
+
+
+def _experiment(evidence: Path, id_: str) -> Entry:
+    """From the largest scale there is, over all its data sets."""
+    if id_ not in EXPERIMENTS:
+        return Entry(id=id_, verdict=NO_EVIDENCE)
+    files = sorted((evidence / id_).glob("*.json"))
+    by_scale: dict[str, list[tuple[Path, Any]]] = {}
+    for path in files:
+        record = _read(path)
+        by_scale.setdefault(str(record.get("scale")), []).append((path, record))
+    scale = next((scale for scale in SCALES if scale in by_scale), None)
+    if scale is None:
+        smoke = by_scale.get("smoke")
+        return _found(id_, SMOKE_ONLY, smoke) if smoke else Entry(id=id_, verdict=NO_EVIDENCE)
+    records = [record for _, record in by_scale[scale]]
+    whole = experiment(id_).judge(records)
+    return _found(id_, whole.verdict, by_scale[scale], parts=whole.parts)
+
+
+def _found(id_: str, verdict: str, found: Sequence[tuple[Path, Any]], parts: tuple[Part, ...] = ()) -> Entry:
+    smoke = verdict == SMOKE_ONLY
+    lines = () if smoke else tuple(line for _, record in found for line in experiment(id_).summary(record))
+    figures = () if smoke else tuple(p.with_suffix(".svg") for p, _ in found if p.with_suffix(".svg").exists())
+    made = _made([record for _, record in found])
+    files = tuple(path for path, _ in found)
+    return Entry(id=id_, verdict=verdict, parts=parts, lines=lines, files=files, figures=figures, made=made)
+
+
+def _theory(evidence: Path, id_: str) -> Entry:
+    path = evidence / "theory" / f"{id_}.json"
+    if not path.exists():
+        return Entry(id=id_, verdict=NO_EVIDENCE)
+    record = _read(path)
+    facts = (f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"])
+    lines = (record["plain"], *record["findings"], *facts)
+    tested = record["tested"].rstrip(".")
+    return Entry(id=id_, verdict=record["verdict"], lines=lines, files=(path,), made=_made([record]), tested=tested)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as evidence: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} is no evidence; it holds a {type(record).__name__}")
+    return record
+
+
+def _refuse_strangers(evidence: Path) -> None:
+    """A file under a name that no claim has would be left out in silence."""
+    known = {*CLAIMS, "runs", "theory", "trained"}
+    for path in sorted(evidence.glob("*")):
+        if path.is_dir() and path.name not in known:
+            raise ValueError(f"{path} is of no claim; the ids are {', '.join(CLAIMS)}")
+    for path in sorted((evidence / "theory").glob("*.json")):
+        if path.stem not in THEORY:
+            raise ValueError(f"{path} is of no statement; those are {', '.join(THEORY)}")
+
+
+def _made(records: Sequence[Mapping[str, Any]]) -> str:
+    """The commands, devices, versions and commits behind the numbers."""
+    said = []
+    for record in records:
+        where = record["environment"]
+        commit = _short(where["commit"]) + (" with changes" if where["dirty"] else "")
+        torch = where["versions"].get("torch", "?")
+        device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
+        said.append(f"`{where['command']}` on {device}, torch {torch}, commit {commit}, {where['date'][:10]}")
+        trained = dict.fromkeys(f"{run['device']}, commit {_short(run['commit'])}" for run in _runs_of(record))
+        if trained:
+            said.append(f"its runs on {' and '.join(trained)}")
+    return "; ".join(dict.fromkeys(said))
+
+
+def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs of all arms that tell who made them: they may be older than the command that put them together."""
+    arms = record.get("arms", {}).values()
+    runs = [run for arm in arms for run in (arm["runs"] if isinstance(arm, Mapping) else arm)]
+    return [run for run in runs if "commit" in run]
+
+
+def _short(commit: str | None) -> str:
+    return (commit or "unknown")[:12]
+
+
+# ---- writing the page
+
+
+def _table(found: Sequence[Entry]) -> str:
+    lines = ["| id | claim | it holds if | verdict |", "|---|---|---|---|"]
+    for entry in found:
+        claim = CLAIMS[entry.id]
+        name = f"[{entry.id}](#{entry.id.lower()})" if entry.files else entry.id
+        bold = f"**{entry.verdict}**" if entry.verdict not in (NO_EVIDENCE, SMOKE_ONLY) else entry.verdict
+        lines.append(f"| {name} | {_cell(claim.claim)} | {_cell(claim.holds_if)} | {bold} |")
+    return "\n".join(lines)
+
+
+def _section(entry: Entry, target: Path) -> str:
+    claim = CLAIMS[entry.id]
+    lines = [
+        f"## {entry.id}",
+        "",
+        f"{claim_of(entry)} Tested on: {entry.tested or claim.test}. Verdict: **{entry.verdict}**.",
+        "",
+    ]
+    if entry.verdict == SMOKE_ONLY:
+        lines += ["The machinery has been run at smoke scale. That is a test of the program and says nothing here.", ""]
+    lines += [f"- {part.name}: **{part.outcome}** ({part.why})" for part in entry.parts]
+    lines += [""] if entry.parts else []
+    lines += [f"- {line}" for line in entry.lines]
+    lines += [""] if entry.lines else []
+    for figure in entry.figures:
+        lines += [f"![{entry.id}: {claim.claim}]({_link(figure, target)})", ""]
+    files = ", ".join(f"[{path.name}]({_link(path, target)})" for path in entry.files)
+    lines += [f"Evidence: {files}; {entry.made}.", ""]
+    return "\n".join(lines)
+
+
+def claim_of(entry: Entry) -> str:
+    """What is claimed, as a sentence."""
+    text = CLAIMS[entry.id].claim
+    return text[0].upper() + text[1:] + "."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _link(path: Path, target: Path) -> str:
+    return Path(os.path.relpath(path, target.parent)).as_posix()

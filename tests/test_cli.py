@@ -233,8 +233,8 @@ def test_python_m_wellcond():
 def test_reproduce_passes_its_options_on(wellcond, stand_in):
     calls = []
 
-    def run(id_, **options):
-        calls.append((id_, options))
+    def run(ids, **options):
+        calls.append((ids, options))
         return 130
 
     stand_in("wellcond.claims.reproduce", reproduce=run)
@@ -249,15 +249,22 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
         "cifar100=b",
         "--set",
         "epochs=7",
+        "lr=0.1",
         "--jobs",
         "4",
+        "--time-limit",
+        "9m",
     ]
     assert (
-        wellcond("reproduce", "asa-fig1c", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e")[0] == 130
+        wellcond(
+            "reproduce", "asa-fig1c", "asa-fig2", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e"
+        )[0]
+        == 130
     )
-    options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7"]}
+    options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7", "lr=0.1"]}
     options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "jobs": 4, "device": None}
-    assert calls == [("asa-fig1c", options)]
+    options |= {"time_limit": "9m", "whole_queue": False}
+    assert calls == [(["asa-fig1c", "asa-fig2"], options)]
 
 
 def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):

@@ -1,12 +1,14 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.figures import altair
 from wellcond.records import write_record
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +103,31 @@ def test_a_broken_file_is_named(evidence):
 def test_our_page_is_what_our_evidence_says(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert ledger.check(Path("evidence"), Path("docs/claims.md")) == ""
+
+
+def test_figures_are_drawn_from_the_rows_and_an_old_one_is_told(evidence, tmp_path):
+    path, target = evidence / "asa-fig1c" / "lab-cifar10.json", tmp_path / "claims.md"
+    write_record(path, lab_record(), seed=0)
+    ledger.run(evidence, target)
+    figure = evidence / "asa-fig1c" / "lab.svg"
+    assert figure.read_text(encoding="utf-8").startswith("<svg")
+    assert "(evidence/asa-fig1c/lab.svg)" in target.read_text(encoding="utf-8")
+    assert ledger.check(evidence, target) == ""
+    drawn = figure.stat().st_mtime_ns
+    ledger.run(evidence, target)
+    assert figure.stat().st_mtime_ns == drawn
+    figure.write_text(figure.read_text(encoding="utf-8").replace("of rows ", "of rows 0"), encoding="utf-8")
+    assert "lab.svg shows other rows" in ledger.check(evidence, target)
+
+
+def test_without_altair_only_drawing_fails_and_says_what_to_install(evidence, tmp_path, monkeypatch):
+    ledger.run(evidence, tmp_path / "claims.md")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.setattr(ledger, "can_draw", lambda: False)
+    write_record(evidence / "asa-fig1c" / "smoke-digits.json", lab_record() | {"scale": "smoke"}, seed=0)
+    ledger.run(evidence, tmp_path / "claims.md")  # there is nothing to draw
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
+    with pytest.raises(ValueError, match="pip install altair"):
+        ledger.run(evidence, tmp_path / "claims.md")
+    with pytest.raises(ValueError, match="there is no"):
+        altair()

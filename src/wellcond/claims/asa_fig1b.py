@@ -8,182 +8,130 @@ and after training, on every tenth test image, in float32 without TF32, checked 
 been trained, their condition numbers stand beside.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims import asa_fig1c
+from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
 from wellcond.claims.ends import SITES
-from wellcond.claims.image_sets import IMAGE_SETS, GivenData
-from wellcond.claims.options import Options, evidence_path
-from wellcond.claims.runs import Runs, made_by
-from wellcond.records import read_json, write_record, write_text
-from wellcond.report.colors import SITES as COLORS
-from wellcond.report.figures import Axis, Chart, Series, line_chart
-from wellcond.verdicts import Interval, Part, Whole, combine, interval, not_run, undecided
+from wellcond.claims.figures import INK, SITE_COLORS, altair, titled
+from wellcond.verdicts import Decided, Interval, Part
 
-__all__ = ["PAPER", "figure", "gaps", "judge", "plan_paper", "reproduce", "summary"]
+__all__ = ["CLAIM", "gaps"]
 
-SETS = ("cifar10", "tiny-imagenet")
 GAP, SHARE = 1.5, 10 / 12  # log κ(sa) − the largest of the others, in so many of the blocks
-PAPER = {"sa": 6.0, "+sa": 3.0, "mlp": 3.0, "+mlp": 3.0}
-"""log κ, "near", in every layer."""
+PAPER = {"sa": 6.0, "+sa": 3.0, "mlp": 3.0, "+mlp": 3.0}  # log κ, "near", in every layer
 NEAR = 0.05  # log κ in float32 may differ so much from float64
 
 
-def reproduce(options: Options) -> list[str]:
-    """Train what asa-fig1c has not yet, with both skips; write what was measured; say what came out."""
-    root = options.output / "asa-fig1c" / options.scale
-    runs = Runs(root, console=options.console, device=options.device, jobs=options.jobs)
-    return list(chain(*runs.together([partial(_reproduce_on, options, data, runs) for data in options.data])))
-
-
-def _reproduce_on(options: Options, data: GivenData, runs: Runs) -> list[str]:
-    chosen = asa_fig1c.train_arms(options, data, runs, arms=["both"])["both"]["lr"]
-    folder = runs.root / data.set.name
-    record = {
-        "claim": "asa-fig1b",
-        "scale": options.scale,
-        "data": data.set.name,
-        "epochs": asa_fig1c.configure(options, data, "both").epochs,
-        "seeds": options.seeds,
-        "arms": {
-            arm: _measured(folder / arm, options.seeds, chosen if arm == "both" else None) for arm in asa_fig1c.ARMS
-        },
-        "paper": PAPER,
-    }
-    record["verdict on this set"] = judge([record], sets=[data.set.name]).as_json()
-    path = evidence_path(options, "asa-fig1b", data.set.name)
-    write_record(path, record, seed=0)
-    write_text(path.with_suffix(".svg"), figure([record]).svg)
-    options.console.print(f"wrote {path}", highlight=False)
-    return summary(record)
-
-
-def _measured(folder: Path, seeds: int, lr: float | None) -> list[dict[str, Any]]:
-    """What was measured in the finished runs of an arm, seed by seed; empty where it was not trained.
-
-    A folder may hold runs at a rate that a longer grid has replaced: of rates that are not known, the fullest counts.
-    """
-    found = [read_json(path) for path in sorted(folder.glob("seed-*/result.json"))]
-    runs = [
-        {
-            "seed": run["config"]["seed"],
-            "lr": run["config"]["lr"],
-            "top1": run["metrics"]["top1"],
-            **run["log_kappa"],
-            **made_by(run),
-        }
-        for run in found
-        if run["log_kappa"] and run["config"]["seed"] < seeds
-    ]
-    if runs and lr is None:
-        lr = Counter(run["lr"] for run in runs).most_common(1)[0][0]
-    return [run for run in runs if run["lr"] == lr]
-
-
-def judge(records: Sequence[Mapping[str, Any]], sets: Sequence[str] = SETS) -> Whole:
+def judge(found: Comparison) -> Iterable[Part]:
     """By block and over seeds: is log κ(sa) at least 1.5 above the largest of the other three, in 10 of 12 blocks?"""
-    by_set = {record["data"]: record for record in records}
-    return combine([_part(name, by_set.get(name)) for name in sets])
-
-
-def _part(name: str, record: Mapping[str, Any] | None) -> Part:
-    title = f"{IMAGE_SETS[name].title}: log κ(sa) − max of the others ≥ {GAP:g} in {SHARE:.0%} of the blocks, trained"
-    if record is None or not record["arms"]["both"]:
-        return not_run(title)
-    blocks = gaps(record, "trained")
+    blocks = gaps(found, "trained")
     need = SHARE * len(blocks) - 1e-9
     surely = sum(block.low >= GAP for block in blocks)
     perhaps = sum(block.high >= GAP for block in blocks)
     lowest = min(blocks, key=lambda block: block.mean)
     why = f"in {surely} of {len(blocks)} blocks, by the interval of each; the smallest gap is {lowest}"
-    outcome = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
+    outcome: Decided = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
     if outcome == "undecided":
         why += f"; in {perhaps} the interval reaches {GAP:g}"
-    part = Part(name=title, outcome=outcome, why=why, found=lowest)
-    for problem in _broken_rules(record):
-        part = undecided(part, problem)
-    return part
+    yield Part(name=CLAIM.asks, outcome=outcome, why=why, found=lowest)
 
 
-def _broken_rules(record: Mapping[str, Any]) -> list[str]:
-    runs, found = record["arms"]["both"], []
-    if record["scale"] == "smoke":
-        found.append("a smoke run shows that it runs, and nothing else")
-    if len(runs) < asa_fig1c.LEAST_SEEDS:
-        found.append(f"{len(runs)} seeds are fewer than {asa_fig1c.LEAST_SEEDS}")
-    if record["epochs"] < IMAGE_SETS[record["data"]].epochs:
-        found.append(f"{record['epochs']} epochs are fewer than {IMAGE_SETS[record['data']].epochs}")
-    plain, needed = fmean(run["top1"] for run in runs), IMAGE_SETS[record["data"]].respectable
-    if plain < needed:
-        found.append(f"the models reach {plain:.1%}, below the {needed:.0%} asked")
-    off = max(value or 0.0 for run in runs for value in run["largest distance from float64"].values())
+def rules(found: Comparison) -> Iterable[str]:
+    off = max(value or 0.0 for run in _ends(found) for value in run["largest distance from float64"].values())
     if off > NEAR:
-        found.append(f"float32 and float64 differ by {off:.2g} in log κ")
-    return found
+        yield f"float32 and float64 differ by {off:.2g} in log κ"
 
 
-def gaps(record: Mapping[str, Any], when: str) -> list[Interval]:
+def gaps(found: Comparison, when: str) -> list[Interval]:
     """For each block, over the seeds with both skips: log κ(sa) − the largest of the other sites."""
-    runs = [run[when] for run in record["arms"]["both"]]
+    runs = [run[when] for run in _ends(found)]
     others = [site for site in SITES if site != "sa"]
     return [
-        interval([run["sa"][block] - max(run[site][block] for site in others) for run in runs])
+        found.interval([run["sa"][block] - max(run[site][block] for site in others) for run in runs])
         for block in range(len(runs[0]["sa"]))
     ]
 
 
-def figure(records: Sequence[Mapping[str, Any]]) -> Chart:
-    """log κ at the four sites, layer by layer, as in the paper: trained, and dashed the random start."""
-    record = records[0]
-    runs = record["arms"]["both"]
-    blocks = range(len(runs[0]["trained"]["sa"]))
-    lines = [
-        Series(
-            f"{site}{', untrained' if when == 'untrained' else ''}", list(blocks),
-            [fmean(run[when][site][block] for run in runs) for block in blocks], COLORS[site],
-            marks=when == "trained", dashed=when == "untrained",
-        )
-        for when in ("trained", "untrained")
-        for site in SITES
-    ]  # fmt: skip
-    ends = [blocks[0], blocks[-1]]
-    lines.append(Series("paper, sa", ends, [PAPER["sa"]] * 2, "ink"))
-    lines.append(Series("paper, the others", ends, [PAPER["mlp"]] * 2, "muted"))
-    title = f"log κ at four sites, ViT-Tiny on {IMAGE_SETS[record['data']].title}"
-    caption = (
-        f"Means over {len(runs)} seeds and {runs[0]['images']} images, at {record['scale']} scale; dashed: the random "
-        "start. The paper's numbers are near 6 and near 3."
-    )
-    return line_chart(lines, title=title, x=Axis("block", whole=True), y="log κ", caption=caption, names_below=True)
+def _ends(found: Comparison, arm: str = "both") -> list[dict[str, Any]]:
+    """What was measured at both ends of the runs that finished."""
+    return [run["log_kappa"] for run in found.runs(arm) if run["log_kappa"]]
 
 
-def summary(record: Mapping[str, Any]) -> list[str]:
-    """What came out on one set, in lines, with what training changed."""
-    title, lines = IMAGE_SETS[record["data"]].title, []
-    for arm, runs in record["arms"].items():
+def summary(found: Comparison) -> Iterable[str]:
+    """log κ by arm, with what training changed."""
+    for arm in found.trained:
+        runs = _ends(found, arm)
         for when in ("trained", "untrained") if runs else ():
             means = {site: fmean(fmean(run[when][site]) for run in runs) for site in SITES}
             said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
             capped = sum(run["capped"][when] for run in runs)
             beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
-            lines.append(f"{title}, {asa_fig1c.WORDS[arm]}, {when}: mean log κ {said}{beyond}")
-    lines.append(
-        f"{title}: the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms too: its "
-        "text writes e⁶ and e³"
+            yield f", {SKIPS[arm].title}, {when}: mean log κ {said}{beyond}"
+    yield (
+        f": the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms too: its text "
+        "writes e⁶ and e³"
     )
-    before, after = (fmean(gap.mean for gap in gaps(record, when)) for when in ("untrained", "trained"))
-    lines.append(
-        f"{title}: the gap between sa and the worst of the others is {after:.2f} after training, {before:.2f} at the "
-        f"random start: training {'widened' if after > before else 'narrowed'} it by {abs(after - before):.2f}"
+    before, after = (fmean(gap.mean for gap in gaps(found, when)) for when in ("untrained", "trained"))
+    yield (
+        f": the gap between sa and the worst of the others is {after:.2f} after training, {before:.2f} at the random "
+        f"start: training {'widened' if after > before else 'narrowed'} it by {abs(after - before):.2f}"
     )
-    return lines
 
 
-def plan_paper(options: Options) -> list[str]:
-    return ["asa-fig1b needs the models of asa-fig1c, and nothing else.", *asa_fig1c.plan_paper(options)]
+def figure(sets: Sequence[Comparison]) -> Any:
+    """log κ at the four sites, layer by layer, as in the paper; dashed the random start, dotted the paper."""
+    alt = altair()
+    rows = []
+    for found in sets:
+        runs = _ends(found)
+        blocks = range(len(runs[0]["trained"]["sa"]))
+        for site in SITES:
+            for when, name in (("trained", "trained"), ("untrained", "random start")):
+                values = [fmean(run[when][site][block] for run in runs) for block in blocks]
+                rows += [
+                    {"set": found.title, "site": site, "when": name, "block": b, "value": values[b]} for b in blocks
+                ]
+        for site, name in (("sa", "the paper, sa"), ("mlp", "the paper, the other three")):
+            rows.append({"set": found.title, "paper": PAPER[site], "label": f"{name}: near {PAPER[site]:g}"})
+    lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
+        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
+        y=alt.Y("value:Q", title="log κ", scale=alt.Scale(zero=True)),
+        color=alt.Color("site:N", scale=alt.Scale(domain=list(SITES), range=[SITE_COLORS[s] for s in SITES]),
+                        legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3)),
+        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
+                                  scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
+    )  # fmt: skip
+    base = alt.Chart().transform_filter("isValid(datum.paper)").encode(y="paper:Q")
+    rules = base.mark_rule(color=INK, strokeDash=[1, 4], strokeWidth=2)
+    names = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, color=INK, fontSize=11).encode(
+        x=alt.value(0), text="label:N"
+    )
+    layers = alt.layer(lines, rules, names, data=alt.Data(values=rows))
+    chart = layers.properties(width=420, height=280)
+    chart = chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+    seeds, images = sets[0].record["seeds"], _ends(sets[0])[0]["images"]
+    caption = (
+        f"Means over {seeds} seeds and {images} images, at {sets[0].record['scale']} scale. Dotted: what the "
+        "paper says of every layer."
+    )
+    return titled(chart, "log κ at four sites of a ViT-Tiny with both skips", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-fig1b",
+    claim="`sa` is far worse conditioned than the other three sites in a trained ViT-Tiny",
+    test="CIFAR-10 and Tiny-ImageNet models of asa-fig1c; κ on 10 % of validation",
+    holds_if="mean log κ(`sa`) − max of the others ≥ 1.5 in ≥ 10 of 12 blocks, trained; and say what training changed",
+    arms=SKIPS,
+    trains=("both",),
+    same_runs_as="asa-fig1c",
+    sets=("cifar10", "tiny-imagenet"),
+    asks=f"log κ(sa) − max of the others ≥ {GAP:g} in {SHARE:.0%} of the blocks, trained",
+    paper=dict.fromkeys(("cifar10", "tiny-imagenet"), PAPER),
+    judge=judge,
+    rules=rules,
+    summary=summary,
+    figure=figure,
+)

@@ -22,11 +22,13 @@ from typing import IO, Any, TypeVar
 
 from wellcond.claims.devices import deal
 from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
+from wellcond.train.time_limit import OutOfTime
 
 __all__ = ["Jobs", "RunFailed"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
+OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
 SAVED = "stopped, and what was running is saved"
 
@@ -108,11 +110,13 @@ class Jobs:
 
     # Processes
 
-    def run(self, name: str, told: bytes, *, log: Path, urgent: bool, started: Callable[[], None]) -> None:
-        """Train one run when it is its turn; returns when it is done. Raises Interrupted and RunFailed.
+    def run(
+        self, name: str, tell: Callable[[], bytes], *, log: Path, urgent: bool, started: Callable[[], None]
+    ) -> None:
+        """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
 
         Args:
-            told: what the process reads.
+            tell: says what the process reads, when it starts.
             log: where its output goes, after that of earlier starts.
             urgent: before those that are not, since others wait for its result.
             started: called before the process starts.
@@ -120,7 +124,9 @@ class Jobs:
         with self._turn(urgent) as variables:
             started()
             with open(log, "ab") as output:
-                code = self._process(name, told, variables, output)
+                code = self._process(name, tell(), variables, output)
+        if code == OUT_OF_TIME:
+            raise OutOfTime("the time is over, and what was running is saved")
         if code in STOPPED:
             raise Interrupted(SAVED)
         if code:

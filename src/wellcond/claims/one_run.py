@@ -4,7 +4,7 @@
 
 The standard input stays open as long as the starting process wants this one to go on. When it ends, because that
 process asks for it or has died, this one saves and stops, as after SIGTERM. Exit codes: 0 done (a diverged run, too:
-its result says so), 1 failed, 130 stopped after saving.
+its result says so), 1 failed, 75 out of time and 130 stopped, both after saving.
 """
 
 import contextlib
@@ -18,10 +18,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from wellcond.claims.jobs import OUT_OF_TIME
 from wellcond.claims.runs import Planned, Runs
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import SIGNALS, Interrupted
+from wellcond.train.time_limit import OutOfTime
 
 __all__ = ["main"]
 
@@ -40,7 +42,7 @@ def main() -> int:
         Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
-        return 130
+        return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
     except ValueError as error:  # ours: it speaks for itself
         print(f"error: {error}", file=sys.stderr)
         return 1

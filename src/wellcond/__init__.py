@@ -24,12 +24,14 @@ _HOME = {
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
     "wellcond.theory": ("leverage_scores", "statistical_dimension"),
+    "wellcond.claims": ("register_claim",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from wellcond.claims import register_claim as register_claim
     from wellcond.graying import TokenGraying as TokenGraying
     from wellcond.graying import gray_tokens as gray_tokens
     from wellcond.models import (

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from wellcond.claims.devices import check_device, deal
+from wellcond.claims.jobs import deal
+from wellcond.train.processes import check_device
 
 
 def test_jobs_are_dealt_over_the_gpus(monkeypatch):

@@ -19,6 +19,7 @@ from wellcond.records import read_json, read_rows
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.recipes import recipe
+from wellcond.train.time_limit import OutOfTime, process_age
 
 SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
 EVERY = 20  # steps, a row
@@ -90,6 +91,8 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
         assert sorted(told) == ["loss"] * 3 + ["training"] * 3
     for record in found.values():
         assert record.pop("environment")["command"]
+        for run in record["arms"]["both"]["runs"]:
+            assert run.pop("images per second") is not None
     assert found[1] == found[2]
     assert said[1] == said[2]
     results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}
@@ -168,6 +171,21 @@ def test_an_error_is_shown_with_the_name_of_its_run(tmp_path):
     found = runs_in(tmp_path, jobs=1).run(plan("big", epochs=1, eval_every=1))
     assert found["status"] == "finished"
     assert (tmp_path / "big" / "log.txt").exists()
+
+
+@pytest.mark.slow
+def test_out_of_time_every_run_saves_and_is_named(tmp_path):
+    """Its limit counts from the start of this process, that of a run's process from its own."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    limit = f"{process_age() + 25:.0f}s"
+    runs = Runs(tmp_path, console=console, device="cpu", jobs=2, time_limit=limit)
+    with pytest.raises(OutOfTime):
+        both(runs)
+    assert sorted(runs.left) == ["a", "b"]
+    for name in "ab":
+        assert saved_steps(tmp_path / name / "checkpoints")
+        assert not (tmp_path / name / "result.json").exists()
+    assert "a: the time is over; saved" in console.export_text()
 
 
 ALONE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wellcond.claims import ledger
-from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.catalogue import OURS
 from wellcond.claims.figures import altair
 from wellcond.records import write_record
 
@@ -38,11 +38,11 @@ def verdicts(evidence):
 
 
 def test_without_evidence_every_claim_is_listed_as_such(evidence, tmp_path):
-    assert verdicts(evidence) == dict.fromkeys(CLAIMS, "no evidence yet")
+    assert verdicts(evidence) == dict.fromkeys(OURS, "no evidence yet")
     text = ledger.page(evidence, tmp_path / "docs" / "claims.md")
-    for id_ in CLAIMS:
+    for id_ in OURS:
         assert f"| {id_} |" in text
-    assert text.count("no evidence yet") == len(CLAIMS)
+    assert text.count("no evidence yet") == len(OURS)
 
 
 def test_smoke_is_never_a_verdict(evidence, tmp_path):

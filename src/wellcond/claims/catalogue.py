@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from wellcond.claims.claim import Claim, Statement
 
-__all__ = ["CLAIMS", "QUEUE", "Step", "claim", "register_claim"]
+__all__ = ["CLAIMS", "OURS", "QUEUE", "Step", "claim", "register_claim"]
 
 
 class Step(NamedTuple):
@@ -277,3 +277,5 @@ def register_claim(added: Claim) -> Claim:
 for one in _ORDER:
     file = one.replace("-", "_") if isinstance(one, str) else ""
     register_claim(importlib.import_module(f"wellcond.claims.{file}").CLAIM if isinstance(one, str) else one)
+OURS = tuple(CLAIMS)
+"""Of these the ledger has a line each, whatever evidence there is."""

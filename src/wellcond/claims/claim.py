@@ -136,3 +136,11 @@ class Statement(Claim):
         where = options.output / "smoke" / "theory" if smoke else options.evidence / "theory"
         run([self.id], draws=SMOKE_DRAWS if smoke else DRAWS, output=where, console=options.console)
         return []
+
+    def verdict(self, records: Sequence[Record]) -> Whole:
+        """As it was found: a statement is judged case by case, where it is computed."""
+        return Whole(verdict=records[0]["verdict"], parts=())
+
+    def lines(self, record: Record) -> list[str]:
+        facts = [f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"]]
+        return [record["plain"], *record["findings"], *facts]

@@ -5,7 +5,8 @@
 
 Who wants a run trained waits in a thread for its turn and for its process. SIGINT and SIGTERM, and a run that fails,
 let every process save and stop; `together` raises when the last one has. A process is told so by the end of its
-standard input, which also comes when this process is killed: none goes on alone.
+standard input, which also comes when this process is killed: none goes on alone. Runs are dealt over the GPUs there
+are, or share the one, or the cores.
 """
 
 import contextlib
@@ -20,11 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from wellcond.claims.devices import deal
+import torch
+
 from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
 from wellcond.train.time_limit import OutOfTime
 
-__all__ = ["Jobs", "RunFailed"]
+__all__ = ["Jobs", "RunFailed", "deal"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
@@ -203,3 +205,35 @@ def _import_path() -> dict[str, str]:
 def _last_lines(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
     return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+
+
+def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:
+    """For each job the variables to set for its process.
+
+    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. On a CPU each gets its share of the
+    cores, unless OMP_NUM_THREADS is set: more threads than cores wait for each other.
+    """
+    if gpus is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cpu" or not gpus:
+        share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+        return [dict(share) for _ in range(jobs)]
+    wanted = torch.device(device or "cuda")
+    if wanted.type != "cuda" or gpus == 1:
+        return [{} for _ in range(jobs)]
+    names = _visible(gpus)
+    if wanted.index is not None:  # the only one that its processes see: nothing of theirs lands on another
+        names = [names[wanted.index]]
+    return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
+
+
+def _visible(count: int) -> list[str]:
+    """The GPUs' names as CUDA_VISIBLE_DEVICES has them: numbers or identifiers, possibly not the first ones."""
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return given[:count] if given else [str(number) for number in range(count)]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.catalogue import CLAIMS, OURS
 from wellcond.claims.claim import Claim, Statement
 from wellcond.claims.figures import can_draw, is_current, write_svg
 from wellcond.claims.image_sets import IMAGE_SETS
@@ -73,8 +73,9 @@ def entries(evidence: Path) -> list[Entry]:
     """One entry for each claim, in their order. ValueError for a file that is of no claim, or cannot be read."""
     _refuse_strangers(evidence)
     return [
-        _statement(evidence, id_) if isinstance(one, Statement) else _claim(evidence, one)
+        _statement(evidence, one) if isinstance(one, Statement) else _claim(evidence, one)
         for id_, one in CLAIMS.items()
+        if id_ in OURS or (evidence / id_).is_dir()  # others' claims have their evidence elsewhere
     ]
 
 
@@ -159,15 +160,19 @@ def _figures(evidence: Path) -> list[tuple[Claim, Path, list[Path]]]:
     return found
 
 
-def _statement(evidence: Path, id_: str) -> Entry:
-    path = evidence / "theory" / f"{id_}.json"
+def _statement(evidence: Path, one: Statement) -> Entry:
+    path = evidence / "theory" / f"{one.id}.json"
     if not path.exists():
-        return Entry(id=id_, verdict=NO_EVIDENCE)
+        return Entry(id=one.id, verdict=NO_EVIDENCE)
     record = _read(path)
-    facts = (f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"])
-    lines = (record["plain"], *record["findings"], *facts)
-    tested = record["tested"].rstrip(".")
-    return Entry(id=id_, verdict=record["verdict"], lines=lines, files=(path,), made=_made([record]), tested=tested)
+    return Entry(
+        id=one.id,
+        verdict=one.verdict([record]).verdict,
+        lines=tuple(one.lines(record)),
+        files=(path,),
+        made=_made([record]),
+        tested=record["tested"].rstrip("."),
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
-from wellcond.claims.devices import check_device
 from wellcond.claims.image_sets import GivenData, parse_data
 from wellcond.claims.runs import Runs
 from wellcond.train.interrupt import Interrupted
+from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
 from wellcond.train.settings import as_seconds
 from wellcond.train.time_limit import OutOfTime

@@ -252,11 +252,12 @@ class Runs:
         # One that fits into no call at all is begun all the same: saved and taken up, it ends some day.
         if left >= least and needed is not None and needed > self.limit - AROUND:
             return
-        with self._counting:
-            self.left.append(plan.name)
         takes = "" if needed is None else f"it takes about {needed:.0f} s, and "
         why = f"not started: {takes}{max(0.0, left):.0f} s are left"
-        self.console.print(f"{plan.name}: {why}", highlight=False, markup=False, soft_wrap=True)
+        with self._counting:
+            if plan.name not in self.left:  # several claims may ask for it
+                self.console.print(f"{plan.name}: {why}", highlight=False, markup=False, soft_wrap=True)
+            self.left.append(plan.name)
         raise OutOfTime(why)
 
     def _needed(self, plan: Planned) -> float | None:

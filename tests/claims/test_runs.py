@@ -137,3 +137,29 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
     # The second block lies beyond float32 and is not compared; the first is, and agrees.
     assert max(found["largest distance from float64"].values()) < 0.01
     assert found["capped"]["trained"] > 0
+
+
+def test_the_limit_leaves_time_to_measure_and_does_not_stay_in_the_result(tmp_path):
+    runs = Runs(tmp_path, console=CONSOLE, device="cpu", time_limit="1h")
+    assert runs._config(plan(measure=True)).time_limit == "3590s"
+    assert runs._config(plan()).time_limit == "3600s"
+    result = runs.run(plan(measure=True))
+    assert result["log_kappa"]["trained"]
+    assert result["config"]["time_limit"] == ""
+    assert Runs(tmp_path, console=CONSOLE, device="cpu").run(plan(measure=True)) == result
+
+
+def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
+    """With its result alone, kept beside the evidence; other measurements on the way do not make it another run."""
+    kept = tmp_path / "kept"
+    first = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept).run(plan("digits/vit/both/seed-0"))
+
+    def fail(*args, **kwargs):
+        raise AssertionError("it was trained again")
+
+    monkeypatch.setattr(module, "train", fail)
+    here = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept)
+    assert here.run(plan("digits/vit/both/seed-0", probe_every=7)) == first
+    assert [run["name"] for run in here.results("digits/vit/both/seed-*")] == ["digits/vit/both/seed-0"]
+    with pytest.raises(ValueError, match="--evidence another one"):
+        here.run(plan("digits/vit/both/seed-0", lr=0.5))

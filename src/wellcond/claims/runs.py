@@ -21,7 +21,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -157,7 +157,7 @@ class Runs:
         if differ:
             raise ValueError(
                 f"{path.parent} holds a finished run with another configuration ({differ}). Give the same settings, or "
-                "--output a new folder"
+                "--output a new folder, and --evidence another one"
             )
         self._note_speed(plan.name, result)
         return result
@@ -230,16 +230,21 @@ class Runs:
         device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
         told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
         if self.limit is not None:  # its clock begins with its own process
-            told["config"] |= {"time_limit": f"{max(1.0, self.limit - process_age()):.1f}s"}
+            told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
 
     def _config(self, plan: Planned) -> Config:
         changes = {"cache_dir": plan.config.cache_dir or str(self.root / "cache")}
         if self.limit is not None:
-            changes["time_limit"] = f"{self.limit:g}s"
+            changes["time_limit"] = f"{self._time_to_train(plan):g}s"
         return plan.config.changed(changes)
 
     # Time
+
+    def _time_to_train(self, plan: Planned) -> float:
+        """Of the limit, what is left when the measurements at its ends are taken off."""
+        assert self.limit is not None
+        return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
 
     def _check_time(self, plan: Planned) -> None:
         """OutOfTime where a run is better not begun: what is trained of it would wait, or be lost with the machine."""
@@ -270,9 +275,13 @@ class Runs:
         compiling = COMPILING if plan.config.compile and self._form(plan.config) != self._compiled else 0.0
         return 1.05 * max(0, plan.images - saved) / speed + AROUND + compiling
 
+    @cached_property
+    def _this_device(self) -> str:
+        return environment()["device"]
+
     def _note_speed(self, name: str, result: Result) -> None:
         speed = result["images_per_second"]
-        if speed and self.limit is not None and result["environment"]["device"] == environment()["device"]:
+        if speed and self.limit is not None and result["environment"]["device"] == self._this_device:
             arm = name.rpartition("/")[0]
             for place in (arm, arm.rpartition("/")[0]):  # the fastest: results may be of days when training was slower
                 self._speeds[place] = max(speed, self._speeds.get(place, 0.0))

@@ -267,6 +267,12 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
     assert calls == [(["asa-fig1c", "asa-fig2"], options)]
 
 
+def test_reproduce_wants_claims_or_all(wellcond):
+    code, _, error = wellcond("reproduce", "--scale", "smoke")
+    assert code == 2
+    assert "--all" in error
+
+
 def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):
     page, evidence = tmp_path / "claims.md", tmp_path / "evidence"
     evidence.mkdir()

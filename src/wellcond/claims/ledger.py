@@ -49,6 +49,9 @@ TF32, checked in float64, with the untrained model beside.
 **The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
 have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
 the machinery, which shows nothing about the claim.
+
+Not rebuilt as trained models: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer,
+Performer).
 """
 
 

@@ -118,7 +118,9 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="smoke (a CPU, seconds), lab (a GPU, real data) or paper.")] = "lab",
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Paired seeds.  [default: 3, and 2 more where these leave it open; 2 at smoke scale]"),
+        typer.Option(
+            min=1, help="Paired seeds; by default 3, and 2 more where these leave it open (2 at smoke scale)."
+        ),
     ] = None,
     data_dir: Annotated[
         list[str] | None,
@@ -153,6 +155,8 @@ def reproduce(
 
     # Settings after the first of --set come as arguments: typer's options take one value each.
     more = [one for one in ids or [] if "=" in one]
+    if not ids and not whole_queue:
+        raise typer.BadParameter("name claims, or take all that are built with --all", param_hint="ID")
     code = reproduce(
         [one for one in ids or [] if "=" not in one],
         whole_queue=whole_queue,

@@ -109,7 +109,7 @@ def test_info_of_this_machine(wellcond):
 
 def test_demo_passes_its_folder_on(wellcond, stand_in):
     calls = []
-    stand_in("wellcond.experiments.demo", run=calls.append)
+    stand_in("wellcond.demo.demo", run=calls.append)
     assert wellcond("demo")[0] == 0
     assert wellcond("demo", "--output", "elsewhere")[0] == 0
     assert calls == [Path("demo"), Path("elsewhere")]
@@ -143,23 +143,21 @@ def test_bench_on_a_device_that_is_not_there_is_wrong_usage(wellcond, stand_in, 
 
 
 def test_a_value_error_is_one_line(wellcond, stand_in):
-    stand_in(
-        "wellcond.experiments.demo", run=fail(ValueError("epsilon is 2;\n  choose one in (0, 1], [bold] " + "x" * 300))
-    )
+    stand_in("wellcond.demo.demo", run=fail(ValueError("epsilon is 2;\n  choose one in (0, 1], [bold] " + "x" * 300)))
     code, out, err = wellcond("demo")
     assert (code, out) == (1, "")
     assert err == "error: epsilon is 2; choose one in (0, 1], [bold] " + "x" * 300 + "\n"
 
 
 def test_another_error_also_names_its_kind(wellcond, stand_in):
-    stand_in("wellcond.experiments.demo", run=fail(RuntimeError("out of memory")))
+    stand_in("wellcond.demo.demo", run=fail(RuntimeError("out of memory")))
     code, _, err = wellcond("demo")
     assert code == 1
     assert err == "error: RuntimeError: out of memory (WELLCOND_DEBUG=1 shows where)\n"
 
 
 def test_debug_shows_the_traceback(stand_in, monkeypatch):
-    stand_in("wellcond.experiments.demo", run=fail(ValueError("epsilon is 2")))
+    stand_in("wellcond.demo.demo", run=fail(ValueError("epsilon is 2")))
     monkeypatch.setenv("WELLCOND_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["wellcond", "demo"])
     with pytest.raises(ValueError, match="epsilon is 2"):
@@ -167,7 +165,7 @@ def test_debug_shows_the_traceback(stand_in, monkeypatch):
 
 
 def test_an_interruption_exits_130(wellcond, stand_in):
-    stand_in("wellcond.experiments.demo", run=fail(KeyboardInterrupt()))
+    stand_in("wellcond.demo.demo", run=fail(KeyboardInterrupt()))
     assert wellcond("demo")[0] == 130
 
 
@@ -204,7 +202,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(stand_in, monkeypatch):
         finally:
             cleaned.append(True)
 
-    stand_in("wellcond.experiments.demo", run=run)
+    stand_in("wellcond.demo.demo", run=run)
     monkeypatch.setattr(sys, "argv", ["wellcond", "demo"])
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the old command would end pytest
     try:
@@ -218,7 +216,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(stand_in, monkeypatch):
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colour_is_for_those_who_want_it(wellcond, stand_in, monkeypatch, no_color):
-    stand_in("wellcond.experiments.demo", run=fail(ValueError("no")))
+    stand_in("wellcond.demo.demo", run=fail(ValueError("no")))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     if no_color:
@@ -235,11 +233,11 @@ def test_python_m_wellcond():
 def test_reproduce_passes_its_options_on(wellcond, stand_in):
     calls = []
 
-    def run(id_, **options):
-        calls.append((id_, options))
+    def run(ids, **options):
+        calls.append((ids, options))
         return 130
 
-    stand_in("wellcond.experiments.reproduce", reproduce=run)
+    stand_in("wellcond.claims.reproduce", reproduce=run)
     given = [
         "--scale",
         "lab",
@@ -251,15 +249,28 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
         "cifar100=b",
         "--set",
         "epochs=7",
+        "lr=0.1",
         "--jobs",
         "4",
+        "--time-limit",
+        "9m",
     ]
     assert (
-        wellcond("reproduce", "asa-fig1c", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e")[0] == 130
+        wellcond(
+            "reproduce", "asa-fig1c", "asa-fig2", *given, "--grid-epochs", "3", "--output", "o", "--evidence", "e"
+        )[0]
+        == 130
     )
-    options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7"]}
+    options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7", "lr=0.1"]}
     options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "jobs": 4, "device": None}
-    assert calls == [("asa-fig1c", options)]
+    options |= {"time_limit": "9m", "whole_queue": False}
+    assert calls == [(["asa-fig1c", "asa-fig2"], options)]
+
+
+def test_reproduce_wants_claims_or_all(wellcond):
+    code, _, error = wellcond("reproduce", "--scale", "smoke")
+    assert code == 2
+    assert "--all" in error
 
 
 def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):

@@ -28,12 +28,14 @@ MAY_IMPORT = {
     "stability": {"models", "numerics", "records"},
     "data": {"records"},
     "train": {"data", "models", "probe", "stability", "records", "environment", "numerics"},
-    "theory": {"numerics", "attention", "records"},
+    "verdicts": {"records"},
+    "theory": {"numerics", "attention", "records", "verdicts"},
     "report": {"records", "environment"},
     "bench": {"numerics", "graying", "attention", "models", "probe", "data", "train", "report", "records"},
 }
-# experiments: train, theory, report, and all that stands below them
-MAY_IMPORT["experiments"] = set(MAY_IMPORT) - {"bench"}
+# claims: train, theory, report, bench, verdicts, and what those import; demo and measure: all of that, and claims
+MAY_IMPORT["claims"] = set(MAY_IMPORT)
+MAY_IMPORT["demo"] = MAY_IMPORT["measure"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
@@ -180,7 +182,7 @@ FORBIDDEN = [
     ("wellcond.graying", "from wellcond import gray", "imports wellcond, but graying may import numerics"),
     ("wellcond.report.page", "from wellcond.probe import Probe", "but report may import environment, records of ours"),
     ("wellcond.stability", "from wellcond.probe import Probe", "but stability may import"),
-    ("wellcond.experiments.demo", "import wellcond.bench.kappa", "but experiments may import"),
+    ("wellcond.claims.ledger", "import wellcond.demo.page", "but claims may import"),
     ("wellcond", "from wellcond.cli import main", "imports wellcond.cli"),
     ("wellcond.bench.kappa", "import wellcond.cli", "imports wellcond.cli"),
     ("wellcond.utils", "", "'utils' is not in the table of the design"),
@@ -205,7 +207,7 @@ ALLOWED = [
     ("wellcond.records", "def f():\n    import torch"),
     ("wellcond.numerics.dct", "from wellcond.words import STATUSES"),
     ("wellcond.models.surgery", "import timm\nfrom wellcond.graying import TokenGraying"),
-    ("wellcond.experiments.demo", "import wellcond.graying\nfrom wellcond.report import page"),
+    ("wellcond.demo.demo", "import wellcond.graying\nfrom wellcond.report import page"),
     ("wellcond.cli", "import wellcond\nfrom wellcond.bench import kappa"),
     ("wellcond.__main__", "from wellcond.cli import main"),
     ("wellcond", "from wellcond.graying import gray_tokens\nfrom .models.surgery import gray"),

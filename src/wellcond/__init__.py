@@ -27,6 +27,7 @@ _HOME = {
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
     "wellcond.theory": ("leverage_scores", "statistical_dimension"),
+    "wellcond.claims": ("register_claim",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -34,6 +35,7 @@ __all__ = ["__version__", *sorted(_WHERE)]  # pyright: ignore[reportUnsupportedD
 
 if TYPE_CHECKING:
     from wellcond.attention import register_attention as register_attention
+    from wellcond.claims import register_claim as register_claim
     from wellcond.data import register_source as register_source
     from wellcond.graying import TokenGraying as TokenGraying
     from wellcond.graying import gray_tokens as gray_tokens

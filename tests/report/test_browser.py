@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from wellcond.experiments import demo, demo_graying
+from wellcond.demo import demo
+from wellcond.demo import graying as demo_graying
 from wellcond.report import Axis, Page, Series, line_chart, section
 
 PHONE, DESKTOP = {"width": 360, "height": 640}, {"width": 1200, "height": 900}

@@ -25,7 +25,7 @@ def preload() -> None:
     import torch.distributed.launcher.api  # noqa: F401
 
     import wellcond.cli
-    import wellcond.experiments.training
+    import wellcond.cli.training
     import wellcond.train.loop  # noqa: F401
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wellcond.experiments.trained_models import FILES
+from wellcond.measure.trained_models import FILES
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from wellcond import Probe, records, register_blocks, remove_skip
 from wellcond.data import read_images
-from wellcond.experiments.trained import CIFAR10_VIT, MODELS, measure_trained
-from wellcond.experiments.trained_models import galileo_weights
+from wellcond.measure.trained import CIFAR10_VIT, MODELS, measure_trained
+from wellcond.measure.trained_models import galileo_weights
 from wellcond.models.build import build_model
 from wellcond.models.weights import read_weights
 from wellcond.records import Row

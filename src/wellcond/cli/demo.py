@@ -12,6 +12,6 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the report page.", file_okay=False)] = Path("demo"),
 ) -> None:
     """Run the demonstration on the embedded data, on a CPU, and write a report page."""
-    from wellcond.experiments import demo as demonstration
+    from wellcond.demo import demo as demonstration
 
     demonstration.run(output)

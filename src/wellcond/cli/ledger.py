@@ -16,7 +16,7 @@ def ledger(
     page: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("docs/claims.md"),
 ) -> None:
     """Write docs/claims.md, every claim with its verdict, from evidence/ alone."""
-    from wellcond.experiments import ledger as book
+    from wellcond.claims import ledger as book
 
     if not check:
         typer.echo(f"wrote {book.run(evidence, page)}")

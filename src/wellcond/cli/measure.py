@@ -54,7 +54,7 @@ def measure(
     if epsilon is not None and gray is None:
         raise typer.BadParameter("nothing is grayed: add --gray svd or --gray dct", param_hint="--epsilon")
     settings = _key_values([*(model_kwargs or []), *(more or [])])  # timm's --model-kwargs takes several, typer's one
-    from wellcond.experiments import measure as measurement
+    from wellcond.measure import measure as measurement
 
     measurement.measure(
         model,

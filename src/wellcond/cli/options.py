@@ -36,15 +36,15 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 
 def complete_claims(incomplete: str) -> list[str]:
-    from wellcond.experiments.claims import EXPERIMENTS
+    from wellcond.claims.catalogue import CLAIMS
 
-    return starting(list(EXPERIMENTS), incomplete)
+    return starting(list(CLAIMS), incomplete)
 
 
 def complete_statements(incomplete: str) -> list[str]:
-    from wellcond.experiments.claims import THEORY
+    from wellcond.theory.registry import STATEMENTS
 
-    return starting(list(THEORY), incomplete)
+    return starting(list(STATEMENTS), incomplete)
 
 
 def complete_scales(incomplete: str) -> list[str]:

@@ -1,27 +1,34 @@
-"""`wellcond reproduce`: run the experiment of a claim."""
+"""`wellcond reproduce`: run claims, each or all of them, as far as the time allows."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device, More, Scale, Settings, complete_claims
+from wellcond.cli.options import Device, Scale, Settings, complete_claims
 
 __all__ = ["reproduce"]
 
 
 def reproduce(
-    claim: Annotated[
-        str,
+    ids: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="The id of a claim: asa-fig1c; docs/claims.md lists them.",
-            metavar="ID",
+            help="Ids of claims: asa-fig1c asa-fig2 …; docs/claims.md lists them.",
+            metavar="ID…",
             autocompletion=complete_claims,
         ),
-    ],
-    more: More = None,
+    ] = None,
+    whole_queue: Annotated[
+        bool, typer.Option("--all", help="All claims that are built, those that matter most first.")
+    ] = False,
     scale: Scale = "lab",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds.  [default: 3; 2 at smoke scale]")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Paired seeds; by default 3, and 2 more where these leave it open (2 at smoke scale)."
+        ),
+    ] = None,
     data_dir: Annotated[
         list[str] | None,
         typer.Option(help="Where an image set lies: cifar10=FOLDER; once for each set.", metavar="NAME=PATH"),
@@ -29,6 +36,10 @@ def reproduce(
     settings: Settings = None,
     grid_epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of the trainings that choose each arm's learning rate.")
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="Start no run that will not be done by then, save, and say what is left: 90s, 9m, 1h30m."),
     ] = None,
     jobs: Annotated[
         int,
@@ -44,18 +55,24 @@ def reproduce(
     output: Annotated[Path, typer.Option(help="Folder for the runs.", file_okay=False)] = Path("runs"),
     evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
 ) -> None:
-    """Run a claim's experiment, or go on with it where it stopped, and write its evidence, figure and verdict."""
-    from wellcond.experiments.reproduce import reproduce
+    """Run claims, or go on with them where they stopped, and write their evidence and verdicts."""
+    from wellcond.claims.reproduce import reproduce
 
+    # Settings after the first of --set come as arguments: typer's options take one value each.
+    more = [one for one in ids or [] if "=" in one]
+    if not ids and not whole_queue:
+        raise typer.BadParameter("name claims, or take all that are built with --all", param_hint="ID")
     code = reproduce(
-        claim,
+        [one for one in ids or [] if "=" not in one],
+        whole_queue=whole_queue,
         scale=scale,
         seeds=seeds,
         data_dirs=data_dir or [],
         output=output,
         evidence=evidence,
-        settings=[*(settings or []), *(more or [])],
+        settings=[*(settings or []), *more],
         grid_epochs=grid_epochs,
+        time_limit=time_limit,
         jobs=jobs,
         device=device,
     )

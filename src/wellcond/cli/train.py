@@ -51,7 +51,7 @@ def train(
     device: Device = None,
 ) -> None:
     """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
-    from wellcond.experiments import training
+    from wellcond.cli import training
     from wellcond.train.processes import check_device
 
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}

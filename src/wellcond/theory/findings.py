@@ -16,13 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wellcond.theory.intervals import clopper_pearson
+from wellcond.verdicts import Decided, Judgement, clopper_pearson, judgement
 
-__all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "Verdict", "compare", "rate", "verdict"]
+__all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "compare", "rate", "verdict"]
 
 Part = Literal["claim", "beyond", "instead"]
-Outcome = Literal["holds", "does not hold", "undecided"]
-Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
 
 SEEN = 1e10  # κ beyond this is decided by float64's rounding in a chain of products: it counts as "at least this"
 SLACK = 1e-9  # relative; where a bound is attained, rounding must not look like a violation
@@ -47,7 +45,7 @@ class Case:
     """Draws in which both sides lie beyond what float64 can tell."""
     interval: tuple[float, float]
     """95 % interval (Clopper-Pearson) of the probability of a failure."""
-    outcome: Outcome
+    outcome: Decided
     settings: Mapping[str, Any] = field(default_factory=dict)
     """n, d and the like; numbers that explain the case."""
 
@@ -90,7 +88,7 @@ class Finding:
     """All that was found about one statement."""
 
     statement: str
-    verdict: Verdict
+    verdict: Judgement
     headline: Case
     """The case inside the claim with the least margin."""
     findings: Sequence[str]
@@ -130,7 +128,7 @@ def compare(
     violated &= ~blind
     failures, draws, unseen = int(violated.sum()), measured.numel(), int(blind.sum())
     ratios = torch.where(blind, math.inf, bound / seen)
-    outcome: Outcome = "does not hold" if failures else "undecided" if unseen == draws else "holds"
+    outcome: Decided = "does not hold" if failures else "undecided" if unseen == draws else "holds"
     return Case(
         name=name,
         part=part,
@@ -149,7 +147,7 @@ def compare(
 def rate(name: str, *, failures: int, draws: int, allowed: float, part: Part, **settings: Any) -> Case:
     """Does an event happen with probability at most `allowed`? Shown, refuted or left open by its 95 % interval."""
     low, high = clopper_pearson(failures, draws)
-    outcome: Outcome = "holds" if high <= allowed else "does not hold" if low > allowed else "undecided"
+    outcome: Decided = "holds" if high <= allowed else "does not hold" if low > allowed else "undecided"
     return Case(
         name=name,
         part=part,
@@ -165,13 +163,9 @@ def rate(name: str, *, failures: int, draws: int, allowed: float, part: Part, **
     )
 
 
-def verdict(cases: Iterable[Case]) -> Verdict:
-    """All cases of the claim hold; some do; none does; or nothing was refuted, but not everything was shown."""
+def verdict(cases: Iterable[Case]) -> Judgement:
+    """Of the cases inside the claim; see `wellcond.verdicts.judgement`."""
     outcomes = {case.outcome for case in cases if case.part == "claim"}
     if not outcomes:
         raise ValueError("there is no case inside the claim to judge by")
-    if outcomes == {"holds"}:
-        return "holds"
-    if "does not hold" not in outcomes:
-        return "undecided"
-    return "holds in part" if "holds" in outcomes else "does not hold"
+    return judgement(outcomes)

@@ -1,0 +1,31 @@
+"""One file a claim: arms, sets, the papers' numbers, how to judge and how to draw; beside them what they share.
+
+    from wellcond.claims import CLAIMS, reproduce
+    CLAIMS["asa-fig1c"].claim
+    reproduce(["asa-fig1c"], scale="smoke")             # what `wellcond reproduce asa-fig1c --scale smoke` does
+
+To add one: a file under the id's name with a `CLAIM` in it, and the id in catalogue.py. From another package:
+`wellcond.register_claim`; docs/adding-a-claim.md has an example.
+"""
+
+from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
+from .catalogue import CLAIMS, QUEUE, claim, register_claim
+from .claim import Claim, Measured, Options, Statement
+from .reproduce import reproduce
+
+__all__ = [
+    "CLAIMS",
+    "QUEUE",
+    "SKIPS",
+    "Arm",
+    "Between",
+    "Claim",
+    "Comparison",
+    "Measured",
+    "Options",
+    "Statement",
+    "TrainedArms",
+    "claim",
+    "register_claim",
+    "reproduce",
+]

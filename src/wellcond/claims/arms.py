@@ -1,0 +1,381 @@
+"""Trained arms: what every comparison of trainings shares, so that a claim is a page of code.
+
+    CLAIM = TrainedArms(id="asa-fig1c", arms=SKIPS, sets=("cifar10", …), judge=judge, figure=figure, …)
+    CLAIM.reproduce(options, runs)             # tune, train every seed, write evidence/asa-fig1c/lab-cifar10.json
+    CLAIM.verdict([record, …]).verdict         # "holds in part"
+
+The same budget for every arm. First each arm's learning rate, from one grid, by held-out images of the training set;
+then every seed with it on the whole training set. The test set is looked at once, at the end of each of these. A run
+that diverges counts as guessing. The whole grid is reported. Where three seeds leave a set undecided and a run takes
+under two minutes, two more are trained, once, and the interval is then 97.5 % instead of 95.
+Runs are named by set, recipe, arm, rate and seed, not by claim: claims that share an arm share its runs.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any
+
+from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
+from wellcond.claims.image_sets import IMAGE_SETS, GivenData, ImageSet
+from wellcond.claims.runs import Planned, Result, Runs, made_by
+from wellcond.claims.tuning import Tuned, tune
+from wellcond.records import write_record
+from wellcond.train.config import Config
+from wellcond.train.recipes import recipe
+from wellcond.verdicts import (
+    CONFIDENCE,
+    SECOND_LOOK,
+    Interval,
+    Part,
+    Whole,
+    combine,
+    differences,
+    interval,
+    not_run,
+    undecided,
+)
+
+__all__ = ["GRID", "HELD_OUT", "SKIPS", "Arm", "Between", "Comparison", "TrainedArms", "scores"]
+
+GRID = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
+GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
+HELD_OUT = 0.1
+LEAST_SEEDS = 3
+MORE_SEEDS = 2
+QUICK = 120.0  # seconds: of runs that take longer no more are trained than asked for
+
+SMOKE = {
+    "epochs": 2, "batch_size": 64, "warmup_epochs": 0, "padding": 0, "clip_grad": 1.0, "log_every": 5, "image_size": 8,
+    "model_kwargs": {
+        "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": False,
+        "global_pool": "avg", "weight_init": "jax",
+    },
+}  # fmt: skip
+# Mixed images and smoothed labels: a ViT this small learns 50,000 images by heart without them, long before epoch 100.
+# κ in float64: without its attention skip a ViT's `sa` lies at float32's ceiling.
+LAB = {
+    "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
+    "probe_exact": "float64", "probe_sites": ["embed", "in", "sa", "+sa", "mlp", "+mlp"],
+}  # fmt: skip
+OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
+"""Settings that differ from run to run or belong to this machine: a record's `settings` leaves them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One side of a comparison."""
+
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its training, where it differs from the recipe."""
+
+
+SKIPS = {
+    "both": Arm(title="both skips"),
+    "no-sa": Arm(title="no attention skip", settings={"remove_skips": ["sa"]}),
+    "no-mlp": Arm(title="no MLP skip", settings={"remove_skips": ["mlp"]}),
+}
+"""ViT-Tiny with and without its skips, for all claims that need them."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The arms of one set, as a claim judges and draws them."""
+
+    record: Record
+    arms: Mapping[str, Arm]
+    plain: str
+
+    @property
+    def set(self) -> ImageSet:
+        return IMAGE_SETS[self.record["data"]]
+
+    @property
+    def title(self) -> str:
+        return self.set.title
+
+    @property
+    def confidence(self) -> float:
+        return self.record.get("confidence", CONFIDENCE)
+
+    @property
+    def paper(self) -> Mapping[str, Any]:
+        """The paper's numbers on this set."""
+        return self.record.get("paper", {})
+
+    @property
+    def trained(self) -> list[str]:
+        """The arms that have runs."""
+        return [arm for arm in self.arms if self.runs(arm)]
+
+    def runs(self, arm: str) -> list[Mapping[str, Any]]:
+        return self.record["arms"].get(arm, {}).get("runs", [])
+
+    def values(self, arm: str, name: str = "top1") -> dict[int, float]:
+        """Seed → points."""
+        return {run["seed"]: run[name] for run in self.runs(arm)}
+
+    def drops(self, arm: str, name: str = "top1") -> dict[int, float]:
+        """Seed → points that the plain arm has more."""
+        plain = self.values(self.plain, name)
+        return dict(zip(sorted(plain), differences(plain, self.values(arm, name)), strict=True))
+
+    def interval(self, values: Iterable[float]) -> Interval:
+        """With the confidence that the number of looks asks for."""
+        return interval(list(values), confidence=self.confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """What is asked of each set and the next larger one."""
+
+    asks: str
+    """With {smaller} and {larger} in the place of their titles."""
+    judge: Callable[[str, Comparison, Comparison], Part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedArms(Claim):
+    """Decided by comparing trainings: evidence/ID/SCALE-SET.json for each set."""
+
+    arms: Mapping[str, Arm]
+    sets: tuple[str, ...]
+    asks: str
+    """What is asked on each set, in short."""
+    judge: Callable[[Comparison], Iterable[Part]]
+    """On one set; their names need not name it."""
+    summary: Callable[[Comparison], Iterable[str]] = lambda found: ()
+    figure: Callable[[Sequence[Comparison]], Any] | None = None
+    between: Between | None = None
+    rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
+    """What leaves a set undecided, beside the rules for all."""
+    plain: str = "both"
+    """The arm that the others are compared with."""
+    trains: tuple[str, ...] = ()
+    """Arms that the verdict needs; the others stand beside where another claim has trained them. By default all."""
+    same_runs_as: str = ""
+    """The claim whose runs these are, if it is not this one."""
+    recipe: str = "vit_tiny"
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By scale: fields of every arm's training, beside the usual ones."""
+    paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By set: the paper's numbers."""
+    multiplications: float = 1.1e9
+    """Of one forward pass at the paper's scale, for its plan: here ViT-Tiny/16 at 224 pixels."""
+
+    # ---- training
+
+    def configure(self, options: Options, data: GivenData, arm: str) -> Config:
+        """The training of an arm, but for its learning rate and seed."""
+        scale = "smoke" if options.scale == "smoke" else "lab"
+        settings = SMOKE if scale == "smoke" else {**data.set.settings, **LAB}
+        settings = {**settings, **self.settings.get(scale, {})}
+        config = recipe(self.recipe, scale=scale, data=data.spec, keep=1, **settings)
+        config = config.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
+        if not any(setting.partition("=")[0].strip() == "warmup_epochs" for setting in options.settings):
+            config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
+        config.check()  # now, and not when the grid has been trained
+        return config
+
+    def reproduce(self, options: Options, runs: Runs) -> list[str]:
+        """Run what is missing, write the evidence of each set, and say in words what came out."""
+        for data in options.data:
+            for arm in self.arms:
+                self.configure(options, data, arm)
+        return list(chain(*runs.together([partial(self._reproduce_on, options, data, runs) for data in options.data])))
+
+    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs) -> list[str]:
+        record = self._record(options, data, runs, seeds=options.seeds)
+        if options.second_look and self._asks_for_more(record):
+            options.say(f"{self.id}: {options.seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
+            record = self._record(options, data, runs, seeds=options.seeds + MORE_SEEDS, confidence=SECOND_LOOK)
+        record["verdict on this set"] = self.verdict([record], sets=[data.set.name]).as_json()
+        path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
+        write_record(path, record, seed=0)
+        options.say(f"wrote {path}")
+        return self.lines(record)
+
+    def _record(
+        self, options: Options, data: GivenData, runs: Runs, *, seeds: int, confidence: float = CONFIDENCE
+    ) -> dict[str, Any]:
+        needed = self.trains or tuple(self.arms)
+        runs.expect(len(needed) * (len(GRID[options.scale]) + seeds))
+        trained = runs.together([partial(self._train_arm, options, data, runs, arm, seeds) for arm in needed])
+        arms = dict(zip(needed, trained, strict=True))
+        beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in needed}
+        config = self.configure(options, data, self.plain)
+        of_arms = OF_ONE_ARM.union(*(arm.settings for arm in self.arms.values()))
+        differ = config.differences(Config())
+        return {
+            "claim": self.id,
+            "scale": options.scale,
+            "data": data.set.name,
+            "epochs": config.epochs,
+            "seeds": seeds,
+            "confidence": confidence,
+            "settings": {name: mine for name, (mine, _) in differ.items() if name not in of_arms},
+            "arms": {arm: arms.get(arm) or {"runs": beside[arm]} for arm in self.arms},
+            "paper": dict(self.paper.get(data.set.name, {})),
+        }
+
+    def _train_arm(self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int) -> dict[str, Any]:
+        config, folder = self.configure(options, data, arm), self._folder(data, arm)
+        epochs = min(config.epochs, options.grid_epochs or GRID_EPOCHS[options.scale])
+        short = {"epochs": epochs, "eval_every": epochs, "warmup_epochs": min(config.warmup_epochs, epochs)}
+        tried: dict[float, Result] = {}
+
+        def score(lr: float) -> float:
+            grid = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
+            images = round((1 - HELD_OUT) * data.set.train_images) * epochs
+            tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=grid, images=images, first=True))
+            return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
+
+        tuned = tune(score, grid=GRID[options.scale], extend=options.scale != "smoke", together=runs.together)
+
+        def train_seed(seed: int) -> Result:
+            final = config.changed({"lr": tuned.lr, "seed": seed, "eval_every": config.epochs})
+            name, images = f"{folder}/seed-{seed}-lr-{tuned.lr:g}", data.set.train_images * config.epochs
+            return runs.run(Planned(name=name, config=final, images=images, measure=True))
+
+        results = runs.together([partial(train_seed, seed) for seed in range(seeds)])
+        return _arm_record(tuned, tried, results, data.set, epochs)
+
+    def _folder(self, data: GivenData, arm: str) -> str:
+        return f"{data.set.name}/{self.recipe}/{arm}"
+
+    def _trained_elsewhere(self, data: GivenData, runs: Runs, arm: str, seeds: int) -> list[dict[str, Any]]:
+        """Finished runs of an arm that this claim does not train: at the rate with most seeds, should there be two."""
+        found = [run for run in runs.results(f"{self._folder(data, arm)}/seed-*") if run["config"]["seed"] < seeds]
+        rates = [run["config"]["lr"] for run in found]
+        chosen = [run for run in found if run["config"]["lr"] == max(rates, key=rates.count)]
+        return [_run_record(run, data.set) for run in sorted(chosen, key=lambda run: run["config"]["seed"])]
+
+    def _asks_for_more(self, record: Record) -> bool:
+        """Nothing but too wide an interval leaves it open, and a run is quick."""
+        found = self._comparison(record)
+        if record["scale"] != "lab" or self._broken_rules(found):
+            return False
+        speeds = [run["images per second"] or 0.0 for arm in found.trained for run in found.runs(arm)]
+        quick = (
+            max(speeds) * QUICK > found.set.train_images * record["epochs"]
+        )  # by the fastest: older ones were slower
+        return quick and any(part.outcome == "undecided" for part in self.judge(found))
+
+    # ---- judging
+
+    def verdict(self, records: Sequence[Record], sets: Sequence[str] = ()) -> Whole:
+        """By the rules: what is asked of each set, and of each set and the next."""
+        sets = sets or self.sets
+        by_set = {record["data"]: self._comparison(record) for record in records}
+        parts: list[Part] = []
+        for name in sets:
+            found, title = by_set.get(name), IMAGE_SETS[name].title
+            if found is None or not found.runs(self.plain):
+                parts.append(not_run(f"{title}: {self.asks}"))
+                continue
+            for part in self.judge(found):
+                named = Part(name=f"{title}: {part.name}", outcome=part.outcome, why=part.why, found=part.found)
+                parts.append(self._by_the_rules(named, found))
+        return combine([*parts, *self._between(by_set, sets)])
+
+    def _between(self, by_set: Mapping[str, Comparison], sets: Sequence[str]) -> Iterable[Part]:
+        for smaller, larger in pairwise(sets) if self.between else ():
+            assert self.between is not None
+            name = self.between.asks.format(smaller=IMAGE_SETS[smaller].title, larger=IMAGE_SETS[larger].title)
+            pair = [by_set[one] for one in (smaller, larger) if one in by_set]
+            if len(pair) < 2:
+                yield not_run(name)
+            else:
+                yield self._by_the_rules(self.between.judge(name, *pair), *pair)
+
+    def _comparison(self, record: Record) -> Comparison:
+        return Comparison(record, self.arms, self.plain)
+
+    def _by_the_rules(self, part: Part, *found: Comparison) -> Part:
+        """Undecided where a rule for all verdicts is not met."""
+        for problem in chain(*(self._broken_rules(one) for one in found)):
+            part = undecided(part, problem)
+        return part
+
+    def _broken_rules(self, found: Comparison) -> list[str]:
+        record, set_, problems = found.record, found.set, []
+        if record["scale"] == "smoke":
+            problems.append(SMOKE_RULE)
+        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.trains or self.arms))
+        if seeds < LEAST_SEEDS:
+            problems.append(f"{seeds} seeds are fewer than {LEAST_SEEDS}")
+        if record["epochs"] < set_.epochs:
+            problems.append(f"{record['epochs']} epochs are fewer than {set_.epochs}")
+        reached = interval(list(found.values(self.plain).values())).mean
+        if reached < 100 * set_.respectable:
+            plain, asked = self.arms[self.plain].title, 100 * set_.respectable
+            problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
+        edges = [arm for arm, one in record["arms"].items() if one.get("lr at the edge of the grid")]
+        if edges and record["scale"] != "smoke":
+            problems.append(f"the best rate of {', '.join(edges)} is the last that was tried")
+        return [*problems, *self.rules(found)]
+
+    # ---- showing
+
+    def lines(self, record: Record) -> list[str]:
+        found = self._comparison(record)
+        return [f"{found.title}{line}" if line[:1] in ",:" else line for line in self.summary(found)]
+
+    def draw(self, records: Sequence[Record]) -> Any | None:
+        order = [name for name in IMAGE_SETS if name in {record["data"] for record in records}]
+        ordered = sorted(records, key=lambda record: order.index(record["data"]))
+        return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
+
+    def plan_paper(self, options: Options) -> list[str]:
+        config = recipe(self.recipe, scale="paper")
+        per_set = len(self.arms) * (len(GRID["paper"]) + options.seeds)
+        images = sum(IMAGE_SETS[name].train_images for name in self.sets) * per_set * config.epochs
+        flops = 6 * self.multiplications * images  # forward and backward: 6 per multiplication
+        days = flops / 1e14 / 86400
+        first = f"{self.id} needs the runs of {self.same_runs_as}, and nothing else."
+        return [
+            *([first] if self.same_runs_as else []),
+            f"{self.id} at paper scale: {len(self.sets)} sets × {len(self.arms)} arms × ({len(GRID['paper'])} rates + "
+            f"{options.seeds} seeds) = {len(self.sets) * per_set} trainings of {config.epochs} epochs at "
+            f"{config.image_size} pixels, batch {config.batch_size}, the recipe of DeiT (the paper names none).",
+            f"That is {images:.2g} images and {flops:.1g} floating point operations: {days:.1f} days at 100 TFLOP/s, "
+            "and a model this small keeps up a fraction of that, with pictures to decode and to vary. Several GPUs for "
+            "days.",
+            "Nothing was run: this scale is out of reach here. "
+            f"wellcond train {self.recipe} --scale paper trains one of them.",
+        ]
+
+
+def scores(run: Result, set_: ImageSet) -> dict[str, Any]:
+    """In points. A run that diverged knows nothing: it counts as guessing."""
+    chance = {"top1": 1 / set_.classes, "top5": min(1.0, 5 / set_.classes)}
+    metrics = run["metrics"] or chance
+    found = {name: round(100 * metrics[name], 3) for name in ("top1", "top5")}
+    return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
+
+
+def _arm_record(tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ImageSet, epochs: int) -> Any:
+    rates = [{"lr": lr, **scores(tried[lr], set_), "losses": tried[lr]["losses"]} for lr in tuned.scores]
+    return {
+        "lr": tuned.lr,
+        "lr at the edge of the grid": tuned.at_edge,
+        "grid": {"epochs": epochs, "held out": HELD_OUT, "rates": rates},
+        "runs": [_run_record(run, set_) for run in results],
+    }
+
+
+def _run_record(run: Result, set_: ImageSet) -> dict[str, Any]:
+    """What a claim's evidence keeps of a run; all of it, with what was measured while it trained, is in its result."""
+    return {
+        "seed": run["config"]["seed"],
+        "lr": run["config"]["lr"],
+        "run": run["name"],
+        **scores(run, set_),
+        "images per second": run["images_per_second"],
+        "losses": run["losses"],
+        "log_kappa": run["log_kappa"],
+        **made_by(run),
+    }

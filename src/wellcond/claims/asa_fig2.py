@@ -1,0 +1,106 @@
+"""asa-fig2: the training loss of a ViT-Tiny with and without its skips: without attention's it is slow, and diverges.
+
+    wellcond reproduce asa-fig2 --scale smoke                                      # the digits, on a CPU
+    wellcond reproduce asa-fig2 --scale lab --data-dir tiny-imagenet=data/tiny     # reads the runs of asa-fig1c
+
+It trains nothing of its own: these are the runs of asa-fig1c. A run counts as diverged where its training was given up,
+or ended with a loss above that of its start. The paper shows curves, and no numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
+from wellcond.claims.figures import ARM_COLORS, altair, titled
+from wellcond.verdicts import Part, at_least
+
+__all__ = ["CLAIM", "smallest_distances"]
+
+FROM_EPOCH = 1.0  # before, every arm is at the loss of guessing
+OTHERS = ("both", "no-mlp")
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    name = f"{CLAIM.asks}: the smallest distance, from epoch {FROM_EPOCH:g} on, ≥ 0"
+    distances = list(smallest_distances(found).values())
+    if distances:
+        yield at_least(name, distances, 0.0, confidence=found.confidence)
+    else:
+        yield Part(name=name, outcome="undecided", why="no epoch was logged in every arm")
+
+
+def smallest_distances(found: Comparison) -> dict[int, float]:
+    """Seed → by how much the loss without attention skips is above the larger of the others, where it is least."""
+    curves = {arm: {run["seed"]: dict(map(tuple, run["losses"])) for run in found.runs(arm)} for arm in SKIPS}
+    distances = {}
+    for seed, mine in curves["no-sa"].items():
+        others = [curves[arm][seed] for arm in OTHERS]
+        common = [epoch for epoch in mine if epoch >= FROM_EPOCH and all(epoch in other for other in others)]
+        above = [mine[epoch] - max(other[epoch] for other in others) for epoch in common]
+        above = [distance for distance in above if math.isfinite(distance)]  # a diverged run ends with a NaN
+        if above:
+            distances[seed] = min(above)
+    return distances
+
+
+def summary(found: Comparison) -> Iterable[str]:
+    for arm in found.trained:
+        ends = [run["losses"][-1][1] for run in found.runs(arm) if run["losses"]]
+        ends = found.interval([end for end in ends if math.isfinite(end)] or [0.0])
+        lost = [f"{rate['lr']:g}" for rate in found.record["arms"][arm]["grid"]["rates"] if _diverged(rate)]
+        seeds = sum(_diverged(run) for run in found.runs(arm))
+        said = f"at the rates {', '.join(lost)} of the grid" if lost else "at no rate of the grid"
+        yield (
+            f", {SKIPS[arm].title}: training loss {ends} at the end, lr {found.record['arms'][arm]['lr']:g}; diverged "
+            f"{said}, and {seeds} of {len(found.runs(arm))} seeds"
+        )
+
+
+def _diverged(run: Mapping[str, Any]) -> bool:
+    losses = run.get("losses") or [[0, 0.0]]
+    return run["status"] == "diverged" or not losses[-1][1] <= losses[0][1]
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """Loss over epochs, as in the paper's figure: the mean, and thin a line for each seed."""
+    alt = altair()
+    rows = [
+        {"set": found.title, "arm": SKIPS[arm].title, "run": f"{arm} {run['seed']}", "epoch": epoch, "loss": loss}
+        for found in sets
+        for arm in found.trained
+        for run in found.runs(arm)
+        for epoch, loss in run["losses"]
+    ]
+    names = [arm.title for arm in SKIPS.values()]
+    base = alt.Chart().encode(
+        x=alt.X("epoch:Q", title="epoch"),
+        color=alt.Color("arm:N", scale=alt.Scale(domain=names, range=ARM_COLORS[:3]), title=None),
+    )
+    y = alt.Y("mean(loss):Q", title="training loss", scale=alt.Scale(zero=False))
+    seeds = base.mark_line(strokeWidth=1, opacity=0.25).encode(y=y, detail="run:N")
+    means = base.mark_line(strokeWidth=2).encode(y=y)
+    chart = alt.layer(seeds, means, data=alt.Data(values=rows)).properties(width=460, height=280)
+    chart = chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+    record = sets[0].record
+    caption = (
+        f"Losses of single steps on mixed images, at {record['scale']} scale, each arm at its own learning rate: means "
+        f"over {record['seeds']} seeds, and thin each seed. The paper's figure has curves without numbers: slow, then "
+        "divergence, without the attention skip."
+    )
+    return titled(chart, "Training loss of a ViT-Tiny with and without its skips", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-fig2",
+    claim="training loss of the three arms; the sa-less one is slow and diverges",
+    test="the Tiny-ImageNet runs of asa-fig1c",
+    holds_if="its loss stays above the others throughout; divergence seen or not, at which rates",
+    arms=SKIPS,
+    same_runs_as="asa-fig1c",
+    sets=("tiny-imagenet",),
+    asks="without attention skips the training loss stays above the others",
+    judge=judge,
+    summary=summary,
+    figure=figure,
+)

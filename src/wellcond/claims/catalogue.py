@@ -1,0 +1,281 @@
+"""The claims of the papers, and some of our own, in their order; and the order in which they are worth running.
+
+    claim("asa-fig1c")                  # ValueError with the nearest id for one that there is not
+    CLAIMS["asa-fig6"].built            # False: stated here, and not built yet
+    register_claim(TrainedArms(…))      # an outsider's own
+
+A claim that can be run is a file beside this one, under its id's name (asa-fig1c: asa_fig1c.py), with a `CLAIM` in it.
+Its words are there; here is nothing of it but the id. The rules for all verdicts are in docs/claims.md.
+"""
+
+import difflib
+import importlib
+from typing import NamedTuple
+
+from wellcond.claims.claim import Claim, Statement
+
+__all__ = ["CLAIMS", "OURS", "QUEUE", "Step", "claim", "register_claim"]
+
+
+class Step(NamedTuple):
+    """Claims to be run together, on these sets; without any, on all of each claim's."""
+
+    claims: tuple[str, ...]
+    sets: tuple[str, ...] = ()
+
+
+_SKIPS = ("asa-fig1c", "asa-fig1b", "asa-fig2")
+QUEUE = (
+    Step(_SKIPS, ("cifar100",)),
+    Step(_SKIPS, ("tiny-imagenet",)),
+    Step(_SKIPS, ("cifar10",)),
+    Step(("asa-table2",)),
+    Step(("sky-table1",)),
+    Step(("sky-lra", "sky-time", "sky-fig1", "sky-fig2", "sky-approx")),
+    Step(("new-cures", "cut-init", "spec-attn", "cond-tokens", "pre-attn")),
+    Step(("asa-table3", "asa-fig4")),
+    Step(("new-kernel-skip",)),
+    Step(("asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2", "asa-dct", "asa-lowprec", "asa-table1")),
+    Step(("asa-table5",)),
+    Step(("asa-fig6",), ("cifar10", "cifar100")),
+    Step(("asa-table4", "asa-fig5")),
+    Step(("asa-fig6",), ("tiny-imagenet",)),
+    Step(("new-kappa-predicts", "new-early-warning")),  # from the rows of all the others
+)
+"""What `wellcond reproduce --all` runs, in the order of worth. Statements of theory are `wellcond theory`'s."""
+
+
+def _stated(id_: str, claim: str, test: str, holds_if: str) -> Claim:
+    return Claim(id=id_, claim=claim, test=test, holds_if=holds_if)
+
+
+def _statement(id_: str, claim: str, holds_if: str) -> Statement:
+    test = "many draws and examples: `wellcond theory`; its evidence says which"
+    return Statement(id=id_, claim=claim, test=test, holds_if=holds_if)
+
+
+_JACOBIAN = (
+    "lower ε, better-conditioned Jacobian of an attention block",
+    "exact spectrum at 64 tokens; extreme values and density at 197",
+    "monotone in ε",
+)
+_NO_VIOLATION = "no violation; and say what C really is"
+_FAILURES = "failure rate ≤ δ, with the explicit constants"
+_SAME = "the runs of new-cures"
+_GAIN = "as its paper says, at lab scale: interval of the gain above 0"
+
+_ORDER: tuple[str | Claim, ...] = (
+    "asa-fig1b",
+    "asa-fig1c",
+    "asa-fig2",
+    _stated(
+        "asa-fig3",
+        "linear attention cubes κ; the skip repairs it; softmax alike",
+        "ViT-Tiny linear (k = 16) and softmax, trained",
+        "log κ(`sa`) ≥ 2 × log κ(`in`) for linear; `+sa` back near the input's",
+    ),
+    _stated(
+        "asa-fig4",
+        "graying lowers κ of `+sa` through training, more for lower ε",
+        "ViT-Tiny, SVD ε ∈ {.9, .7, .5}, DCT ε ∈ {.97, .95, .9}",
+        "ordered by ε at ≥ 90 % of epochs",
+    ),
+    _stated(
+        "asa-fig5",
+        "DCT graying lowers κ in almost every layer",
+        "ViT-Base on Imagenette at 224",
+        "lower in ≥ 10 of 12",
+    ),
+    _stated(
+        "asa-fig6",
+        "a ConvMixer does not need its skip",
+        "ConvMixer 256/8 on CIFAR-10, CIFAR-100 and Tiny-ImageNet",
+        "the interval of the drop inside ± 1 point on each",
+    ),
+    _stated("asa-fig7", *_JACOBIAN),
+    _stated("asa-fig8", *_JACOBIAN),
+    _stated(
+        "asa-table1",
+        "time: SVD graying 6.3 ×, DCT 1.012 ×",
+        "ViT-B step, batch 256, bf16",
+        "SVD by `torch.linalg.svd` ≥ 3 ×, DCT ≤ 1.02 × a plain step; ours beside",
+    ),
+    _stated(
+        "asa-table2",
+        "graying adds 1.2 to 1.8 points to ViT-Tiny on Tiny-ImageNet, linear and softmax",
+        "six arms, SVD ε .7, DCT ε .95, with mixup and cutmix; softmax's three without them, one seed, exploratory",
+        "interval of the gain above 0 for each",
+    ),
+    _stated(
+        "asa-table3",
+        "an ε in the middle is best; κ_in, κ_out fall with ε",
+        "ε sweep, ViT-Tiny on Tiny-ImageNet",
+        "κ monotone in ε; the best ε beats both ends of the range by its interval",
+    ),
+    _stated(
+        "asa-table4",
+        "the gain carries to ViT-S/B, Swin-S, CaiT-S, PVT v2",
+        "each on Imagenette at 224: κ before and after, one seed",
+        "κ lower in every model; its accuracy is out of reach here: gains of .1 to .3 points do not show on 3,925 "
+        "images",
+    ),
+    _stated(
+        "asa-table5",
+        "MAE + DCT graying",
+        "MAE on Tiny-ImageNet, fine-tuned and linear-probed",
+        "interval of the gain above 0",
+    ),
+    _stated(
+        "asa-assume1",
+        "the network's Jacobian is as ill-conditioned as its worst block's",
+        "small ViTs where both can be computed",
+        "rank correlation ≥ .7 over models and checkpoints",
+    ),
+    _stated(
+        "asa-assume2",
+        "κ of a block's output tells κ of its Jacobian",
+        "blocks × ε × checkpoints",
+        "rank correlation ≥ .7",
+    ),
+    _stated(
+        "asa-dct",
+        "leading singular vectors of image tokens are low frequencies",
+        "photographs and the four image sets",
+        "the ten leading directions have ≥ 80 % of their energy in the lowest 10 % of the coefficients",
+    ),
+    _stated(
+        "asa-lowprec",
+        "the DCT suffers in low precision",
+        "bf16, fp16, TF32, fp32",
+        "a training whose DCT runs in bf16 loses more than .5 point (interval); ours in bf16 training inside ± .5",
+    ),
+    _statement("asa-prop41", "linear attention without its skip is bounded by C·κ(X)³", _NO_VIOLATION),
+    _statement(
+        "asa-prop42",
+        "the skip brings the condition number down",
+        "κ with the skip is smaller, and ten times smaller, in every draw that meets the assumptions",
+    ),
+    _statement("asa-eq6", "an MLP only multiplies the condition number", _NO_VIOLATION),
+    _statement(
+        "asa-eq24",
+        "a depthwise convolution only multiplies the condition number",
+        "no violation, whatever the padding and the number of channels",
+    ),
+    _stated(
+        "sky-lra",
+        "accuracy of softmax, kernelized, Nyströmformer, Skyformer on the five tasks",
+        "Text, ListOps, Pathfinder, Image as published, fixed settings, three seeds; Skyformer also as its authors "
+        "run it, one seed; Retrieval's stand-in, pairs of film reviews, apart",
+        "averaged over the four: Skyformer above softmax (interval above 0); and, apart, not below it by more than 1 "
+        "point",
+    ),
+    _stated(
+        "sky-time",
+        "Skyformer trains faster and smaller",
+        "same runs, and against SDPA (the paper compared with a checkpointed softmax)",
+        "below 1 × SDPA's time on at least four tasks, and below its memory; beside it the paper's comparison",
+    ),
+    _stated(
+        "sky-fig1",
+        "validation loss and accuracy over training time: Skyformer converges faster; Text over-fits at once; softmax "
+        "stalls on Pathfinder",
+        "same runs",
+        "earlier at softmax's best loss on at least three tasks; the two remarks seen or not",
+    ),
+    _stated(
+        "sky-fig2",
+        "singular values of attention outputs decay fast, slower on harder tasks",
+        "layer 2 of the trained softmax models",
+        "decay ordered as published",
+    ),
+    _stated(
+        "sky-table1",
+        "instability ratios: kernelized and Skyformer < 1, Nyströmformer ≈ 1",
+        "20 steps, five tasks, ≥ 5 seeds",
+        "interval below 1; Nyströmformer's inside 1 ± .05",
+    ),
+    _stated(
+        "sky-approx",
+        "approximation error falls with landmarks; Skyformer (softmax-kernel form) best at d ≥ 128",
+        "Q, K from trained models of ours; n 512–4096, d 16–256; against Nyströmformer, Linformer, Performer and "
+        "Informer as approximations",
+        "ordering at d ≥ 128",
+    ),
+    _statement(
+        "sky-lemma1",
+        "softmax's scores are a positive semi-definite kernel",
+        "no eigenvalue below 0, and the identity holds, to rounding",
+    ),
+    _statement("sky-lemmaC1", "the paper's Lemma C1", _FAILURES),
+    _statement("sky-lemmaC2", "the paper's Lemma C2", _FAILURES),
+    _statement("sky-theorem2", "the paper's Theorem 2", _FAILURES),
+    _statement(
+        "sky-lemma3",
+        "the paper's Lemma 3",
+        "all singular values in (0, 1) and ‖I − N‖ < 1 in every draw; with its correction (λmax = 1 exactly)",
+    ),
+    _stated(
+        "new-cures",
+        "which change lets attention do without its skip, or improves it with the skip",
+        "every cure on CIFAR-10, 15 epochs, no attention skip; the best four with three seeds on CIFAR-10 and "
+        "Tiny-ImageNet, with both skips, without `sa`, without any; AdamW, and SOAP or Muon for those that ask for it",
+        "per finalist: the share of the lost points that comes back, interval above 0; and its gain with skips",
+    ),
+    _stated("cut-init", "Cutting the Skip: its initialisation trains transformers without skips", _SAME, _GAIN),
+    _stated("spec-attn", "spectral conditioning of attention's weights improves accuracy", _SAME, _GAIN),
+    _stated("cond-tokens", "conditioned tokens improve accuracy", _SAME, _GAIN),
+    _stated("pre-attn", "preconditioned attention improves accuracy", _SAME, _GAIN),
+    _stated(
+        "new-kappa-predicts",
+        "κ at the start, or after 5 % of training, tells which arm ends better",
+        "arms of equal skips, set and budget, over all claims",
+        "log κ tells more than the loss at the same step does: partial rank correlation with final accuracy, interval "
+        "below 0; at least 15 arms a group, otherwise undecided",
+    ),
+    _stated(
+        "new-kernel-skip",
+        "kernelized attention loses less than softmax when its skip goes (nobody has published this)",
+        "softmax / linear / kernelized / Skyformer × skip or not, CIFAR-10; softmax and kernelized on Tiny-ImageNet",
+        "interval of drop(softmax) − drop(kernelized) above 0",
+    ),
+    _stated(
+        "new-early-warning",
+        "κ of early steps predicts the arms that will diverge",
+        "every run, κ and the other quantities at 5 % of training; diverged: given up, or a loss that ends above its "
+        "start",
+        "AUC's interval above .7, and above that of the loss at the same step; at least 15 diverged, otherwise "
+        "undecided",
+    ),
+)
+CLAIMS: dict[str, Claim] = {}
+"""All of them, in their order, and then those that were registered."""
+
+
+def claim(id_: str) -> Claim:
+    """The claim of this id; ValueError with the nearest, or all of them."""
+    if id_ not in CLAIMS:
+        near = difflib.get_close_matches(id_, CLAIMS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"there is no claim {id_!r}; {hint}The ids are {', '.join(CLAIMS)}")
+    return CLAIMS[id_]
+
+
+def register_claim(added: Claim) -> Claim:
+    """Let `reproduce` and the ledger know a claim of yours; ValueError for an id that is taken, or is no folder's name.
+
+    Registering an equal claim again changes nothing.
+    """
+    if not isinstance(added, Claim):
+        raise ValueError(f"a claim is a TrainedArms, a Measured or a Claim of wellcond.claims, not {added!r}")
+    if not added.id.replace("-", "").isalnum() or not added.id.isascii():
+        raise ValueError(f"a claim's id is letters, digits and hyphens, as in my-claim; got {added.id!r}")
+    if CLAIMS.setdefault(added.id, added) != added:
+        raise ValueError(f"there is a claim {added.id} already: {CLAIMS[added.id].claim}; give yours another id")
+    return added
+
+
+for one in _ORDER:
+    file = one.replace("-", "_") if isinstance(one, str) else ""
+    register_claim(importlib.import_module(f"wellcond.claims.{file}").CLAIM if isinstance(one, str) else one)
+OURS = tuple(CLAIMS)
+"""Of these the ledger has a line each, whatever evidence there is."""

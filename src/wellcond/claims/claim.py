@@ -1,0 +1,146 @@
+"""What a claim is: an id, what is said, how it is tested, when it holds; and one of three ways to decide it.
+
+    Claim(id="asa-fig6", claim=…, test=…, holds_if=…)            # stated, and not built yet
+    TrainedArms(…)                                               # arms that are trained and compared: arms.py
+    Measured(…, measure=measure, judge=judge)                    # a measurement that trains nothing: here
+    Statement(id="asa-eq6", …)                                   # of theory, computed by `wellcond theory`: here
+
+Each can `reproduce` (make its evidence), say its `verdict` on evidence, `lines` of what came out, and `draw` it.
+Verdicts are made from the rows of the evidence whenever they are asked for, so that a change of a rule changes them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from wellcond.claims.image_sets import GivenData
+from wellcond.records import write_record
+from wellcond.verdicts import Part, Whole, combine, not_run, undecided
+
+if TYPE_CHECKING:
+    from wellcond.claims.runs import Runs
+
+__all__ = ["SMOKE_RULE", "Claim", "Measured", "Options", "Record", "Statement"]
+
+Record = Mapping[str, Any]
+"""One file of evidence."""
+SMOKE_RULE = "a smoke run shows that it runs, and nothing else"
+SMOKE_DRAWS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `wellcond reproduce` was asked for."""
+
+    scale: str
+    data: tuple[GivenData, ...] = ()
+    seeds: int = 3
+    second_look: bool = False
+    """Whether two more seeds are trained where the first leave it undecided and a run takes under two minutes."""
+    output: Path = Path("runs")
+    """For the run folders, which are large; another call with the same goes on."""
+    evidence: Path = Path("evidence")
+    """For what is kept: small files of numbers."""
+    settings: tuple[str, ...] = ()
+    """Fields of every training, `key=value`, the same for all arms."""
+    grid_epochs: int | None = None
+    """Epochs of the trainings that choose a learning rate; by default what the rules say."""
+    device: str | None = None
+    console: Console = field(default_factory=Console)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One statement of a paper or of ours. By itself: stated, and not built yet."""
+
+    id: str
+    claim: str
+    test: str
+    """At `lab` scale, on real data."""
+    holds_if: str
+
+    sets = ()
+    """Of image sets, where it is decided on some."""
+
+    @property
+    def built(self) -> bool:
+        return type(self) is not Claim
+
+    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+        """Make its evidence, as far as it is missing; what came out, in lines. OutOfTime where that takes longer."""
+        raise NotImplementedError(f"{self.id} is stated, and not built yet")
+
+    def verdict(self, records: Sequence[Record]) -> Whole:
+        """From the evidence of one scale."""
+        raise NotImplementedError(f"{self.id} is stated, and not built yet")
+
+    def lines(self, record: Record) -> list[str]:
+        """What came out, in sentences with numbers."""
+        return []
+
+    def draw(self, records: Sequence[Record]) -> Any | None:
+        """An Altair chart with the paper's numbers beside ours; None where there is nothing to draw."""
+        return None
+
+    def plan_paper(self, options: Options) -> list[str]:
+        """What the paper's scale would take; nothing is run."""
+        return [f"{self.id} at paper scale: nobody has planned it yet. It is tested on: {self.test}."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Claim):
+    """Decided by a measurement that trains nothing: one record, evidence/ID/SCALE.json."""
+
+    measure: Callable[[Options], Mapping[str, Any]]
+    """What goes into the record: numbers that JSON can hold."""
+    judge: Callable[[Record], Iterable[Part]]
+    summary: Callable[[Record], Iterable[str]] = lambda record: ()
+    figure: Callable[[Record], Any] | None = None
+
+    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+        record: dict[str, Any] = {"claim": self.id, "scale": options.scale, **self.measure(options)}
+        record["verdict"] = self.verdict([record]).as_json()
+        path = options.evidence / self.id / f"{options.scale}.json"
+        write_record(path, record, seed=0)
+        options.say(f"wrote {path}")
+        return self.lines(record)
+
+    def verdict(self, records: Sequence[Record]) -> Whole:
+        parts = list(self.judge(records[0])) if records else [not_run(self.holds_if)]
+        if any(record["scale"] == "smoke" for record in records):
+            parts = [undecided(part, SMOKE_RULE) for part in parts]
+        return combine(parts)
+
+    def lines(self, record: Record) -> list[str]:
+        return list(self.summary(record))
+
+    def draw(self, records: Sequence[Record]) -> Any | None:
+        return self.figure(records[0]) if self.figure else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement(Claim):
+    """A statement of theory, computed over many draws and examples: wellcond/theory has a file for each."""
+
+    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+        from wellcond.claims.theory_run import run
+        from wellcond.theory.registry import DRAWS
+
+        smoke = options.scale == "smoke"  # which is no evidence, and replaces none
+        where = options.output / "smoke" / "theory" if smoke else options.evidence / "theory"
+        run([self.id], draws=SMOKE_DRAWS if smoke else DRAWS, output=where, console=options.console)
+        return []
+
+    def verdict(self, records: Sequence[Record]) -> Whole:
+        """As it was found: a statement is judged case by case, where it is computed."""
+        return Whole(verdict=records[0]["verdict"], parts=())
+
+    def lines(self, record: Record) -> list[str]:
+        facts = [f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"]]
+        return [record["plain"], *record["findings"], *facts]

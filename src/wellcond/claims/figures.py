@@ -1,0 +1,117 @@
+"""Figures of claims, with Altair: drawn where the ledger is made, from the rows of the evidence.
+
+    chart = titled(bars + marks, "ViT-Tiny without skips", "Means over 3 seeds …")
+    write_svg(chart, Path("evidence/asa-fig1c/lab.svg"), made_from=[Path("…/lab-cifar10.json")])
+    is_current(Path("evidence/asa-fig1c/lab.svg"), made_from=[…])        # needs no Altair
+
+A machine that trains need not have Altair: nothing here is imported before something is drawn. An SVG ends with a
+digest of the files that it was drawn from, which is how `wellcond ledger --check` tells an old one.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wellcond.records import read_json, write_text
+from wellcond.report.colors import COLORS, SITES
+from wellcond.verdicts import Interval
+
+__all__ = [
+    "ARM_COLORS",
+    "INK",
+    "MUTED",
+    "SITE_COLORS",
+    "altair",
+    "can_draw",
+    "is_current",
+    "titled",
+    "with_interval",
+    "write_svg",
+]
+
+LIGHT = {name: light for name, (light, _) in COLORS.items()}
+INK, MUTED = LIGHT["ink"], LIGHT["muted"]
+SITE_COLORS = {site: LIGHT[color] for site, color in SITES.items()}
+ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
+FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+
+
+def altair() -> Any:
+    """The module; ValueError with the way out where it is missing."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401 (what makes an SVG of a chart)
+    except ImportError as missing:
+        raise ValueError(
+            f"figures are drawn with Altair, and there is no {missing.name} here: pip install altair vl-convert-python"
+        ) from None
+    return altair
+
+
+def can_draw() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+
+
+def titled(chart: Any, title: str, caption: str) -> Any:
+    """In the style of all figures: a title, and below it what the reader must know."""
+    alt = altair()
+    heading = alt.Title(text=title, subtitle=_lines(caption), anchor="start", fontSize=14, subtitleFontSize=11)
+    return (
+        chart.properties(title=heading, background="white", padding=12)
+        .configure(font=FONT)
+        .configure_title(color=INK, subtitleColor=MUTED, offset=12)
+        .configure_axis(
+            labelColor=MUTED, titleColor=INK, titleFontWeight="normal", gridColor=LIGHT["rule"], domainColor=MUTED,
+            tickColor=MUTED, labelFontSize=11, titleFontSize=12,
+        )
+        .configure_legend(labelColor=INK, titleColor=INK, labelFontSize=11, symbolSize=120, labelLimit=260)
+        .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelFontWeight="bold")
+        .configure_view(stroke=None)
+    )  # fmt: skip
+
+
+def with_interval(found: Interval) -> dict[str, float | None]:
+    """A mean and its interval as fields of a row; no ends where one seed has none."""
+    ends = (found.low, found.high) if found.count > 1 else (None, None)
+    return {"mean": found.mean, "low": ends[0], "high": ends[1]}
+
+
+def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path]) -> Path:
+    """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
+    altair()
+    import vl_convert
+
+    mark = f"{_rows_mark(made_from)}, drawn as {_digest(chart.to_dict() | {'$schema': ''})} -->"
+    if not _text(path).endswith(mark):
+        write_text(path, f"{vl_convert.vegalite_to_svg(chart.to_json())}\n{mark}\n")
+    return path
+
+
+def is_current(path: Path, *, made_from: Sequence[Path]) -> bool:
+    """Whether the SVG shows what these files say now."""
+    return _rows_mark(made_from) in _text(path)
+
+
+def _rows_mark(made_from: Sequence[Path]) -> str:
+    rows = [{key: value for key, value in read_json(path).items() if key != "environment"} for path in made_from]
+    return f"<!-- by wellcond ledger, of rows {_digest(rows)}"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
+
+
+def _lines(text: str, width: int = 88) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

@@ -1,0 +1,239 @@
+"""Several runs at once, each in a process of its own: in which order they start, and how they end together.
+
+    jobs = Jobs(4)
+    jobs.together([lambda: jobs.run(plan_a, …), lambda: jobs.run(plan_b, …)])       # side by side, results in order
+
+Who wants a run trained waits in a thread for its turn and for its process. SIGINT and SIGTERM, and a run that fails,
+let every process save and stop; `together` raises when the last one has. A process is told so by the end of its
+standard input, which also comes when this process is killed: none goes on alone. Runs are dealt over the GPUs there
+are, or share the one, or the cores.
+"""
+
+import contextlib
+import heapq
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import torch
+
+from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
+from wellcond.train.time_limit import OutOfTime
+
+__all__ = ["Jobs", "RunFailed", "deal"]
+
+T = TypeVar("T")
+STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
+OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
+LOG_LINES = 12
+SAVED = "stopped, and what was running is saved"
+
+
+class RunFailed(ValueError):  # noqa: N818 (a run's error, told on)
+    """A run's process ended with an error, or was killed."""
+
+    def __init__(self, name: str, how: str, log: Path):
+        super().__init__(f"{name} {how}; its log is {log}. The same command goes on, with what the others have saved")
+        self.how = how
+        """In words: failed, was killed by signal 9."""
+        self.log = _last_lines(log)
+
+
+class Jobs:
+    """Up to `number` processes at once."""
+
+    def __init__(self, number: int, *, device: str | None = None):
+        self.device = device
+        self._free = deal(number, device)
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[bool, int]] = []
+        self._tickets = 0
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopping = self._listening = False
+
+    # Threads
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Call each in a thread; their results, in order. After an error, when all have ended, that error is raised."""
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def work(number: int, call: Callable[[], T]) -> None:
+            try:
+                results[number] = call()
+            except BaseException as error:
+                errors.append(error)
+                self.stop()
+
+        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(calls)]
+        with self._signals():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if errors:  # an interruption is what the others end with
+            raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
+        return [results[number] for number in range(len(calls))]
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if self._listening or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        first: list[float] = []
+
+        def heard(_number: int, _frame: Any) -> None:
+            if not first:
+                first.append(time.monotonic())
+                self.stop()
+                print(
+                    f"\n{len(self._running)} runs save after this step; once more to stop at once",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+            elif time.monotonic() - first[0] > TWICE:
+                for process in list(self._running):
+                    process.kill()
+                os._exit(130)
+
+        self._listening, self._stopping = True, False
+        before = {number: signal.signal(number, heard) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._listening = False
+
+    # Processes
+
+    def run(
+        self, name: str, tell: Callable[[], bytes], *, log: Path, urgent: bool, started: Callable[[], None]
+    ) -> None:
+        """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
+
+        Args:
+            tell: says what the process reads, when it starts.
+            log: where its output goes, after that of earlier starts.
+            urgent: before those that are not, since others wait for its result.
+            started: called before the process starts.
+        """
+        with self._turn(urgent) as variables:
+            started()
+            with open(log, "ab") as output:
+                code = self._process(name, tell(), variables, output)
+        if code == OUT_OF_TIME:
+            raise OutOfTime("the time is over, and what was running is saved")
+        if code in STOPPED:
+            raise Interrupted(SAVED)
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else "failed"
+            raise RunFailed(name, how, log)
+
+    @contextlib.contextmanager
+    def _turn(self, urgent: bool) -> Iterator[dict[str, str]]:
+        """A place among those that run at once, as the variables of its environment."""
+        with self._changed:
+            self._tickets += 1
+            mine = (not urgent, self._tickets)
+            heapq.heappush(self._waiting, mine)
+            self._changed.wait_for(lambda: self._stopping or (bool(self._free) and self._waiting[0] == mine))
+            self._waiting.remove(mine)
+            heapq.heapify(self._waiting)
+            if self._stopping:
+                raise Interrupted(SAVED)
+            # Where most places are free, so that no GPU has two while another has none.
+            variables = max(self._free, key=self._free.count)
+            self._free.remove(variables)
+            self._changed.notify_all()
+        try:
+            yield variables
+        finally:
+            with self._changed:
+                self._free.append(variables)
+                self._changed.notify_all()
+
+    def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:
+        # A group of its own: Ctrl-C in a terminal comes to this process alone, which tells it on, once.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "wellcond.claims.one_run", name], stdin=subprocess.PIPE, stdout=output,
+            stderr=subprocess.STDOUT, env={**os.environ, **_import_path(), **variables}, process_group=0,
+        )  # fmt: skip
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died; its code says so
+            process.stdin.write(told)
+            process.stdin.flush()
+        with self._changed:
+            self._running.add(process)
+            if self._stopping:
+                _let_go(process)
+        try:
+            return process.wait()
+        finally:
+            with self._changed:
+                self._running.discard(process)
+                _let_go(process)
+
+    def stop(self) -> None:
+        """Let every process save and stop, and start no more."""
+        with self._changed:
+            self._stopping = True
+            for process in self._running:
+                _let_go(process)
+            self._changed.notify_all()
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _import_path() -> dict[str, str]:
+    """A source tree that is not installed is found by the other process, too."""
+    root = Path(__file__).resolve().parents[2]
+    if root.name in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+    return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+
+
+def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:
+    """For each job the variables to set for its process.
+
+    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. On a CPU each gets its share of the
+    cores, unless OMP_NUM_THREADS is set: more threads than cores wait for each other.
+    """
+    if gpus is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cpu" or not gpus:
+        share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+        return [dict(share) for _ in range(jobs)]
+    wanted = torch.device(device or "cuda")
+    if wanted.type != "cuda" or gpus == 1:
+        return [{} for _ in range(jobs)]
+    names = _visible(gpus)
+    if wanted.index is not None:  # the only one that its processes see: nothing of theirs lands on another
+        names = [names[wanted.index]]
+    return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
+
+
+def _visible(count: int) -> list[str]:
+    """The GPUs' names as CUDA_VISIBLE_DEVICES has them: numbers or identifiers, possibly not the first ones."""
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return given[:count] if given else [str(number) for number in range(count)]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,166 @@
+"""`wellcond reproduce`: run claims at a scale, as far as they are not done yet, and write their evidence.
+
+    reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 130 interrupted
+    reproduce(["asa-fig1c", "asa-fig1b"], scale="lab", data_dirs=["cifar10=data/cifar10"], jobs=4)
+    reproduce(whole_queue=True, scale="lab", data_dirs=[…], time_limit="9m")
+
+One process runs them one after the other: runs that several claims share are trained once, and runs of one form are
+compiled once. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
+machine has finished and whose results lie beside the evidence; what was running goes on from its last state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
+from wellcond.claims.claim import Claim, Options, Statement
+from wellcond.claims.image_sets import GivenData, parse_data
+from wellcond.claims.runs import Runs
+from wellcond.train.config import as_seconds
+from wellcond.train.interrupt import Interrupted
+from wellcond.train.processes import check_device
+from wellcond.train.recipes import SCALES
+from wellcond.train.time_limit import OutOfTime
+
+__all__ = ["reproduce"]
+
+SMOKE_SEEDS, SEEDS = 2, 3
+
+
+def reproduce(
+    ids: str | Sequence[str] = (),
+    *,
+    whole_queue: bool = False,
+    scale: str = "smoke",
+    seeds: int | None = None,
+    data_dirs: Sequence[str] = (),
+    output: Path = Path("runs"),
+    evidence: Path = Path("evidence"),
+    settings: Sequence[str] = (),
+    grid_epochs: int | None = None,
+    device: str | None = None,
+    jobs: int = 1,
+    time_limit: str | None = None,
+    console: Console | None = None,
+) -> int:
+    """Returns the exit code; ValueError for an unknown claim, scale or set, before anything is trained.
+
+    Args:
+        whole_queue: all claims that are built, in the order of worth, in place of `ids`.
+        seeds: by default two at `smoke` scale, and at the others three, with two more where those leave it undecided.
+        data_dirs: where the image sets lie, `NAME=PATH` each.
+        settings: fields of every training, `key=value`, the same for all arms.
+        jobs: how many runs are trained at once, each in a process of its own if more than one.
+        time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
+    """
+    ids = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+    if bool(ids) == whole_queue:
+        raise ValueError("name claims, or take all that there are with --all; wellcond ledger lists them")
+    for stranger in [id_ for id_ in ids[1:] if id_ not in CLAIMS] if settings else ():
+        raise ValueError(f"a setting is written name=value, got {stranger!r}; nor is there a claim of that name")
+    chosen = [claim(id_) for id_ in ids]
+    for one in chosen:
+        if not one.built:
+            ready = ", ".join(id_ for id_, other in CLAIMS.items() if other.built and not isinstance(other, Statement))
+            raise ValueError(f"{one.id} cannot be run yet; those that can are {ready}, and the statements of theory")
+    if scale not in SCALES:
+        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+    if scale == "lab" and not data_dirs and (whole_queue or any(one.sets for one in chosen)):
+        name = "the queue" if whole_queue else next(one.id for one in chosen if one.sets)
+        raise ValueError(f"{name} at lab scale is run on real images; say where: --data-dir cifar10=FOLDER")
+    if jobs < 1:
+        raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
+    if time_limit:
+        _check_limit(time_limit)
+    check_device(device)
+    given = parse_data(["digits"] if scale == "smoke" else data_dirs)
+    for one in chosen if scale == "lab" else ():
+        strangers = [data.set.name for data in given if data.set.name not in one.sets]
+        if one.sets and len(strangers) == len(given):
+            raise ValueError(f"{one.id} is not decided on {strangers[0]}; its sets are {', '.join(one.sets)}")
+    options = Options(
+        scale=scale,
+        seeds=seeds or (SMOKE_SEEDS if scale == "smoke" else SEEDS),
+        second_look=seeds is None and scale == "lab",
+        output=output,
+        evidence=evidence,
+        settings=tuple(settings),
+        grid_epochs=grid_epochs,
+        device=device,
+        console=console or Console(),
+    )
+    plan = _queue(options, given) if whole_queue else [(one, _data_of(one, given, scale)) for one in chosen]
+    if scale == "paper":
+        for one, _ in plan:
+            for line in one.plan_paper(options):
+                options.say(line)
+        return 0
+    kept = None if scale == "smoke" else evidence / "runs" / scale
+    runs = Runs(
+        output / scale, console=options.console, device=device, jobs=jobs, kept=kept, time_limit=time_limit or ""
+    )
+    return _run(plan, options, runs)
+
+
+def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:
+    unfinished: list[str] = []
+    for one, data in plan:
+        options.say(f"{one.id}: {one.claim}")
+        try:
+            lines = one.reproduce(replace(options, data=data), runs)
+        except OutOfTime:
+            on = f" on {', '.join(given.set.title for given in data)}" if data else ""
+            unfinished.append(f"{one.id}{on}")
+            continue  # what is next may be shorter, or done already
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            said = str(stopped) or "interrupted"
+            options.say(f"{said}. The same command goes on; what is finished is not run again.")
+            return 130
+        for line in lines:
+            options.say(line)
+    if unfinished:
+        named = ", ".join(dict.fromkeys(runs.left))
+        options.say(
+            f"The time is over. Not finished: {'; '.join(unfinished)}. Left of their runs, as far as they are known: "
+            f"{named}. The same command goes on; what is finished is not run again."
+        )
+    return 0
+
+
+def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tuple[GivenData, ...]]]:
+    """What can be run, in its order; and it is said what cannot."""
+    steps: list[tuple[Claim, tuple[GivenData, ...]]] = []
+    missing, without = dict[str, None](), dict[str, None]()
+    for ids, sets in QUEUE:
+        for one in map(claim, ids):
+            wanted = [name for name in one.sets if not sets or name in sets]
+            if not one.built:
+                missing[one.id] = None
+                continue
+            if options.scale != "lab":  # the digits, or a plan: once
+                if one not in [step[0] for step in steps]:
+                    steps.append((one, _data_of(one, given, options.scale)))
+                continue
+            data = tuple(there for there in given if there.set.name in wanted)
+            without |= dict.fromkeys(name for name in wanted if name not in [there.set.name for there in data])
+            if data or not one.sets:
+                steps.append((one, data))
+    if missing:
+        options.say(f"Skipped, for they are not built yet: {', '.join(missing)}.")
+    if without:
+        options.say(f"Skipped, for no --data-dir says where they lie: {', '.join(without)}.")
+    return steps
+
+
+def _data_of(one: Claim, given: Sequence[GivenData], scale: str) -> tuple[GivenData, ...]:
+    return tuple(there for there in given if scale != "lab" or there.set.name in one.sets)
+
+
+def _check_limit(text: str) -> None:
+    try:
+        as_seconds(text)
+    except ValueError as error:
+        raise ValueError(f"--time-limit {error}") from None

@@ -1,0 +1,390 @@
+"""The queue of runs: planned by name, skipped where done, taken up where they stopped, as many as fit the time.
+
+    runs = Runs(Path("runs/lab"), console=Console(), time_limit="9m")
+    found = runs.run(Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=True))     # trains, or reads
+    found["status"], found["metrics"]["top1"]                                                       # "finished", 0.87
+    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])                            # up to four at once
+
+Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
+that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
+run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on.
+With one job everything happens in this process; with more, each run in one of its own (jobs.py, one_run.py).
+Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
+that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+
+from wellcond import records
+from wellcond.claims.ends import measure_ends
+from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.environment import environment
+from wellcond.models.surgery import keep_compiled_code
+from wellcond.train.checkpoint import saved_steps
+from wellcond.train.config import Config, as_seconds
+from wellcond.train.folder import MAY_CHANGE, RunFolder
+from wellcond.train.interrupt import Interrupted
+from wellcond.train.loop import Diverged, train
+from wellcond.train.time_limit import OutOfTime, process_age
+
+__all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
+
+T = TypeVar("T")
+Result = dict[str, Any]
+"""status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
+log_kappa (at its ends), config, environment."""
+RESULT = "result.json"
+LOG = "log.txt"
+ELSEWHERE = {
+    *MAY_CHANGE, "data", "probe_every", "probe_marks", "probe_samples", "probe_sites", "probe_exact",
+}  # fmt: skip
+"""Neither where the data lies nor what is measured on the way changes what is trained."""
+POINTS = 60  # of a curve of the training loss
+LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
+AROUND = 10.0  # seconds that a run takes beside its steps: validation, κ at its ends, saving
+COMPILING = 60.0  # seconds, where the code for its form is not there yet
+FORM = {
+    "task", "data", "model", "model_kwargs", "remove_skips", "layer_scale", "attention", "attention_kwargs", "gray",
+    "epsilon", "image_size", "batch_size", "accumulate", "drop_path", "mixup", "cutmix", "label_smoothing", "amp_dtype",
+    "compile_mode", "mask_ratio", "normalize_pixels", "gray_masked", "decoder_dim", "decoder_depth", "decoder_heads",
+}  # fmt: skip
+"""Settings that the compiled code of a training depends on."""
+KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
+"""Of what was measured in the course of a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One training of an experiment."""
+
+    name: str
+    """Its folder below the scale's: cifar10/vit_tiny/both/seed-0-lr-0.001."""
+    config: Config
+    images: int = 0
+    """How many it trains on, over all epochs, for an estimate of its time; 0 where that is not known."""
+    measure: bool = False
+    """Whether its condition numbers are measured at the end, beside those of its random start."""
+    first: bool = False
+    """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
+
+
+class Runs:
+    """The runs of one scale, in one folder."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        console: Console,
+        device: str | None = None,
+        jobs: int = 1,
+        kept: Path | None = None,
+        time_limit: str = "",
+    ):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "an experiment trains each run in one process; start it without torchrun, and with --jobs for several"
+            )
+        self.root, self.console, self.device = root, console, device
+        self.kept = kept
+        """Where results are kept beside the evidence: what is there is done, whichever machine trained it."""
+        self.expected = 0
+        """How many runs are planned, as far as is known."""
+        self.done = self.trained = 0
+        self.left: list[str] = []
+        """Names of runs that there was no time for, or not enough."""
+        self.limit = as_seconds(time_limit) if time_limit else None
+        self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
+        self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
+        self._counting = threading.Lock()
+        self._compiled: dict[str, Any] | None = None  # what the compiled code that there is was compiled for
+
+    def expect(self, number: int) -> None:
+        """So many runs more are planned."""
+        with self._counting:
+            self.expected += number
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Calls that do not depend on each other, and what they return, in order: side by side, or one by one.
+
+        Where one is out of time, the others are called all the same: a shorter one may fit. Then OutOfTime is raised.
+        """
+
+        def attempt(call: Callable[[], T]) -> T | OutOfTime:
+            try:
+                return call()
+            except OutOfTime as over:
+                return over
+
+        tries = [partial(attempt, call) for call in calls]
+        found = [call() for call in tries] if self._jobs is None else self._jobs.together(tries)
+        for one in found:
+            if isinstance(one, OutOfTime):
+                raise one
+        return [one for one in found if not isinstance(one, OutOfTime)]
+
+    def results(self, pattern: str) -> list[Result]:
+        """Of all finished runs under names like this, here and beside the evidence; each once."""
+        paths = {}
+        for root in (self.kept, self.root):
+            if root is not None:
+                paths |= {path.relative_to(root): path for path in root.glob(f"{pattern}/{RESULT}")}
+        return [records.read_json(paths[name]) for name in sorted(paths)]
+
+    def finished(self, plan: Planned) -> Result | None:
+        """The result of a run that is done; None where it is not. ValueError where the folder holds another run."""
+        places = [root / plan.name / RESULT for root in (self.root, self.kept) if root is not None]
+        path = next((place for place in places if place.exists()), None)
+        if path is None:
+            return None
+        result = records.read_json(path)
+        differ = config_difference(plan.config, result["config"])
+        if differ:
+            raise ValueError(
+                f"{path.parent} holds a finished run with another configuration ({differ}). Give the same settings, or "
+                "--output a new folder, and --evidence another one"
+            )
+        self._note_speed(plan.name, result)
+        return result
+
+    def run(self, plan: Planned, *, quiet: bool | None = None) -> Result:
+        """Train it, or go on with it, or read its result. Raises Interrupted after a signal, with the state saved.
+
+        With several jobs, to be called within `together`; RunFailed where the run's process fails.
+        """
+        result = self.finished(plan)
+        if result is not None:
+            self._say(self._count(), plan, f"done before: {_words(result)}")
+            return result
+        if self._jobs is not None:
+            return self._run_apart(plan, self._jobs)
+        self._check_time(plan)
+        number = self._count()
+        self._say(number, plan, "training")
+        try:
+            result = self._train(plan, quiet=not self.console.is_terminal if quiet is None else quiet)
+        except OutOfTime as over:
+            self.left.append(plan.name)
+            self._say(number, plan, str(over))
+            raise
+        records.write_record(self.root / plan.name / RESULT, result, seed=plan.config.seed)
+        self.trained += 1
+        self._say(number, plan, _words(result))
+        return self._keep(plan)
+
+    def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
+        folder, number = self.root / plan.name, 0
+
+        def started() -> None:
+            nonlocal number
+            self._check_time(plan)
+            number = self._count()
+            RunFolder.open(folder, self._config(plan))  # first of all its configuration: it says what the folder is
+            self._say(number, plan, "training")
+
+        try:
+            jobs.run(plan.name, partial(self._told, plan), log=folder / LOG, urgent=plan.first, started=started)
+        except OutOfTime:
+            if number:
+                self.left.append(plan.name)
+                self._say(number, plan, "the time is over; saved")
+            raise
+        except Interrupted:
+            if number:
+                self._say(number, plan, "stopped")
+            raise
+        except RunFailed as failed:
+            self._say(number, plan, f"{failed.how}. The end of its log:\n{failed.log}")
+            raise
+        result = self._keep(plan)
+        with self._counting:
+            self.trained += 1
+        self._say(number, plan, _words(result))
+        return result
+
+    def _keep(self, plan: Planned) -> Result:
+        """The result of a run that was just trained, put beside the evidence too."""
+        result = records.read_json(self.root / plan.name / RESULT)
+        self._note_speed(plan.name, result)
+        if self.kept is not None:
+            records.write_json(self.kept / plan.name / RESULT, result)
+        return result
+
+    def _told(self, plan: Planned) -> bytes:
+        """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
+        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
+        told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
+        if self.limit is not None:  # its clock begins with its own process
+            told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
+        return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
+
+    def _config(self, plan: Planned) -> Config:
+        changes = {"cache_dir": plan.config.cache_dir or str(self.root / "cache")}
+        if self.limit is not None:
+            changes["time_limit"] = f"{self._time_to_train(plan):g}s"
+        return plan.config.changed(changes)
+
+    # Time
+
+    def _time_to_train(self, plan: Planned) -> float:
+        """Of the limit, what is left when the measurements at its ends are taken off."""
+        assert self.limit is not None
+        return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
+
+    def _check_time(self, plan: Planned) -> None:
+        """OutOfTime where a run is better not begun: what is trained of it would wait, or be lost with the machine."""
+        if self.limit is None:
+            return
+        left, needed = self.limit - process_age(), self._needed(plan)
+        least = min(LEAST_TIME, self.limit / 10)
+        if left >= least and (needed is None or needed <= left):
+            return
+        # One that fits into no call at all is begun all the same: saved and taken up, it ends some day.
+        if left >= least and needed is not None and needed > self.limit - AROUND:
+            return
+        takes = "" if needed is None else f"it takes about {needed:.0f} s, and "
+        why = f"not started: {takes}{max(0.0, left):.0f} s are left"
+        with self._counting:
+            if plan.name not in self.left:  # several claims may ask for it
+                self.console.print(f"{plan.name}: {why}", highlight=False, markup=False, soft_wrap=True)
+            self.left.append(plan.name)
+        raise OutOfTime(why)
+
+    def _needed(self, plan: Planned) -> float | None:
+        """Seconds to its end, by the speed of the same arm, or of another on the same set; None where none was seen."""
+        arm = plan.name.rpartition("/")[0]
+        speed = self._speeds.get(arm) or self._speeds.get(arm.rpartition("/")[0])
+        if not speed or not plan.images:
+            return None
+        saved = max(saved_steps(self.root / plan.name / "checkpoints"), default=0) * plan.config.batch_size
+        compiling = COMPILING if plan.config.compile and self._form(plan.config) != self._compiled else 0.0
+        return 1.05 * max(0, plan.images - saved) / speed + AROUND + compiling
+
+    @cached_property
+    def _this_device(self) -> str:
+        return environment()["device"]
+
+    def _note_speed(self, name: str, result: Result) -> None:
+        speed = result["images_per_second"]
+        if speed and self.limit is not None and result["environment"]["device"] == self._this_device:
+            arm = name.rpartition("/")[0]
+            for place in (arm, arm.rpartition("/")[0]):  # the fastest: results may be of days when training was slower
+                self._speeds[place] = max(speed, self._speeds.get(place, 0.0))
+
+    def _count(self) -> int:
+        with self._counting:
+            self.done += 1
+            return self.done
+
+    def _train(self, plan: Planned, *, quiet: bool) -> Result:
+        config, folder = self._config(plan), self.root / plan.name
+        result: Result = {"name": plan.name, "config": _portable(config)}
+        try:
+            with self._compiled_once(config):
+                outcome = train(config, folder, device=self.device, quiet=quiet)
+        except Diverged as lost:
+            result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
+        else:
+            result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
+        result |= {**_curves(folder), "measured": _measured(folder)}
+        measured = plan.measure and result["status"] == "finished"
+        result["log_kappa"] = measure_ends(config, folder, device=self.device) if measured else None
+        return result
+
+    @contextlib.contextmanager
+    def _compiled_once(self, config: Config) -> Iterator[None]:
+        """Runs of one form, one after the other, are compiled once. Before another form everything is forgotten: else
+        the graphs of earlier ones count against torch's limit, beyond which it runs eagerly."""
+        form = self._form(config)
+        if not config.compile:
+            yield
+        elif form == self._compiled:
+            with keep_compiled_code():
+                yield
+        else:
+            torch.compiler.reset()
+            yield
+            self._compiled = form
+
+    @staticmethod
+    def _form(config: Config) -> dict[str, Any]:
+        return {name: value for name, value in config.as_json().items() if name in FORM}
+
+    def _say(self, number: int, plan: Planned, text: str) -> None:
+        of = f"{number}/{max(number, self.expected)}"
+        self.console.print(f"[{of}] {plan.name}: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def made_by(result: Result) -> dict[str, Any]:
+    """Which device and which state of the code trained it: the runs of one experiment may be of several days."""
+    environment = result["environment"]
+    return {"device": environment["device"], "commit": environment["commit"]}
+
+
+def config_difference(config: Config, stored: dict[str, Any]) -> str:
+    """In words, where a stored configuration is another training than `config`; empty where it is not."""
+    mine = config.as_json()
+    theirs = Config().as_json() | stored  # a setting that came later had its default
+    names = [name for name in mine if name not in ELSEWHERE and mine[name] != theirs[name]]
+    return ", ".join(f"{name}: {theirs[name]!r} there, {mine[name]!r} now" for name in names)
+
+
+def _portable(config: Config) -> dict[str, Any]:
+    """Without the paths of this machine."""
+    stored = config.as_json() | {"cache_dir": "", "time_limit": ""}
+    kind, colon, _ = stored["data"].partition(":")
+    return stored | {"data": kind if colon else Path(stored["data"]).name}
+
+
+def _curves(folder: Path) -> dict[str, Any]:
+    rows = records.Run.open(folder).train
+    stride = max(1, -(-len(rows) // POINTS))
+    drawn = [*rows[:-1:stride], *rows[-1:]]
+    rates = [row.images_per_second for row in rows if row.images_per_second > 0]
+    return {
+        "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in drawn],
+        "images_per_second": round(median(rates), 1) if rates else None,
+    }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """{"steps": […], "gradient_norm": […], "log_kappa": {"sa": [[block by block], for each step]}, …}."""
+    run = records.Run.open(folder)
+    rows = [row for row in run.probe if row["name"] in KEPT]
+    steps = sorted({row["step"] for row in rows})
+    values: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in sorted(rows, key=lambda row: row["index"]):
+        values[row["name"]][row["site"]][row["step"]].append(_short(row["value"]))
+    norms = {row.step - 1: row.gradient_norm for row in run.train} if steps else {}
+    return {
+        "steps": steps,
+        "gradient_norm": [_short(norms[step]) if step in norms else None for step in steps],
+        **{
+            name: {site: [by_step.get(step) for step in steps] for site, by_step in by_site.items()}
+            for name, by_site in values.items()
+        },
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _words(result: Result) -> str:
+    if result["status"] == "diverged":
+        return f"diverged ({result['why']})"
+    return ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())

@@ -1,0 +1,196 @@
+"""Small real matrices of trained attention: a ViT trained on scikit-learn's digits, and what its blocks compute with.
+
+    python -m wellcond.claims.trained_blocks                # evidence/trained/digits-vit-blocks.safetensors, .json
+    blocks = read_blocks("evidence/trained/digits-vit-blocks.safetensors")
+    x, query = blocks[2].x, blocks[2].x @ blocks[2].w_q[0]       # eight test images' tokens; their queries of head 0
+
+Statements about attention are made about X, W_Q, W_K and W_V; random matrices obey many that trained ones do not. The
+model has no biases in query, key and value, so that these matrices are all there is. On one machine and with the same
+versions the same seed gives the same file.
+"""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wellcond.models.build import create_model
+from wellcond.records import write_record
+
+__all__ = ["AttentionBlock", "Digits", "blocks_of", "load_digits", "read_blocks", "run", "train"]
+
+MODEL: dict[str, Any] = {
+    "img_size": 8,
+    "patch_size": 1,
+    "in_chans": 1,
+    "embed_dim": 64,
+    "depth": 6,
+    "num_heads": 4,
+    "num_classes": 10,
+}
+BLOCKS, IMAGES = (0, 2, 5), 8
+EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 12, 32, 2e-3, 0.05
+TEST = 297  # of the 1,797 images
+OUTPUT = Path("evidence/trained/digits-vit-blocks.safetensors")
+
+
+class Digits(NamedTuple):
+    """Images (b, 1, 8, 8) of mean 0 and standard deviation 1, and their digits, in two parts that share no image."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBlock:
+    """What one block's attention computes with, n tokens of width d, h heads: Q of head i is X W_Q[i]."""
+
+    x: Tensor
+    """The attention's normed input of some test images, (images, n, d)."""
+    w_q: Tensor
+    """(h, d, d/h), like the next two. Logits are Q Kᵀ/√(d/h)."""
+    w_k: Tensor
+    w_v: Tensor
+    w_o: Tensor
+    """(d, d): the heads' outputs side by side, times W_O, plus b_o, are what the block adds to its tokens."""
+    b_o: Tensor
+
+
+def load_digits(seed: int) -> Digits:
+    """scikit-learn's digits, split at random."""
+    from sklearn import datasets
+
+    pixels, targets = datasets.load_digits(return_X_y=True)
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+    images, labels = torch.from_numpy(pixels).float()[order].reshape(-1, 1, 8, 8), torch.from_numpy(targets)[order]
+    mean, std = images[TEST:].mean(), images[TEST:].std()
+    images = (images - mean) / std
+    return Digits(images[TEST:], labels[TEST:], images[:TEST], labels[:TEST])
+
+
+def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
+    """A ViT of 65 tokens, one per pixel and the class token, by AdamW with a cosine that ends at zero."""
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
+        with torch.no_grad():  # a token of one pixel says little: with timm's 0.02 it takes long to learn where it is
+            model.get_parameter("pos_embed").normal_()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        steps = -(-len(digits.labels) // BATCH)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=LEARNING_RATE, total_steps=epochs * steps, pct_start=0.1
+        )
+        for _ in track(range(epochs), "Training on the digits", console=Console(stderr=True), transient=True):
+            for chosen in torch.randperm(len(digits.labels)).split(BATCH):
+                loss = F.cross_entropy(model(digits.images[chosen]), digits.labels[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    return (model(images).argmax(-1) == labels).float().mean().item()
+
+
+@torch.no_grad()
+def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -> dict[int, AttentionBlock]:
+    """The matrices of some blocks of a timm ViT without biases in query, key and value."""
+    inputs: dict[int, Tensor] = {}
+    with contextlib.ExitStack() as hooks:
+        for index in which:
+
+            def keep(_: nn.Module, args: tuple[Tensor, ...], index: int = index) -> None:
+                inputs[index] = args[0].clone()
+
+            handle = model.get_submodule(f"blocks.{index}.attn").register_forward_pre_hook(keep)
+            hooks.callback(handle.remove)
+        model(images)
+    found = {}
+    for index, x in inputs.items():
+        weights = dict(model.get_submodule(f"blocks.{index}.attn").named_parameters())
+        if "qkv.bias" in weights:
+            raise ValueError("query, key and value have biases, which these matrices leave out: use qkv_bias=False")
+        heads, width = MODEL["num_heads"], x.shape[-1]
+        # timm packs query, key and value, then the heads, into the rows of one matrix that multiplies from the right
+        query, key, value = weights["qkv.weight"].reshape(3, heads, width // heads, width).transpose(-1, -2).clone()
+        w_o, b_o = weights["proj.weight"].T.clone(), weights["proj.bias"].clone()
+        found[index] = AttentionBlock(x=x, w_q=query, w_k=key, w_v=value, w_o=w_o, b_o=b_o)
+    return found
+
+
+def read_blocks(path: str | os.PathLike[str]) -> dict[int, AttentionBlock]:
+    """What `run` wrote: index of the block → its matrices."""
+    found: dict[int, dict[str, Tensor]] = {}
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (a file of safetensors is no dict)
+            _, index, matrix = name.split(".")
+            found.setdefault(int(index), {})[matrix] = file.get_tensor(name)
+    return {index: AttentionBlock(**matrices) for index, matrices in sorted(found.items())}
+
+
+def run(path: str | os.PathLike[str] = OUTPUT, *, epochs: int = EPOCHS, seed: int = 0) -> dict[int, AttentionBlock]:
+    """Train, and write the matrices, with a JSON beside them that says how they came about."""
+    digits = load_digits(seed)
+    model = train(digits, epochs=epochs, seed=seed)
+    blocks = blocks_of(model, digits.test_images[:IMAGES])
+    settings = ", ".join(f"{key}={value}" for key, value in MODEL.items())
+    about = {
+        "model": f"timm vit_tiny_patch16_224, qkv_bias=False, {settings}",
+        "source": f"trained by wellcond.claims.trained_blocks, {epochs} epochs, on 1,500 digits of scikit-learn",
+        "what": (
+            f"blocks {', '.join(map(str, blocks))}: x, the attention's normed input of {IMAGES} test images (images, "
+            "n, d); w_q, w_k, w_v (heads, d, d/heads), multiplied from the right; w_o (d, d) and b_o (d)"
+        ),
+        "licence": "Apache-2.0; the images are scikit-learn's (BSD-3-Clause)",
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"blocks.{i}.{name}": value.contiguous() for i, block in blocks.items() for name, value in vars(block).items()
+    }
+    save_file(tensors, path, metadata={**about, "seed": str(seed)})
+    measured = {
+        "accuracy": accuracy(model, digits.test_images, digits.test_labels),
+        "accuracy on the training images": accuracy(model, digits.images, digits.labels),
+        "test images": len(digits.test_labels),
+        "epochs": epochs,
+    }
+    write_record(path.with_suffix(".json"), {**about, **measured}, seed=seed)
+    return blocks
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums over several threads depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a small ViT on digits, and keep the matrices of its attention.")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    run(given.output, epochs=given.epochs, seed=given.seed)

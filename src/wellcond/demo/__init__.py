@@ -1,0 +1,1 @@
+"""`wellcond demo`: what it trains, grays and shows."""

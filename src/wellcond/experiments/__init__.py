@@ -1,1 +1,0 @@
-"""One file per experiment: what to run, how to judge it, how to draw it."""

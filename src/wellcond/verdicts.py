@@ -1,0 +1,208 @@
+"""From numbers to a verdict: paired seeds, means with their intervals, equivalence, and how parts make a whole.
+
+    gain = interval([0.4, 0.7, 0.5])                     # mean, low, high: Student's t, since seeds are few
+    part = at_least("drop(sa) ≥ 3 × drop(mlp)", [16.1, 15.2, 17.0], 0.0)     # decided by the interval, not by the mean
+    part = within("no difference", [0.2, -0.1, 0.3], 1.0)                    # equivalence: the interval inside ± 1
+    combine([part, …]).verdict                                               # "holds in part"
+    clopper_pearson(0, 400)                              # (0.0, 0.0092): the exact interval of a rate
+
+A part is decided where its whole interval lies on one side. Where it does not, the part is undecided and says the
+smallest effect that these runs would have seen four times out of five. Theory and claims judge by the same words.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
+
+__all__ = [
+    "CONFIDENCE",
+    "SECOND_LOOK",
+    "Decided",
+    "Interval",
+    "Judgement",
+    "Outcome",
+    "Part",
+    "Verdict",
+    "Whole",
+    "at_least",
+    "clopper_pearson",
+    "combine",
+    "differences",
+    "interval",
+    "judgement",
+    "not_run",
+    "smallest_effect",
+    "undecided",
+    "within",
+]
+
+Decided = Literal["holds", "does not hold", "undecided"]
+Outcome = Literal["holds", "does not hold", "undecided", "not run"]
+Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
+Verdict = Literal["holds", "holds in part", "does not hold", "undecided", "out of reach here"]
+CONFIDENCE, POWER = 0.95, 0.8
+SECOND_LOOK = 0.975
+"""The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean, and where it may lie. Of a single value the interval is everything."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        if self.count < 2:
+            return f"{_signed(self.mean)} (one seed, no interval)"
+        return f"{_signed(self.mean)} [{_signed(self.low)}, {_signed(self.high)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One statement inside a claim: what was asked, what came out, and the numbers for it."""
+
+    name: str
+    outcome: Outcome
+    why: str
+    found: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """The verdict on a claim, with its parts."""
+
+    verdict: Verdict
+    parts: tuple[Part, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, "parts": [_part_json(part) for part in self.parts]}
+
+
+def interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
+    """The mean of `values` with its interval by Student's t. ValueError for none, or for a value that is not finite."""
+    if not values or not all(math.isfinite(value) for value in values):
+        raise ValueError(f"an interval needs finite values, at least one; these are {list(values)}")
+    mean = fmean(values)
+    if len(values) < 2:
+        return Interval(mean=mean, low=-math.inf, high=math.inf, count=1)
+    half = _t_quantile((1 + confidence) / 2, len(values) - 1) * _standard_error(values)
+    return Interval(mean=mean, low=mean - half, high=mean + half, count=len(values))
+
+
+def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The interval of rates under which `failures` of `draws` are not surprising: exact, never too narrow.
+
+    Raises ValueError unless 0 ≤ failures ≤ draws, draws ≥ 1 and 0 < confidence < 1.
+    """
+    if not 0 <= failures <= draws or draws < 1:
+        raise ValueError(f"{failures} failures of {draws} draws make no rate; draw at least once")
+    if not 0 < confidence < 1:
+        raise ValueError(f"a confidence lies between 0 and 1, not at {confidence}")
+    tail = (1 - confidence) / 2
+    low = 0.0 if failures == 0 else float(betaincinv(failures, draws - failures + 1, tail))
+    high = 1.0 if failures == draws else float(betaincinv(failures + 1, draws - failures, 1 - tail))
+    return low, high
+
+
+def differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    """first − second, seed by seed. ValueError where the seeds are not the same: nothing would be paired."""
+    if first.keys() != second.keys():
+        raise ValueError(f"seeds {sorted(first)} and {sorted(second)} are not the same; run both arms with one set")
+    return [first[seed] - second[seed] for seed in sorted(first)]
+
+
+def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) -> float:
+    """How far from a bound the true mean has to be for four in five such experiments to decide; inf for one value."""
+    if len(values) < 2:
+        return math.inf
+    free = len(values) - 1
+    return (_t_quantile((1 + confidence) / 2, free) + _t_quantile(POWER, free)) * _standard_error(values)
+
+
+def at_least(
+    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE
+) -> Part:
+    """Is the mean at least `bound`? Decided where the whole interval is on one side of it."""
+    found = interval(values, confidence=confidence)
+    said = f"{found}{unit}, asked: at least {_signed(bound)}{unit}"
+    if found.low >= bound:
+        return Part(name=name, outcome="holds", why=said, found=found)
+    if found.high < bound:
+        return Part(name=name, outcome="does not hold", why=said, found=found)
+    said = f"{said}; {_could_see(values, unit, confidence)}"
+    return Part(name=name, outcome="undecided", why=said, found=found)
+
+
+def within(
+    name: str, values: Sequence[float], margin: float, *, unit: str = "", confidence: float = CONFIDENCE
+) -> Part:
+    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0."""
+    if not margin > 0:
+        raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
+    found = interval(values, confidence=confidence)
+    said = f"{found}{unit}, asked: within ± {margin:g}{unit}"
+    if -margin <= found.low and found.high <= margin:
+        return Part(name=name, outcome="holds", why=said, found=found)
+    if found.low > margin or found.high < -margin:
+        return Part(name=name, outcome="does not hold", why=said, found=found)
+    said = f"{said}; {_could_see(values, unit, confidence)}"
+    return Part(name=name, outcome="undecided", why=said, found=found)
+
+
+def undecided(part: Part, why: str) -> Part:
+    """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
+    return Part(name=part.name, outcome="undecided", why=f"{part.why}; not decided: {why}", found=part.found)
+
+
+def not_run(name: str) -> Part:
+    return Part(name=name, outcome="not run", why="no runs yet")
+
+
+def combine(parts: Sequence[Part]) -> Whole:
+    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it."""
+    if not parts:
+        raise ValueError("a verdict needs at least one part")
+    return Whole(verdict=judgement({part.outcome for part in parts}), parts=tuple(parts))
+
+
+def judgement(outcomes: Collection[str]) -> Judgement:
+    """All parts hold; some do and some do not; none does; or nothing was refuted, but not everything was shown."""
+    if set(outcomes) == {"holds"}:
+        return "holds"
+    if "does not hold" not in outcomes:
+        return "undecided"
+    return "holds in part" if "holds" in outcomes else "does not hold"
+
+
+def _t_quantile(probability: float, free: int) -> float:
+    return float(stdtrit(free, probability))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values))
+
+
+def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
+    effect = smallest_effect(values, confidence=confidence)
+    if math.isinf(effect):
+        return "one seed can show nothing"
+    return f"these {len(values)} seeds could have seen a distance of {effect:.2g}{unit}"
+
+
+def _signed(value: float) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.2f}".replace("-", "−")
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    found = part.found
+    numbers = {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.count} if found else None
+    return {"name": part.name, "outcome": part.outcome, "why": part.why, "found": numbers}

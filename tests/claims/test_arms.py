@@ -1,0 +1,236 @@
+"""What all comparisons share: the second look, the limit of time, the queue, and results that were kept elsewhere."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from wellcond.claims import asa_fig1c
+from wellcond.claims import runs as runs_module
+from wellcond.claims.arms import HELD_OUT, SKIPS, Comparison
+from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.claim import Options
+from wellcond.claims.image_sets import IMAGE_SETS, parse_data
+from wellcond.claims.reproduce import reproduce
+from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.records import read_json, write_json
+from wellcond.train.recipes import recipe
+from wellcond.train.time_limit import OutOfTime
+
+ROOT = Path(__file__).parents[2]
+CLAIM = asa_fig1c.CLAIM
+QUICK = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"]
+
+
+def told():
+    return Console(record=True, width=400, file=io.StringIO())
+
+
+class Trainer:
+    """In the place of `Runs`: every training is done at once, with an accuracy that the test chooses."""
+
+    def __init__(self, top1, speed=50_000.0):
+        self.top1, self.speed, self.names = top1, speed, []
+
+    def expect(self, number):
+        pass
+
+    def together(self, calls):
+        return [call() for call in calls]
+
+    def results(self, pattern):
+        return []
+
+    def run(self, plan):
+        self.names.append(plan.name)
+        config = plan.config.as_json()
+        arm = plan.name.split("/")[2]
+        top1 = 0.3 - abs(config["lr"] - 3e-4) if config["holdout"] else self.top1[arm][config["seed"]] / 100
+        return {
+            "name": plan.name, "config": config, "status": "finished", "why": "", "losses": [[1.0, 2.0]],
+            "metrics": {"top1": top1, "top5": 0.99}, "images_per_second": self.speed, "log_kappa": None,
+            "environment": {"device": "a", "commit": "b"},
+        }  # fmt: skip
+
+
+OPEN = {"both": (90, 91, 90, 90, 91), "no-sa": (68, 69, 67, 68, 68), "no-mlp": (80, 89, 88, 88, 89)}
+CLEAR = {"both": (90, 91, 90), "no-sa": (68, 69, 67), "no-mlp": (88, 89, 88)}
+
+
+@pytest.mark.parametrize(
+    ("top1", "speed", "asked", "seeds"),
+    [(OPEN, 50_000, True, 5), (OPEN, 1_000, True, 3), (OPEN, 50_000, False, 3), (CLEAR, 50_000, True, 3)],
+)
+def test_two_more_seeds_where_three_leave_it_open_and_runs_are_quick(tmp_path, top1, speed, asked, seeds):
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), second_look=asked, evidence=tmp_path, console=Console(quiet=True))
+    CLAIM.reproduce(options, Trainer(top1, speed))  # pyright: ignore[reportArgumentType]
+    found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
+    assert (found["seeds"], found["confidence"]) == (seeds, 0.975 if seeds == 5 else 0.95)
+    assert {len(arm["runs"]) for arm in found["arms"].values()} == {seeds}
+    shown = Comparison(found, SKIPS, "both").interval([1.0, 2.0, 3.0])
+    truth = stats.t.interval(found["confidence"], 2, loc=2.0, scale=1 / math.sqrt(3))
+    assert (shown.low, shown.high) == pytest.approx(truth)
+
+
+def test_runs_are_named_by_set_recipe_arm_rate_and_seed(tmp_path):
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), evidence=tmp_path, console=Console(quiet=True))
+    names = Trainer(CLEAR)
+    CLAIM.reproduce(options, names)  # pyright: ignore[reportArgumentType]
+    assert "cifar10/vit_tiny/no-sa/grid-0.0001" in names.names
+    assert "cifar10/vit_tiny/no-sa/seed-2-lr-0.0003" in names.names
+
+
+def test_sets_with_other_seeds_are_paired_by_those_they_share():
+    def on(data, seeds, lost):
+        arms = {
+            arm: {"runs": [{"seed": s, "status": "finished", "top1": 90.0 - down + 0.1 * s} for s in range(seeds)]}
+            for arm, down in (("both", 0.0), ("no-sa", lost), ("no-mlp", 1.0))
+        }  # fmt: skip
+        return {"data": data, "scale": "lab", "epochs": 100, "seeds": seeds, "arms": arms}
+
+    parts = CLAIM.verdict([on("cifar10", 5, 20.0), on("cifar100", 3, 40.0)], sets=["cifar10", "cifar100"]).parts
+    assert (parts[-1].outcome, parts[-1].found.count) == ("holds", 3)
+
+
+def test_our_kept_results_are_those_of_todays_plans():
+    """The next session on a GPU goes on from them: a setting that has changed would train everything again."""
+    paths = sorted((ROOT / "evidence" / "runs" / "lab").rglob("result.json"))
+    assert len(paths) >= 26
+    for path in paths:
+        result = read_json(path)
+        name, _, arm, run = result["name"].split("/")
+        assert path.parent == ROOT / "evidence" / "runs" / "lab" / result["name"]
+        data = parse_data([f"{name}=hf:x"])[0]
+        config = CLAIM.configure(Options(scale="lab", data=(data,)), data, arm)
+        changes = {"lr": result["config"]["lr"], "seed": result["config"]["seed"], "eval_every": config.epochs}
+        if run.startswith("grid"):
+            changes |= {"epochs": 10, "eval_every": 10, "holdout": HELD_OUT}
+        assert config_difference(config.changed(changes), result["config"]) == "", path
+
+
+# ---- the queue and its time
+
+
+def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
+    console, trained = told(), []
+    train = runs_module.train
+
+    def counted(config, folder, **options):
+        trained.append(folder)
+        return train(config, folder, **options)
+
+    monkeypatch.setattr(runs_module, "train", counted)
+    code = reproduce(
+        whole_queue=True, scale="smoke", seeds=1, settings=QUICK, output=tmp_path / "runs", evidence=tmp_path,
+        console=console, device="cpu",
+    )  # fmt: skip
+    said = console.export_text()
+    assert code == 0
+    assert "not built yet: asa-table2, sky-table1" in said
+    assert len(trained) == len(set(trained)) == 9  # three arms, two rates and one seed each, for three claims
+    for id_ in ("asa-fig1b", "asa-fig1c", "asa-fig2"):
+        assert (tmp_path / id_ / "smoke-digits.json").exists()
+
+
+def test_a_set_without_a_place_is_named(tmp_path):
+    console = told()
+    for name in ("cifar10", "cifar100"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="the queue at lab scale is run on real images"):
+        reproduce(whole_queue=True, scale="lab", output=tmp_path, console=console)
+    with pytest.raises(ValueError, match="name claims, or take all"):
+        reproduce(scale="smoke", console=console)
+    with pytest.raises(ValueError, match="cannot be run yet; those that can are asa-fig1b, asa-fig1c, asa-fig2"):
+        reproduce("asa-fig6", console=console)
+    with pytest.raises(ValueError, match="--time-limit is a time such as"):
+        reproduce("asa-fig1c", time_limit="soon", console=console)
+
+
+def test_the_time_over_ends_with_0_and_says_what_is_left(tmp_path, monkeypatch):
+    console = told()
+    monkeypatch.setattr(runs_module, "process_age", lambda: 539.0)
+    code = reproduce(
+        ["asa-fig1c", "asa-fig1b"], scale="smoke", seeds=1, settings=QUICK, output=tmp_path / "runs",
+        evidence=tmp_path / "evidence", console=console, time_limit="9m",
+    )  # fmt: skip
+    said = console.export_text()
+    assert code == 0
+    assert "not started: 1 s are left" in said
+    assert "Not finished: asa-fig1c on Digits; asa-fig1b on Digits." in said
+    assert "digits/vit_tiny/no-mlp/grid-0.003" in said
+    assert not (tmp_path / "evidence").exists()
+
+
+def kept_run(root, name, speed):
+    config = recipe("vit_tiny", scale="lab").as_json()
+    write_json(root / name / "result.json", {
+        "name": name, "config": config, "status": "finished", "metrics": {"top1": 0.5}, "images_per_second": speed,
+        "environment": {"device": runs_module.environment()["device"]},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("age", "images", "starts"),
+    [
+        (100, 40_000, True),  # 42 s and some around it, and 440 are left
+        (500, 40_000, False),  # and 40 are left
+        (500, 0, True),  # nobody knows how long it takes: it is saved when the time is over
+        (520, 0, False),  # 20 s are no time for anything
+        (500, 10_000_000, True),  # it never fits: begun and taken up again, it ends some day
+    ],
+)
+def test_what_will_not_be_done_is_not_started(tmp_path, monkeypatch, age, images, starts):
+    monkeypatch.setattr(runs_module, "process_age", lambda: float(age))
+    monkeypatch.setattr(runs_module, "train", lambda *a, **k: (_ for _ in ()).throw(OutOfTime("saved")))
+    runs = Runs(tmp_path, console=Console(quiet=True), device="cpu", time_limit="9m")
+    kept_run(tmp_path, "digits/vit_tiny/both/seed-0", 1000.0)
+    config = recipe("vit_tiny", scale="lab")
+    runs.run(Planned(name="digits/vit_tiny/both/seed-0", config=config))
+    plan = Planned(name="digits/vit_tiny/both/seed-1", config=config.changed({"compile": False}), images=images)
+    with pytest.raises(OutOfTime, match="saved" if starts else "not started"):
+        runs.run(plan)
+    assert runs.left == [plan.name]
+
+
+def test_another_arms_speed_tells_too_and_another_devices_does_not(tmp_path):
+    runs = Runs(tmp_path, console=Console(quiet=True), device="cpu", time_limit="9m")
+    config = recipe("vit_tiny", scale="lab").changed({"compile": False})
+    plan = Planned(name="digits/vit_tiny/no-sa/seed-0", config=config, images=21_000)
+    result = {"images_per_second": 1000.0, "environment": {"device": "another"}}
+    runs._note_speed("digits/vit_tiny/both/seed-0", result)
+    assert runs._needed(plan) is None
+    result["environment"] = {"device": runs_module.environment()["device"]}
+    runs._note_speed("digits/vit_tiny/both/seed-0", result)
+    assert runs._needed(plan) == pytest.approx(21 * 1.05 + runs_module.AROUND)
+
+
+def test_a_run_out_of_time_is_saved_and_the_others_are_tried(tmp_path):
+    runs = Runs(tmp_path, console=Console(quiet=True), device="cpu")
+    called = []
+
+    def late():
+        called.append("late")
+        raise OutOfTime("over")
+
+    with pytest.raises(OutOfTime):
+        runs.together([late, lambda: called.append("short")])
+    assert called == ["late", "short"]
+
+
+def test_a_statement_is_reproduced_like_any_claim(tmp_path, one_thread):
+    code = reproduce(
+        "sky-lemmaC1", scale="smoke", output=tmp_path / "runs", evidence=tmp_path / "evidence", console=told()
+    )
+    assert code == 0
+    assert read_json(tmp_path / "runs" / "smoke" / "theory" / "sky-lemmaC1.json")["verdict"]
+    assert not (tmp_path / "evidence").exists()  # which a smoke run must not replace
+
+
+def test_sets_are_those_of_the_catalogue():
+    for one in CLAIMS.values():
+        assert set(one.sets) <= set(IMAGE_SETS)

@@ -1,0 +1,78 @@
+import pytest
+
+from wellcond.claims.asa_fig1b import CLAIM
+from wellcond.claims.ends import SITES
+
+
+def record(sa=9.0, *, others=4.0, blocks=12, seeds=3, weak=0, top1=90.0, distance=1e-4, **changes):
+    """Evidence as a lab run would write it; in `weak` blocks `sa` is no worse than the rest."""
+    runs = [
+        {
+            "seed": seed,
+            "lr": 1e-3,
+            "top1": top1,
+            "log_kappa": {
+                "images": 1000,
+                "capped": {"trained": 0, "untrained": 3},
+                "largest distance from float64": dict.fromkeys(SITES, distance),
+                **{
+                    when: {
+                        site: [others if site != "sa" or block < weak else sa + 0.01 * seed for block in range(blocks)]
+                        for site in SITES
+                    }
+                    for when in ("trained", "untrained")
+                },
+            },
+        }
+        for seed in range(seeds)
+    ]
+    made = {"data": "cifar10", "scale": "lab", "epochs": 100, "seeds": seeds}
+    return made | {"arms": {"both": {"runs": runs}, "no-sa": {"runs": []}, "no-mlp": {"runs": []}}} | changes
+
+
+@pytest.mark.parametrize(
+    ("weak", "sa", "verdict"),
+    [(0, 9.0, "holds"), (2, 9.0, "holds"), (3, 9.0, "does not hold"), (0, 5.0, "does not hold")],
+)
+def test_ten_of_twelve_blocks_decide(weak, sa, verdict):
+    found = CLAIM.verdict([record(sa, weak=weak)], sets=["cifar10"])
+    assert found.verdict == verdict
+    assert f"in {12 - weak if sa == 9.0 else 0} of 12 blocks" in found.parts[0].why
+
+
+def test_an_interval_around_the_bound_is_undecided():
+    found = CLAIM.verdict([record(5.49)], sets=["cifar10"])  # 1.49, 1.50, 1.51 above the others
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"seeds": 2}, "2 seeds"),
+        ({"epochs": 50}, "50 epochs"),
+        ({"top1": 50.0}, "below the 85 % asked"),
+        ({"distance": 0.5}, "float32 and float64 differ"),
+        ({"scale": "smoke"}, "smoke"),
+    ],
+)
+def test_a_broken_rule_leaves_it_undecided(change, why):
+    found = CLAIM.verdict([record(**change)], sets=["cifar10"])
+    assert found.verdict == "undecided"
+    assert why in found.parts[0].why
+
+
+def test_a_set_that_was_not_run_is_said():
+    assert CLAIM.verdict([record()]).parts[1].outcome == "not run"
+    assert CLAIM.verdict([]).verdict == "undecided"
+
+
+def test_the_figure_has_both_ends_and_the_papers_numbers():
+    rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
+    assert {(row["site"], row["when"]) for row in rows if "site" in row} == {
+        (site, when) for site in SITES for when in ("trained", "random start")
+    }
+    assert [row["paper"] for row in rows if "paper" in row] == [6.0, 3.0]
+    lines = CLAIM.lines(record())
+    assert any("9 matrices beyond float32" in line for line in lines)
+    assert any("natural logarithms too: its text writes e⁶ and e³" in line for line in lines)
+    assert not any("decimal" in line or "does not name" in line for line in lines)

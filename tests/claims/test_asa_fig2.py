@@ -1,0 +1,63 @@
+import math
+
+import pytest
+
+from wellcond.claims.asa_fig2 import CLAIM, smallest_distances
+
+LN = math.log(200)
+
+
+def record(sa=4.5, *, both=3.0, mlp=3.5, diverged_rate=False, seeds=3, **changes):
+    """Evidence as a lab run would write it: all begin at the loss of guessing, and go to these."""
+
+    def arm(end):
+        return {
+            "lr": 1e-3,
+            "grid": {"rates": [
+                {"lr": 1e-3, "status": "finished", "losses": [[0.0, LN], [10.0, end]]},
+                {"lr": 3e-3, "status": "diverged" if diverged_rate else "finished", "losses": [[0.0, LN], [10.0, end]]},
+            ]},
+            "runs": [
+                {
+                    "seed": s, "status": "finished", "top1": 45.0,
+                    "losses": [[0.1, LN], [1.0, end + 0.5], [50.0, end + 0.01 * s]],
+                }
+                for s in range(seeds)
+            ],
+        }  # fmt: skip
+
+    made = {"data": "tiny-imagenet", "scale": "lab", "epochs": 50, "seeds": seeds}
+    return made | {"arms": {"both": arm(both), "no-sa": arm(sa), "no-mlp": arm(mlp)}} | changes
+
+
+def test_the_smallest_distance_decides_and_the_first_epoch_does_not_count():
+    found = CLAIM._comparison(record())
+    assert smallest_distances(found) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
+    assert CLAIM.verdict([record()]).verdict == "holds"
+    assert CLAIM.verdict([record(sa=3.2)]).verdict == "does not hold"  # below the one without MLP skips
+    assert CLAIM.verdict([]).parts[0].outcome == "not run"
+
+
+def test_a_loss_that_is_not_finite_is_left_out():
+    lost = record()
+    lost["arms"]["no-sa"]["runs"][0]["losses"][-1][1] = math.nan
+    assert smallest_distances(CLAIM._comparison(lost))[0] == pytest.approx(1.0)
+    for run in lost["arms"]["no-sa"]["runs"]:
+        run["losses"] = [[0.1, LN]]
+    part = CLAIM.verdict([lost]).parts[0]
+    assert (part.outcome, part.why) == ("undecided", "no epoch was logged in every arm")
+    assert CLAIM.lines(lost)
+
+
+def test_divergence_is_said_with_its_rates():
+    lines = CLAIM.lines(record(diverged_rate=True))
+    assert any("no attention skip" in line and "diverged at the rates 0.003 of the grid" in line for line in lines)
+    assert all("diverged at no rate of the grid, and 0 of 3 seeds" in line for line in CLAIM.lines(record()))
+    higher = record(sa=LN + 1)  # it ends above its start
+    assert any("diverged at the rates 0.001, 0.003" in line and "3 of 3 seeds" in line for line in CLAIM.lines(higher))
+
+
+def test_the_figure_has_every_point_of_every_seed():
+    rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
+    assert len(rows) == 3 * 3 * 3
+    assert {row["arm"] for row in rows} == {"both skips", "no attention skip", "no MLP skip"}

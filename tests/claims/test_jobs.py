@@ -1,0 +1,256 @@
+"""Real processes: each takes some seconds to import torch, so that there are few, and a test asks much of them."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.claims.reproduce import reproduce
+from wellcond.claims.runs import Planned, Runs
+from wellcond.records import read_json, read_rows
+from wellcond.train.checkpoint import saved_steps
+from wellcond.train.interrupt import Interrupted
+from wellcond.train.recipes import recipe
+from wellcond.train.time_limit import OutOfTime, process_age
+
+SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
+EVERY = 20  # steps, a row
+ENDLESS = 1_000_000  # epochs: no machine is fast enough to finish before the signal comes
+LONG = 120.0  # seconds until a test gives up
+
+
+def plan(name, **changes):
+    config = recipe("digits", epochs=ENDLESS, batch_size=256, log_every=EVERY, eval_every=ENDLESS, model_kwargs=SIZE)
+    return Planned(name=name, config=config.changed({"save_every": ENDLESS, **changes}))
+
+
+def steps(folder):
+    """Of the rows that are written so far."""
+    try:
+        return [row["step"] for row in read_rows(folder / "metrics.jsonl")]
+    except (FileNotFoundError, json.JSONDecodeError, ValueError):
+        return []
+
+
+def wait_for(happened):
+    until = time.monotonic() + LONG
+    while not happened():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+def when(happened, act):
+    """Do it as soon as the other has happened, in a thread."""
+
+    def watch():
+        wait_for(happened)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def runs_in(folder, jobs=2, console=None):
+    return Runs(folder, console=console or Console(quiet=True), device="cpu", jobs=jobs)
+
+
+def both(runs):
+    return runs.together([lambda: runs.run(plan("a")), lambda: runs.run(plan("b", lr=1e-4))])
+
+
+@pytest.mark.slow
+def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a sum over two threads is another sum
+    quick = [
+        "epochs=1",
+        "batch_size=256",
+        "model_kwargs=" + ",".join(f"{name}={value}" for name, value in SIZE.items()),
+    ]
+    found, said = {}, {}
+    for jobs in (1, 2):
+        console = Console(record=True, width=200, file=io.StringIO())
+        folder = tmp_path / str(jobs)
+        code = reproduce(
+            "asa-fig1b", scale="smoke", seeds=1, settings=quick, output=folder / "runs", evidence=folder, jobs=jobs,
+            device="cpu", console=console,
+        )  # fmt: skip
+        assert code == 0
+        found[jobs] = read_json(folder / "asa-fig1b" / "smoke-digits.json")
+        lines = console.export_text().splitlines()
+        said[jobs] = [line for line in lines if line.startswith("Digits")]
+        told = [line.split(": ")[1].split()[0] for line in lines if line.startswith("[")]
+        assert sorted(told) == ["loss"] * 3 + ["training"] * 3
+    for record in found.values():
+        assert record.pop("environment")["command"]
+        for run in record["arms"]["both"]["runs"]:
+            assert run.pop("images per second") is not None
+    assert found[1] == found[2]
+    assert said[1] == said[2]
+    results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}
+    for one, other in zip(results[1], results[2], strict=True):
+        one, other = read_json(one), read_json(other)
+        assert {**one, "images_per_second": 0, "environment": 0} == {**other, "images_per_second": 0, "environment": 0}
+        assert one["environment"]["command"] == other["environment"]["command"]
+    # What is done is read, whoever trained it: no process is started, and nothing is written.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "2" / "runs").rglob("*")}
+    monkeypatch.setattr(sys, "executable", "/nothing/there")
+    reproduce(
+        "asa-fig1b", scale="smoke", seeds=1, settings=quick, output=tmp_path / "2" / "runs", evidence=tmp_path, jobs=2,
+        console=Console(quiet=True),
+    )  # fmt: skip
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "2" / "runs").rglob("*")} == before
+
+
+@pytest.mark.slow
+def test_signals_let_every_run_save_and_the_same_call_goes_on(tmp_path, capfd, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    folders, reached = [tmp_path / "a", tmp_path / "b"], [0, 0]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        runs = runs_in(tmp_path)
+
+        def twice(number=number):  # as `timeout` does it
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+
+        def trained(reached=tuple(reached)):
+            return all(max(steps(f), default=0) > last for f, last in zip(folders, reached, strict=True))
+
+        watcher = when(trained, twice)
+        with pytest.raises(Interrupted, match="saved"):
+            both(runs)
+        watcher.join()
+        for index, folder in enumerate(folders):
+            assert not (folder / "result.json").exists()
+            saved = max(saved_steps(folder / "checkpoints"))
+            assert saved > reached[index]
+            assert steps(folder) == list(
+                range(EVERY, saved + 1, EVERY)
+            )  # the second time it went on from the first one's state
+            reached[index] = saved
+    assert "2 runs save after this step" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_named_and_the_other_saves(tmp_path):
+    console = Console(record=True, width=200, file=io.StringIO())
+    runs = runs_in(tmp_path, console=console)
+
+    def kill_one():
+        assert runs._jobs is not None
+        (victim,) = (process for process in runs._jobs._running if list(process.args)[-1] == "b")  # pyright: ignore[reportArgumentType]
+        victim.kill()
+
+    when(lambda: steps(tmp_path / "a") and steps(tmp_path / "b"), kill_one)
+    with pytest.raises(RunFailed, match=r"^b was killed by signal 9; its log is .*b/log.txt"):
+        both(runs)
+    assert max(saved_steps(tmp_path / "a" / "checkpoints")) >= EVERY
+    assert saved_steps(tmp_path / "b" / "checkpoints") == []
+    assert "a: stopped" in console.export_text(clear=False)
+    assert "b: was killed by signal 9. The end of its log:" in console.export_text()
+
+
+@pytest.mark.slow
+def test_an_error_is_shown_with_the_name_of_its_run(tmp_path):
+    console = Console(record=True, width=200, file=io.StringIO())
+    runs = runs_in(tmp_path, console=console)
+    with pytest.raises(RunFailed, match=r"^big failed"):
+        runs.together([lambda: runs.run(plan("big", batch_size=5000))])
+    assert "error: 1437 training images are less than one batch of 5000" in console.export_text()
+    assert "Traceback" not in (tmp_path / "big" / "log.txt").read_text(encoding="utf-8")
+    # The mistake mended, the same folder serves; what the processes said stays.
+    found = runs_in(tmp_path, jobs=1).run(plan("big", epochs=1, eval_every=1))
+    assert found["status"] == "finished"
+    assert (tmp_path / "big" / "log.txt").exists()
+
+
+@pytest.mark.slow
+def test_out_of_time_every_run_saves_and_is_named(tmp_path):
+    """Its limit counts from the start of this process, that of a run's process from its own."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    limit = f"{process_age() + 25:.0f}s"
+    runs = Runs(tmp_path, console=console, device="cpu", jobs=2, time_limit=limit)
+    with pytest.raises(OutOfTime):
+        both(runs)
+    assert sorted(runs.left) == ["a", "b"]
+    for name in "ab":
+        assert saved_steps(tmp_path / name / "checkpoints")
+        assert not (tmp_path / name / "result.json").exists()
+    assert "a: the time is over; saved" in console.export_text()
+
+
+ALONE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
+from test_jobs import both, runs_in
+both(runs_in(Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.slow
+def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", ALONE, __file__, str(tmp_path)])
+    folders = [tmp_path / "a", tmp_path / "b"]
+    try:
+        wait_for(lambda: all(steps(folder) for folder in folders))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: all(saved_steps(folder / "checkpoints") for folder in folders))
+    wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
+
+
+def test_those_that_others_wait_for_come_first():
+    jobs, order = Jobs(1, device="cpu"), []
+
+    def wait(name, urgent):
+        with jobs._turn(urgent):
+            order.append(name)
+
+    with jobs._turn(False):
+        threads = []
+        for name in ("seed 0", "seed 1", "grid"):
+            threads.append(threading.Thread(target=wait, args=(name, name == "grid")))
+            threads[-1].start()
+            wait_for(lambda: len(jobs._waiting) == len(threads))
+    for thread in threads:
+        thread.join()
+    assert order == ["grid", "seed 0", "seed 1"]
+    assert len(jobs._free) == 1
+
+
+def test_places_are_taken_where_most_are_free():
+    jobs = Jobs(4, device="cpu")
+    jobs._free = [{"GPU": name} for name in ("0", "1", "0", "1")]
+    with jobs._turn(False) as first, jobs._turn(False) as second, jobs._turn(False) as third:
+        assert first != second
+        assert third in (first, second)
+
+
+def test_an_error_in_one_thread_lets_nothing_more_start():
+    jobs = Jobs(1, device="cpu")
+    entered = threading.Event()
+
+    def fails():
+        with jobs._turn(False):
+            entered.set()
+            wait_for(lambda: len(jobs._waiting) == 1)
+            raise ZeroDivisionError
+
+    def waits():
+        entered.wait()
+        with jobs._turn(True):
+            raise AssertionError("it was started")
+
+    with pytest.raises(ZeroDivisionError):
+        jobs.together([waits, fails])

@@ -1,0 +1,133 @@
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from wellcond.claims import ledger
+from wellcond.claims.catalogue import OURS
+from wellcond.claims.figures import altair
+from wellcond.records import write_record
+
+ROOT = Path(__file__).parents[2]
+
+
+def lab_record(data="cifar10", drop=22.0):
+    runs = {arm: [{"seed": s, "status": "finished", "top1": 90.0 - lost + 0.1 * s, "top5": 99.0} for s in range(3)]
+            for arm, lost in (("both", 0.0), ("no-sa", drop), ("no-mlp", 2.0))}  # fmt: skip
+    arms = {
+        arm: {
+            "lr": 1e-3, "lr at the edge of the grid": False, "runs": found,
+            "grid": {"rates": [{"lr": 1e-3, "status": "finished", "top1": 80.0}]},
+        }
+        for arm, found in runs.items()
+    }  # fmt: skip
+    return {"claim": "asa-fig1c", "scale": "lab", "data": data, "epochs": 100, "seeds": 3, "arms": arms, "paper": {}}
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    (tmp_path / "evidence").mkdir()
+    return tmp_path / "evidence"
+
+
+def verdicts(evidence):
+    return {entry.id: entry.verdict for entry in ledger.entries(evidence)}
+
+
+def test_without_evidence_every_claim_is_listed_as_such(evidence, tmp_path):
+    assert verdicts(evidence) == dict.fromkeys(OURS, "no evidence yet")
+    text = ledger.page(evidence, tmp_path / "docs" / "claims.md")
+    for id_ in OURS:
+        assert f"| {id_} |" in text
+    assert text.count("no evidence yet") == len(OURS)
+
+
+def test_smoke_is_never_a_verdict(evidence, tmp_path):
+    write_record(evidence / "asa-fig1c" / "smoke-digits.json", lab_record() | {"scale": "smoke"}, seed=0)
+    assert verdicts(evidence)["asa-fig1c"] == "smoke only"
+    text = ledger.page(evidence, tmp_path / "claims.md")
+    assert "**smoke only**" in text
+    assert "top-1" not in text.split("## asa-fig1c")[1]
+
+
+def test_verdicts_come_from_the_rows(evidence, tmp_path):
+    write_record(evidence / "asa-fig1c" / "smoke-digits.json", lab_record() | {"scale": "smoke"}, seed=0)
+    path = evidence / "asa-fig1c" / "lab-cifar10.json"
+    write_record(path, lab_record(), seed=0)
+    assert verdicts(evidence)["asa-fig1c"] == "undecided"  # two sets are missing
+    for name, drop in (("cifar100", 30.0), ("tiny-imagenet", 40.0)):
+        write_record(path.with_name(f"lab-{name}.json"), lab_record(name, drop), seed=0)
+    assert verdicts(evidence)["asa-fig1c"] == "holds"
+    write_record(path.with_name("lab-tiny-imagenet.json"), lab_record("tiny-imagenet", 20.0), seed=0)
+    assert verdicts(evidence)["asa-fig1c"] == "holds in part"
+    text = ledger.page(evidence, tmp_path / "claims.md")
+    assert "**holds in part**" in text
+    assert "drop with no attention skip: 22.00 [22.00, 22.00] points" in text
+
+
+def test_theory_enters_as_it_was_found(evidence, tmp_path):
+    shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
+    found = verdicts(evidence)
+    text = ledger.page(evidence, tmp_path / "claims.md")
+    for path in (evidence / "theory").glob("*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert found[path.stem] == record["verdict"]
+        assert record["findings"][0] in text
+
+
+def test_a_page_that_differs_is_told_where(evidence, tmp_path):
+    target = tmp_path / "claims.md"
+    assert "there is no" in ledger.check(evidence, target)
+    ledger.run(evidence, target)
+    assert ledger.check(evidence, target) == ""
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
+    assert re.search(r"from line \d+ on", ledger.check(evidence, target))
+
+
+def test_a_stranger_is_refused(evidence):
+    (evidence / "asa-fig99").mkdir()
+    with pytest.raises(ValueError, match="asa-fig99 is of no claim"):
+        ledger.entries(evidence)
+
+
+def test_a_broken_file_is_named(evidence):
+    (evidence / "asa-fig1c").mkdir()
+    (evidence / "asa-fig1c" / "lab-cifar10.json").write_text("{")
+    with pytest.raises(ValueError, match=r"lab-cifar10.json cannot be read"):
+        ledger.entries(evidence)
+
+
+def test_our_page_is_what_our_evidence_says(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert ledger.check(Path("evidence"), Path("docs/claims.md")) == ""
+
+
+def test_figures_are_drawn_from_the_rows_and_an_old_one_is_told(evidence, tmp_path):
+    path, target = evidence / "asa-fig1c" / "lab-cifar10.json", tmp_path / "claims.md"
+    write_record(path, lab_record(), seed=0)
+    ledger.run(evidence, target)
+    figure = evidence / "asa-fig1c" / "lab.svg"
+    assert figure.read_text(encoding="utf-8").startswith("<svg")
+    assert "(evidence/asa-fig1c/lab.svg)" in target.read_text(encoding="utf-8")
+    assert ledger.check(evidence, target) == ""
+    drawn = figure.stat().st_mtime_ns
+    ledger.run(evidence, target)
+    assert figure.stat().st_mtime_ns == drawn
+    figure.write_text(figure.read_text(encoding="utf-8").replace("of rows ", "of rows 0"), encoding="utf-8")
+    assert "lab.svg shows other rows" in ledger.check(evidence, target)
+
+
+def test_without_altair_only_drawing_fails_and_says_what_to_install(evidence, tmp_path, monkeypatch):
+    ledger.run(evidence, tmp_path / "claims.md")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.setattr(ledger, "can_draw", lambda: False)
+    write_record(evidence / "asa-fig1c" / "smoke-digits.json", lab_record() | {"scale": "smoke"}, seed=0)
+    ledger.run(evidence, tmp_path / "claims.md")  # there is nothing to draw
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
+    with pytest.raises(ValueError, match="pip install altair"):
+        ledger.run(evidence, tmp_path / "claims.md")
+    with pytest.raises(ValueError, match="there is no"):
+        altair()

@@ -1,0 +1,165 @@
+import os
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+
+from wellcond.claims import runs as module
+from wellcond.claims.ends import SITES, measure_ends
+from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.models import remove_skip
+from wellcond.numerics import measure_conditioning
+from wellcond.records import read_json
+from wellcond.train.checkpoint import latest
+from wellcond.train.config import Config
+from wellcond.train.interrupt import Interrupted
+from wellcond.train.loop import _Run
+from wellcond.train.recipes import recipe
+
+TINY = {
+    "epochs": 2,
+    "lr": 1e-3,
+    "batch_size": 256,
+    "model_kwargs": {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2},
+}
+CONSOLE = Console(quiet=True)
+
+
+def plan(name="a", *, measure=False, **changes):
+    return Planned(name=name, config=recipe("digits", **TINY).changed(changes), measure=measure)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return Runs(tmp_path, console=CONSOLE, device="cpu")
+
+
+def interrupt_the_training(monkeypatch):
+    """A real signal, when the training has begun to listen for it."""
+    go = _Run.go
+
+    def signalled(self, asked):
+        os.kill(os.getpid(), signal.SIGINT)
+        return go(self, asked)
+
+    monkeypatch.setattr(_Run, "go", signalled)
+
+
+def test_what_is_done_is_not_run_again(runs, monkeypatch):
+    first = runs.run(plan())
+    assert first["status"] == "finished"
+    assert 0 <= first["metrics"]["top1"] <= 1
+    assert first["environment"]["versions"]["torch"]
+    assert first["losses"][-1][0] == 2.0
+
+    def fail(*args, **kwargs):
+        raise AssertionError("it was trained again")
+
+    monkeypatch.setattr(module, "train", fail)
+    assert runs.run(plan()) == first
+    assert runs.trained == 1
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(runs, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_the_training(patch)
+        with pytest.raises(Interrupted):
+            runs.run(plan("stopped"))
+    assert not (tmp_path / "stopped" / "result.json").exists()
+    assert latest(tmp_path / "stopped" / "checkpoints").step == 1
+    assert runs.run(plan("stopped"))["metrics"] == runs.run(plan("whole"))["metrics"]
+    a, b = (latest(tmp_path / name / "checkpoints").model for name in ("stopped", "whole"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_diverged_run_is_a_result(runs):
+    config = {"lr": 1e30, "opt": "sgd", "epochs": 3, "log_every": 1}
+    found = runs.run(plan(**config))
+    assert found["status"] == "diverged"
+    assert found["metrics"] is None
+    assert "diverged at step" in found["why"]
+    assert runs.run(plan(**config)) == found
+    assert runs.trained == 1
+
+
+def test_another_configuration_is_refused(runs):
+    runs.run(plan())
+    with pytest.raises(ValueError, match=r"lr: 0.001 there, 0.1 now"):
+        runs.run(plan(lr=0.1))
+
+
+def test_a_setting_that_came_later_had_its_default():
+    config = plan(epsilon=0.9).config
+    older = {name: value for name, value in config.as_json().items() if name not in ("flip", "epsilon")}
+    assert config_difference(config.changed({"epsilon": Config().epsilon}), older) == ""
+    assert config_difference(config, older).startswith("epsilon: ")
+
+
+def test_a_result_holds_no_path_of_this_machine(runs, tmp_path):
+    runs.run(plan(measure=True))
+    assert str(tmp_path) not in (tmp_path / "a" / "result.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "a" / "result.json")["config"]["cache_dir"] == ""
+
+
+def test_many_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="without torchrun"):
+        Runs(tmp_path, console=CONSOLE)
+
+
+def test_both_ends_are_measured_against_float64(runs, tmp_path):
+    """The attention's output of the first block, computed by hand from the saved weights."""
+    import timm
+
+    from wellcond.data import EvalBatches, open_data
+
+    planned = plan(measure=True, remove_skips=["sa"])
+    found = runs.run(planned)["log_kappa"]
+    assert found == measure_ends(planned.config, tmp_path / "a", device="cpu")
+    assert (found["images"], found["blocks"]) == (36, 2)
+    data = open_data("digits", image_size=8)
+    images = torch.cat([x for x, _ in EvalBatches(data.val, batch_size=360)])[::10].double()
+    torch.manual_seed(planned.config.seed)
+    model = timm.create_model(planned.config.model, num_classes=10, in_chans=1, **planned.config.model_kwargs)
+    remove_skip(model, "sa")
+    model = model.eval().double()
+    for when in ("untrained", "trained"):
+        if when == "trained":
+            model.load_state_dict(latest(tmp_path / "a" / "checkpoints").model)
+        block = model.blocks[0]
+        with torch.no_grad():
+            tokens = model._pos_embed(model.patch_embed(images))
+            truth = measure_conditioning(block.attn(block.norm1(tokens))).log_kappa.mean().item()
+        assert found[when]["sa"][0] == pytest.approx(truth, abs=2e-3)
+        assert found[when]["+sa"] == found[when]["sa"]  # without its skip
+    assert list(found["trained"]) == list(SITES)
+    # The second block lies beyond float32 and is not compared; the first is, and agrees.
+    assert max(found["largest distance from float64"].values()) < 0.01
+    assert found["capped"]["trained"] > 0
+
+
+def test_the_limit_leaves_time_to_measure_and_does_not_stay_in_the_result(tmp_path):
+    runs = Runs(tmp_path, console=CONSOLE, device="cpu", time_limit="1h")
+    assert runs._config(plan(measure=True)).time_limit == "3590s"
+    assert runs._config(plan()).time_limit == "3600s"
+    result = runs.run(plan(measure=True))
+    assert result["log_kappa"]["trained"]
+    assert result["config"]["time_limit"] == ""
+    assert Runs(tmp_path, console=CONSOLE, device="cpu").run(plan(measure=True)) == result
+
+
+def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
+    """With its result alone, kept beside the evidence; other measurements on the way do not make it another run."""
+    kept = tmp_path / "kept"
+    first = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept).run(plan("digits/vit/both/seed-0"))
+
+    def fail(*args, **kwargs):
+        raise AssertionError("it was trained again")
+
+    monkeypatch.setattr(module, "train", fail)
+    here = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept)
+    assert here.run(plan("digits/vit/both/seed-0", probe_every=7)) == first
+    assert [run["name"] for run in here.results("digits/vit/both/seed-*")] == ["digits/vit/both/seed-0"]
+    with pytest.raises(ValueError, match="--evidence another one"):
+        here.run(plan("digits/vit/both/seed-0", lr=0.5))

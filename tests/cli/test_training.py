@@ -1,0 +1,164 @@
+"""`wellcond train`: a recipe with its changes, an exit code, a message, and a page whatever way it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from wellcond import cli
+from wellcond.cli import training
+from wellcond.cli.training import configure, run
+from wellcond.train.config import Config
+
+SMALL = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    del one_thread
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+def small(**changes: object) -> Config:
+    options = {"epochs": 1, "batch_size": 256}
+    settings = ["model_kwargs=" + ",".join(f"{k}={v}" for k, v in SMALL.items()), "log_every=1", "warmup_epochs=0"]
+    return configure("digits", scale="lab", options=options, settings=settings).changed(changes)
+
+
+def test_settings_come_after_options_and_those_after_the_recipe() -> None:
+    config = configure("digits", scale="lab", options={"lr": 1.0, "epochs": 3, "model": None}, settings=["lr=2"])
+    assert (config.recipe, config.lr, config.epochs, config.image_size) == ("digits", 2.0, 3, 8)
+    with pytest.raises(ValueError, match="did you mean digits"):
+        configure("digit", scale="lab", options={}, settings=[])
+
+
+def test_a_training_ends_with_0_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(small(probe_every=2, probe_samples=8), tmp_path, device="cpu") == 0
+    told = capsys.readouterr().err
+    assert "5 steps; loss" in told
+    assert "top1" in told
+    assert "report.html" in told
+    assert "blocks.0" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert run(small(probe_every=2, probe_samples=8), tmp_path, device="cpu") == 0  # nothing is left to do
+    assert "5 steps; loss" in capsys.readouterr().err
+
+
+def test_a_lost_training_ends_with_3_a_message_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small(lr=1e6, epochs=4, probe_every=1, probe_samples=8)
+    assert run(config, tmp_path, device="cpu") == 3
+    told = capsys.readouterr().err
+    assert "diverged at step" in told
+    assert "log κ" in told
+    assert "report.html" in told
+    assert (tmp_path / "report.html").exists()
+
+
+def test_without_a_probe_there_is_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(small(), tmp_path / "good", device="cpu") == 0
+    assert run(small(lr=1e6, epochs=4), tmp_path / "lost", device="cpu") == 3
+    assert capsys.readouterr().err.count("report.html") == 2
+    for name in ("good", "lost"):
+        page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        assert "<h3>Training loss</h3>" in page
+        assert "--set probe_every=100" in page
+        assert ("diverged: " in page) is (name == "lost")
+
+
+def test_a_warning_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as outside of tests
+        assert run(small(), tmp_path / "run", device="cpu") == 0
+        shutil.rmtree(tmp_path / "run/checkpoints")
+        capsys.readouterr()
+        assert run(small(), tmp_path / "run", device="cpu") == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("warning: ")
+    assert first.endswith("starts again from step 0. What it had written is kept in metrics.before-1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (["--on-divergence=rollback"], "on_divergence", "rollback"),
+        (["--tracker", "tensorboard"], "tracker", "tensorboard"),
+        (["--model-kwargs", "img_size=8,patch_size=2"], "model_kwargs", {"img_size": 8, "patch_size": 2}),
+        (
+            ["--model-kwargs", "img_size=8", "--model-kwargs", "patch_size=2"],
+            "model_kwargs",
+            {"img_size": 8, "patch_size": 2},
+        ),
+        (["--pretrained"], "pretrained", True),
+        ([], "pretrained", False),
+        (["--tracker=wandb", "--set", "tracker="], "tracker", ""),
+    ],
+)
+def test_options_are_spellings_of_settings(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], field: str, value: object
+) -> None:
+    given: list[Config] = []
+    monkeypatch.setattr(training, "run", lambda config, output, *, device: given.append(config) or 0)
+    done = CliRunner().invoke(cli.app, ["train", "digits", *options])
+    assert done.exit_code == 0, done.output
+    assert getattr(given[0], field) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--on-divergence", "hope"], "on_divergence can be"),
+        (["--checkpoint", "nowhere.pt"], "there is no checkpoint nowhere.pt; name the file of weights to start from"),
+        (["--device", "gpu"], "none that torch knows"),
+        (["--model-kwargs", "depth"], "model_kwargs must be key=value pairs"),
+    ],
+)
+def test_wrong_usage_is_a_plain_sentence(tmp_path: Path, options: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli.app, ["train", "digits", "--output", str(tmp_path / "run"), *options])
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stopped_training_ends_with_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import threading
+
+    stop = threading.Event()
+
+    def signal_soon() -> None:
+        while not stop.wait(0.002):
+            if (tmp_path / "metrics.jsonl").exists():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    waiting = threading.Thread(target=signal_soon)
+    waiting.start()
+    try:
+        assert run(small(epochs=500), tmp_path, device="cpu") == 130
+    finally:
+        stop.set()
+        waiting.join()
+    assert "of 2500; the same command goes on" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_itself(tmp_path: Path) -> None:
+    """Once as a person starts it; the tests of wellcond.train start it from a fork, for speed."""
+    sets = ["--set", "model_kwargs=" + ",".join(f"{k}={v}" for k, v in SMALL.items()), "--batch-size", "256"]
+    command = [sys.executable, "-m", "wellcond", "train", "digits", "--output", "run", "--epochs", "1", *sets]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "5 steps; loss" in done.stderr
+    other = subprocess.run(
+        [*command, "--lr", "7"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert other.returncode == 1
+    assert "another configuration (lr: 0.003 there, 7.0 now)" in other.stderr
+    assert "Traceback" not in other.stderr

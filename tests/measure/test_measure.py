@@ -1,0 +1,412 @@
+"""wellcond measure: the numbers of the probe, the same on paper and on screen, and nobody's files overwritten."""
+
+import errno
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_image
+from timm.models.vision_transformer import ParallelScalingBlock
+from torch import nn
+
+from wellcond import cli
+from wellcond.data import sample_images
+from wellcond.measure.measure import measure
+from wellcond.measure.table import kappa_table, kappa_tables, legend
+from wellcond.models import gray, graying_of, replace_attention, save
+from wellcond.models.build import build_model
+from wellcond.numerics import singular_values
+from wellcond.records import read_json, read_rows
+from wellcond.report import report_runs
+
+NAME = "vit_tiny_patch16_224"
+SMALL: dict[str, Any] = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "WELLCOND_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save(timm.create_model(NAME, num_classes=5, **SMALL), tmp_path / "trained.safetensors")
+    return tmp_path / "trained.safetensors"
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def small(**options: Any) -> Any:
+    return measure(NAME, **{"model_kwargs": SMALL, "samples": 3, "console": quiet(), **options})
+
+
+def kappas(rows: list[Any]) -> dict[tuple[str, str], float]:
+    return {(row["block"], row["site"]): row["value"] for row in rows if row["name"] == "log_kappa"}
+
+
+# ---- the numbers
+
+
+def test_the_numbers_are_those_of_the_model_on_these_images(checkpoint: Path) -> None:
+    found = kappas(small(checkpoint=checkpoint).rows)
+    built = build_model(NAME, model_kwargs=SMALL, checkpoint=checkpoint)
+    sample = sample_images(built.transform(), limit=3)
+    tokens: dict[str, torch.Tensor] = {}
+    for index, block in enumerate(built.model.blocks):
+        block.register_forward_hook(lambda _, __, output, index=index: tokens.update({f"blocks.{index}": output}))
+    with torch.no_grad():
+        built.model(sample.images)
+    for block, output in tokens.items():
+        values = singular_values(output.double())
+        expected = (values[:, 0] / values[:, -1]).log().mean()
+        assert found[block, "+mlp"] == pytest.approx(expected.item(), abs=1e-3)
+    assert found.keys() == {(f"blocks.{i}", site) for i in range(2) for site in ("sa", "+sa", "mlp", "+mlp")}
+
+
+def test_what_is_written(checkpoint: Path) -> None:
+    result = small(checkpoint=checkpoint, untrained=True, spectrum=True)
+    folder = Path(f"measure-{NAME}")
+    assert {file.name for file in folder.iterdir()} == {"config.json", "probe.jsonl", "untrained.jsonl", "report.html"}
+    assert read_rows(folder / "probe.jsonl") == result.rows
+    assert read_rows(folder / "untrained.jsonl") == result.untrained
+    config = read_json(folder / "config.json")
+    assert config["model"] == NAME
+    assert config["seed"] == 0
+    assert len(config["images"]) == 3
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert result.page == folder / "report.html"
+    for note in ("weights of trained.safetensors", "5 classes", "crops of two photographs", "untrained"):
+        assert note in page
+    assert any(row["name"].startswith("sigma.") for row in result.rows)
+
+
+def test_the_untrained_twin_has_the_same_surgery_and_its_own_weights(tmp_path: Path) -> None:
+    trained = gray(timm.create_model(NAME, num_classes=5, **SMALL), "dct", epsilon=0.5)
+    save(trained, tmp_path / "grayed.safetensors")
+    result = small(checkpoint=tmp_path / "grayed.safetensors", untrained=True, sites=["tokens", "+sa"], seed=3)
+    mine, twin = kappas(result.rows), kappas(result.untrained)
+    tokens = next(place for place in mine if place[1] == "tokens")
+    assert mine[tokens] == twin[tokens]  # grayed alike: no weight has had a part in it
+    assert mine[tokens] != kappas(small(sites=["tokens"], output="plain").rows)[tokens]
+    assert mine["blocks.1", "+sa"] != twin["blocks.1", "+sa"]
+    start = {**SMALL, "num_classes": 5}
+    again = small(model_kwargs=start, gray="dct", epsilon=0.5, sites=["tokens", "+sa"], seed=3, output="again")
+    assert kappas(again.rows) == twin  # the start that this seed gives
+
+
+def test_an_untrained_model_says_so() -> None:
+    state = torch.get_rng_state()
+    first = small()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "random weights, never trained" in first.page.read_text(encoding="utf-8")
+    assert first.untrained is None
+    assert small().rows == first.rows
+    assert small(seed=1).rows != first.rows
+    with pytest.raises(ValueError, match="random weights already"):
+        small(untrained=True)
+
+
+def test_another_attention_is_named_everywhere(tmp_path: Path) -> None:
+    model = timm.create_model(NAME, num_classes=5, **SMALL)
+    replace_attention(model, "skyformer", num_landmarks=8)
+    save(model, tmp_path / "sky.safetensors")
+    result = small(checkpoint=tmp_path / "sky.safetensors", untrained=True)
+    said = "the attention is skyformer (num_landmarks=8) in 2 blocks"
+    for text in (result.notes[0], result.page.read_text(), (result.page.parent / "config.json").read_text()):
+        assert said in text
+    plain = small(checkpoint=tmp_path / "sky.safetensors", output="again").rows
+    assert kappas(plain) == kappas(result.rows)
+
+
+def test_graying_for_the_measurement_alone(checkpoint: Path, tmp_path: Path) -> None:
+    result = small(checkpoint=checkpoint, gray="dct", epsilon=0.5, sites=["tokens"])
+    assert any("grayed for this measurement: dct, epsilon 0.5; it was trained without" in note for note in result.notes)
+    plain = small(checkpoint=checkpoint, sites=["tokens"])
+    assert kappas(result.rows) != kappas(plain.rows)
+    model = gray(timm.create_model(NAME, num_classes=5, **SMALL), "dct", epsilon=0.5)
+    save(model, tmp_path / "grayed.safetensors")
+    assert graying_of(model) is not None
+    other = small(checkpoint=tmp_path / "grayed.safetensors", gray="svd", sites=["tokens"])
+    assert any("it was trained with dct, epsilon 0.5" in note for note in other.notes)
+
+
+def test_a_model_without_all_the_usual_sites() -> None:
+    parallel = {**SMALL, "block_fn": ParallelScalingBlock}  # one add for both branches
+    result = small(model_kwargs=parallel)
+    assert {site for _, site in kappas(result.rows)} == {"sa", "mlp", "+mlp"}
+    assert "ParallelScalingBlock" in read_json(result.page.parent / "config.json")["model_kwargs"]["block_fn"]
+    with pytest.raises(ValueError, match=r"\+sa"):
+        small(model_kwargs=parallel, sites="+sa")
+
+
+def test_files_of_the_user(tmp_path: Path) -> None:
+    photograph = Image.fromarray(load_sample_image("flower.jpg"))
+    folder = tmp_path / "photos"
+    for index in range(4):
+        (folder / str(index % 2)).mkdir(parents=True, exist_ok=True)
+        photograph.crop((index * 50, 0, index * 50 + 200, 200)).save(folder / str(index % 2) / f"{index}.jpg")
+    whole = (folder / "0" / "0.jpg").read_bytes()
+    (folder / "0" / "broken.jpg").write_bytes(whole[: len(whole) // 2])
+    result = small(data_dir=folder, samples=10)
+    assert all(row["count"] == 4 for row in result.rows if row["name"] == "log_kappa")
+    assert any(note.startswith("4 images of 64 × 64 pixels: of 5 in photos") for note in result.notes)
+    page = result.page.read_text(encoding="utf-8")
+    assert "1 files could not be read and were left out: 0/broken.jpg" in page
+    assert str(tmp_path) not in page
+
+
+def test_nan_weights_are_shown_as_such(tmp_path: Path) -> None:
+    model = timm.create_model(NAME, num_classes=5, **SMALL)
+    nn.init.constant_(model.blocks[1].mlp.fc2.bias, math.nan)
+    save_file(model.state_dict(), tmp_path / "nan.safetensors")
+    console = quiet()
+    result = small(checkpoint=tmp_path / "nan.safetensors", console=console)
+    found = kappas(result.rows)
+    assert math.isnan(found["blocks.1", "mlp"])
+    assert math.isfinite(found["blocks.1", "sa"])
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "!non_finite" in text
+    assert "2 non_finite" in text
+    assert result.page.exists()
+
+
+# ---- what is refused, before anything is measured
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in ("probe.jsonl", "report.html", "config.json"):
+        folder = tmp_path / f"run-{name}"
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        with pytest.raises(ValueError, match=rf"holds {name} of something else"):
+            small(output=folder)
+        assert (folder / name).read_text() == "{}"
+        assert len(list(folder.iterdir())) == 1
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        small(output=tmp_path / "file")
+
+
+def test_an_output_that_cannot_be_written_is_named_before_a_model_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"nothing can be written to .*choose another output"):
+        measure("no such model", output=tmp_path / "file" / "out", console=quiet())
+    small(output="ours", samples=1)
+    (tmp_path / "ours" / "report.html").unlink()
+    (tmp_path / "ours" / "report.html").mkdir()
+    with pytest.raises(ValueError, match=r"report\.html is a folder"):
+        small(output="ours")
+
+
+def test_the_table_comes_before_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("wellcond.records.rows.write_json", full)
+    console = quiet()
+    with pytest.raises(ValueError, match=r"can no longer be written to \(No space left on device\)"):
+        small(console=console)
+    assert "blocks.1" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_our_own_folder_is_written_anew(checkpoint: Path) -> None:
+    small(checkpoint=checkpoint, untrained=True)
+    result = small(samples=2)
+    folder = result.page.parent
+    assert read_rows(folder / "probe.jsonl") == result.rows  # not appended
+    assert not (folder / "untrained.jsonl").exists()  # it would belong to another measurement
+    (folder / "my notes.txt").touch()
+    small(samples=1)
+    assert (folder / "my notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "no device 'gpu'"),
+        ({"device": "cuda:99"}, "no device 'cuda:99'"),
+        ({"data_dir": "nowhere"}, "there is no folder nowhere"),
+        ({"sites": "attn"}, "there is no site 'attn'"),
+        ({"blocks": "layer.1"}, "called 'layer.1'"),
+        ({"gray": "fft"}, "fft"),
+        ({"gray": "dct", "epsilon": 7}, "epsilon"),
+        ({"epsilon": 0.5}, "epsilon is the exponent of graying, and nothing is grayed"),
+        ({"checkpoint": "nowhere.pt"}, "^there is no file nowhere.pt$"),
+        ({"samples": 0}, "max_samples"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_known_blocks() -> None:
+    with pytest.raises(ValueError, match="ResNet has no blocks that wellcond knows"):
+        measure("resnet10t", samples=1, console=quiet())
+
+
+def test_weights_that_fit_in_part(tmp_path: Path) -> None:
+    save(timm.create_model(NAME, num_classes=5, **{**SMALL, "depth": 3}), tmp_path / "deep.safetensors")
+    settings = {**SMALL, "num_classes": 5}
+    with pytest.raises(ValueError, match=r"does not fit.*--no-strict"):
+        small(model_kwargs=settings, checkpoint=tmp_path / "deep.safetensors")
+    result = small(model_kwargs=settings, checkpoint=tmp_path / "deep.safetensors", strict=False)
+    assert "in it, but not in the model, and left out" in result.notes[0]
+
+
+# ---- the page, made again
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_the_report_of_a_measurement_is_its_page(checkpoint: Path, untrained: bool) -> None:
+    result = small(checkpoint=checkpoint, untrained=untrained) if untrained else small()
+
+    def content() -> str:
+        return re.sub(r"<footer>.*?</footer>", "", result.page.read_text(encoding="utf-8"))
+
+    first = content()
+    assert report_runs([result.page.parent]) == result.page
+    assert content() == first
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("width", [120, 80, 46, 30])
+def test_a_narrow_terminal_loses_no_digit(checkpoint: Path, width: int) -> None:
+    rows = small(checkpoint=checkpoint).rows
+    console = Console(file=io.StringIO(), width=width)
+    tables = kappa_tables(console, rows, rows)
+    for table in tables:
+        console.print(table)
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert (len(tables) > 1) is (width < 80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for (block, _), value in kappas(rows).items():
+        assert any(block in line and f"{value:.2f} (" in line for line in text.splitlines())
+    heads = [word for line in text.splitlines() if "block" in line and "┃" in line for word in re.split(r"[ ┃]+", line)]
+    assert [word for word in heads if word not in ("", "block")] == ["sa", "+sa", "mlp", "+mlp"]
+
+
+def test_the_narrowest_terminal_breaks_lines(checkpoint: Path) -> None:
+    rows = small(checkpoint=checkpoint).rows
+    console = Console(file=io.StringIO(), width=14)
+    console.print(*kappa_tables(console, rows))
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "…" not in text
+    assert text.count("┡") == 4
+
+
+def test_marks_of_means() -> None:
+    base = {"run": "", "step": 0, "index": 0, "block": "b", "count": 4, "dtype": "float32"}
+    capped = {**base, "site": "sa", "name": "log_kappa", "value": 15.94, "status": "ceiling"}
+    hidden = [
+        {**base, "site": "mlp", "name": "log_kappa", "value": 9.0, "status": "non_finite"},
+        {**base, "site": "mlp", "name": "capped", "value": 1.0, "status": "non_finite"},
+    ]
+    rows = [row | {"index": i, "block": f"b{i}"} for i in range(2) for row in (capped, *hidden)]
+    console = quiet()
+    console.print(kappa_table(rows), *legend(console, rows))
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    mean = next(line for line in text.splitlines() if "mean" in line)
+    assert ("≥15.94" in mean, "!≥9.00" in mean) == (True, True)
+    assert ("≥ some samples" in text, "! some samples" in text) == (True, True)
+
+
+@pytest.mark.parametrize(("color", "terminal"), [(True, True), (False, True), (True, False)])
+def test_colours_only_where_they_are_wanted(
+    checkpoint: Path, color: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    rows = small(checkpoint=checkpoint).rows
+    console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
+    console.print(kappa_table(rows, rows), *legend(console, rows, rows))
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert ("\x1b[38;" in text) is (color and terminal)
+    assert ("\x1b" in text) is terminal
+    plain = Console(file=io.StringIO(), width=100)
+    plain.print(kappa_table(rows, rows))
+    for (block, site), value in kappas(rows).items():
+        line = next(line for line in plain.file.getvalue().splitlines() if block in line)  # pyright: ignore
+        assert f"{value:.2f} ({value:.2f})" in line, site
+
+
+# ---- the command
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def wellcond(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wellcond", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+SETTINGS = ["--model-kwargs", *(f"{key}={value}" for key, value in SMALL.items())]
+
+
+def test_the_command(wellcond: Run, checkpoint: Path, tmp_path: Path) -> None:
+    code, out, err = wellcond(
+        "measure", NAME, *SETTINGS, "--checkpoint", str(checkpoint), "--untrained", "--samples", "2", "--blocks", "1",
+        "--sites", "+sa, mlp", "--spectrum", "--output", "here", "--seed", "7", "--device", "cpu",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    rows = read_rows("here/probe.jsonl")
+    assert kappas(rows).keys() == {("blocks.1", "+sa"), ("blocks.1", "mlp")}
+    assert all(row["count"] == 2 for row in rows if row["name"] == "log_kappa")
+    assert any(row["name"] == "sigma.0" for row in rows)
+    assert f"{kappas(rows)['blocks.1', '+sa']:.2f}" in out
+    assert "random weights" in out
+    assert "here/report.html" in out
+    config = json.loads(Path("here/config.json").read_text())
+    assert (config["seed"], config["model_kwargs"]) == (7, SMALL)
+    assert str(tmp_path) not in Path("here/config.json").read_text()
+
+
+def test_mistakes_at_the_command_line(wellcond: Run) -> None:
+    code, _, err = wellcond("measure", "vit_tny_patch16_224")
+    assert (code, "did you mean vit_tiny_patch16_224" in err) == (1, True)
+    code, _, err = wellcond("measure", NAME, "--model-kwargs", "depth")
+    assert (code, "'depth' is not KEY=VALUE" in err) == (2, True)
+    code, _, err = wellcond("measure", NAME, "--samples", "0")
+    assert code == 2
+    code, _, err = wellcond("measure", NAME, "--epsilon", "0.5")
+    assert (code, "nothing is grayed: add --gray svd or --gray dct" in err) == (2, True)
+    code, _, err = wellcond("measure", NAME, "--checkpoint", "nowhere.pt")
+    assert (code, err) == (1, "error: there is no file nowhere.pt\n")
+
+
+def test_blocks_from_the_end(wellcond: Run) -> None:
+    code, _, err = wellcond("measure", NAME, *SETTINGS, "--samples", "1", "--blocks", "-1", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert {block for block, _ in kappas(read_rows(f"measure-{NAME}/probe.jsonl"))} == {"blocks.1"}

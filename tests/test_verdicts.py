@@ -1,0 +1,117 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from wellcond.verdicts import (
+    at_least,
+    clopper_pearson,
+    combine,
+    differences,
+    interval,
+    not_run,
+    smallest_effect,
+    undecided,
+    within,
+)
+
+VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
+
+
+@given(VALUES)
+def test_intervals_are_scipys(values):
+    found = interval(values)
+    error = stats.sem(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    if error > 1e-9:
+        truth = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
+        assert (found.low, found.high) == pytest.approx(truth, rel=1e-6, abs=1e-6)
+    else:
+        assert found.low == pytest.approx(found.high, abs=1e-6)
+
+
+def test_one_value_has_no_interval_and_decides_nothing():
+    found = interval([3.0])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert at_least("a", [1e9], 0.0).outcome == "undecided"
+    assert "one seed can show nothing" in at_least("a", [1e9], 0.0).why
+
+
+def test_no_values_or_nan_are_refused():
+    for values in ([], [1.0, math.nan], [math.inf]):
+        with pytest.raises(ValueError, match="finite"):
+            interval(values)
+
+
+def test_only_the_same_seeds_are_paired():
+    assert differences({0: 3.0, 1: 5.0}, {1: 1.0, 0: 1.0}) == [2.0, 4.0]
+    with pytest.raises(ValueError, match="not the same"):
+        differences({0: 3.0}, {1: 1.0})
+
+
+@given(VALUES, st.floats(-50, 50))
+def test_a_bound_is_decided_by_the_whole_interval(values, bound):
+    part, found = at_least("a", values, bound), interval(values)
+    expected = "holds" if found.low >= bound else "does not hold" if found.high < bound else "undecided"
+    assert part.outcome == expected
+    assert ("could have seen" in part.why) is (expected == "undecided")
+
+
+def test_equivalence_is_an_interval_inside_the_margin():
+    assert within("a", [0.1, -0.1, 0.05], 1.0).outcome == "holds"
+    assert within("a", [-5.0, 5.0, 0.0], 1.0).outcome == "undecided"  # a wide interval around zero shows nothing
+    assert within("a", [5.0, 5.1, 4.9], 1.0).outcome == "does not hold"
+    with pytest.raises(ValueError, match="positive"):
+        within("a", [0.0, 0.1], 0.0)
+
+
+def test_the_smallest_effect_is_seen_four_times_out_of_five():
+    generator = np.random.default_rng(0)
+    seen = []
+    for _ in range(4000):
+        noise = generator.normal(size=6)
+        true = (stats.t.ppf(0.975, 5) + stats.t.ppf(0.8, 5)) / math.sqrt(6)  # by the true deviation, 1
+        seen.append(interval(list(noise + true)).low >= 0)
+    assert 0.75 < np.mean(seen) < 0.95
+    assert smallest_effect([1.0]) == math.inf
+    assert smallest_effect([1.0, 2.0, 3.0]) == pytest.approx((4.302653 + 1.060660) / math.sqrt(3), rel=1e-5)
+
+
+def test_parts_make_a_whole():
+    yes, no = at_least("yes", [1.0, 1.1, 1.2], 0.0), at_least("no", [1.0, 1.1, 1.2], 5.0)
+    open_ = at_least("open", [-1.0, 1.0, 0.5], 0.0)
+    for parts, verdict in (
+        ([yes, yes], "holds"),
+        ([yes, no], "holds in part"),
+        ([no, open_], "does not hold"),
+        ([yes, open_], "undecided"),
+        ([yes, not_run("later")], "undecided"),
+    ):
+        assert combine(parts).verdict == verdict
+    with pytest.raises(ValueError, match="at least one"):
+        combine([])
+    broken = undecided(yes, "two seeds are too few")
+    assert broken.outcome == "undecided"
+    assert broken.found == yes.found
+    assert combine([yes]).as_json()["parts"][0]["found"]["seeds"] == 3
+
+
+@given(st.integers(1, 600), st.floats(0, 1), st.sampled_from([0.9, 0.95, 0.99]))
+def test_it_is_scipys_exact_interval(draws, part, confidence):
+    failures = round(part * draws)
+    expected = stats.binomtest(failures, draws).proportion_ci(confidence, method="exact")
+    assert clopper_pearson(failures, draws, confidence) == pytest.approx((expected.low, expected.high), abs=1e-8)
+
+
+@pytest.mark.parametrize(("failures", "draws"), [(-1, 5), (6, 5), (0, 0)])
+def test_no_rate_without_draws(failures, draws):
+    with pytest.raises(ValueError, match="make no rate"):
+        clopper_pearson(failures, draws)
+
+
+def test_a_confidence_is_a_part():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        clopper_pearson(1, 2, 1.0)

@@ -322,11 +322,13 @@ def test_the_completed_names_are_all_there_are():
     """They are read without what they belong to, which takes seconds to import."""
     import timm
 
-    from wellcond.cli.options import complete_models, complete_statements
+    from wellcond.claims.catalogue import CLAIMS
+    from wellcond.cli.options import complete_claims, complete_models, complete_statements
     from wellcond.theory.registry import STATEMENTS
 
     assert complete_models("") == sorted(timm.list_models())
     assert set(complete_statements("")) == set(STATEMENTS)
+    assert set(complete_claims("")) == set(CLAIMS)
 
 
 def test_completion_needs_no_torch():

@@ -129,6 +129,8 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"warmup_epochs": 3, "warmup_steps": 5}, "two spellings of one thing"),
         ({"clip_grad": 1.0, "clip_value": 1.0}, "give one of them"),
         ({"clip_value": 0.0}, "clip_value must be above 0"),
+        ({"attention": "foo"}, "there is no attention 'foo'"),
+        ({"attention": "skyformer", "attention_kwargs": {"landmark": 3}}, "attention has no setting 'landmark'"),
         ({"steps": -1}, "steps must not be negative"),
         ({"accumulate": 3}, "multiple of 1 processes × accumulate=3"),
         ({"task": "mae", "mixup": 0.8}, "has no labels"),

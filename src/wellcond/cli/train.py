@@ -60,7 +60,8 @@ def train(
     options |= {"model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
     try:
         check_device(device)
-        config = training.configure(recipe, scale=scale, options=options, settings=[*(settings or []), *(more or [])])
+        everything = [*(settings or []), *(more or [])]
+        config = training.configure(recipe, scale=scale, options=options, settings=everything, device=device)
         config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -14,16 +15,21 @@ from wellcond.report import report_runs
 from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
-from wellcond.train.recipes import recipe
+from wellcond.train.recipes import bearable, recipe
 from wellcond.train.time_limit import OutOfTime
 
 __all__ = ["configure", "run"]
 
 
-def configure(name: str, *, scale: str, options: dict[str, Any], settings: list[str]) -> Config:
-    """A recipe with the options that were given, then with each `key=value`."""
+def configure(
+    name: str, *, scale: str, options: dict[str, Any], settings: list[str], device: str | None = None
+) -> Config:
+    """A recipe with the options given, then with each `key=value`; what was not given, as the device can bear it."""
     given = {key: value for key, value in options.items() if value is not None}
-    return recipe(name, scale=scale).changed(given).changed(settings)
+    config = recipe(name, scale=scale).changed(given).changed(settings)
+    asked = {*given, *(setting.partition("=")[0].strip().replace("-", "_") for setting in settings)}
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return bearable(config, where.partition(":")[0], given=asked)
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from wellcond.words import BLOCK_SITES, OUTSIDE_SITES
+
 __all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
 
-BLOCK_SITES = ("in", "sa", "+sa", "mlp", "+mlp")
-OUTSIDE_SITES = ("tokens", "embed")  # before the first block
 SITE_WORDS = {
     "in": "the normed input of attention",
     "sa": "the attention's output, before the add",

@@ -142,6 +142,8 @@ def _combinations(config: Config, world: int) -> Iterator[str]:
         yield "padding and scale_min are two ways to crop; set one of them"
     if config.task == "mae" and not config.mask_ratio > 0:
         yield f"masked autoencoding needs masked patches: mask_ratio is {config.mask_ratio}"
+    if config.attention:
+        yield from _attention(config)
     if config.attention_kwargs and not config.attention:
         yield "attention_kwargs are for another attention; name it with attention=…"
     if config.layer_scale is not None and not config.remove_skips:
@@ -187,6 +189,15 @@ def _start(config: Config) -> Iterator[str]:
         yield f"there is no checkpoint {path}; name the file of weights to start from"
     if config.pretrained:
         yield "pretrained and checkpoint are two sources of weights; choose one"
+
+
+def _attention(config: Config) -> Iterator[str]:
+    from wellcond.models.surgery.attention import check_settings
+
+    try:
+        check_settings(config.attention, config.attention_kwargs)
+    except (ValueError, TypeError) as error:
+        yield f"attention={config.attention}: {error}"
 
 
 def _optimizer(config: Config) -> Iterator[str]:

@@ -86,7 +86,7 @@ def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **se
     Raises ValueError, before anything is changed, for a block that cannot attend like this.
     """
     chosen = select_blocks(_blocks_of(model), blocks)
-    wanted = AttentionSettings(name=name, settings=_checked_settings(name, settings))
+    wanted = AttentionSettings(name=name, settings=check_settings(name, settings))
     plan = _plan(model, ((block, wanted) for block in chosen))
     _warn(plan)
     return _change(model, chosen, plan)
@@ -238,7 +238,7 @@ def _check_classes(plan: Iterable[nn.Module]) -> None:
             raise ValueError(f"the class {type(module).__name__} was made from a replaced attention; restore that one")
 
 
-def _checked_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with all defaults; ValueError for those that the attention does not have."""
     kind = find_attention(name)
     known = kind.core().settings

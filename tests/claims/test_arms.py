@@ -98,9 +98,9 @@ def test_sets_with_other_seeds_are_paired_by_those_they_share():
 
 
 def test_our_kept_results_are_those_of_todays_plans():
-    """The next session on a GPU goes on from them: a setting that has changed would train everything again."""
+    """Whoever has a GPU next goes on from them: a setting that has changed would train everything again."""
     paths = sorted((ROOT / "evidence" / "runs" / "lab").rglob("result.json"))
-    assert len(paths) >= 26
+    assert len(paths) >= 17
     for path in paths:
         result = read_json(path)
         name, _, arm, run = result["name"].split("/")

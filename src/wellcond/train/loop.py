@@ -193,7 +193,7 @@ class _Run:
             # Other processes would have to take part, and may be waiting for this one in the middle of a pass.
             if self.here.world == 1 and self.whole and not isinstance(error, Diverged | Interrupted):
                 with contextlib.suppress(Lost, OSError):
-                    self.states.save(self.whole)
+                    self.states.save(self.whole, must=True)  # or say nothing of it
                     error.add_note(f"the state after step {self.whole} is saved: the same command goes on from it")
             raise
 

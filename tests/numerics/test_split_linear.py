@@ -91,3 +91,34 @@ def test_it_is_taken_only_where_it_may_be():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             assert not module._suits(x, weight)
     assert not module._suits(x, weight)  # a gradient may be asked for
+
+
+@pytest.mark.parametrize("settings", [{}, {"padding": "valid"}, {"bias": False}])
+def test_patches_side_by_side_are_a_linear_layer(settings, device, monkeypatch):
+    monkeypatch.setattr(module, "_suits", lambda *_: True)
+    conv = nn.Conv2d(3, 16, (4, 8), stride=(4, 8), **settings).to(device)
+    images = torch.randn(2, 3, 12, 16, device=device)
+    with torch.no_grad():
+        plain = conv(images)
+        with linear_by_parts():
+            ours = conv(images)
+    assert not torch.equal(ours, plain)  # else it was not taken
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 8, 4, stride=2),
+        nn.Conv2d(3, 8, 4, stride=4, padding=2),
+        nn.Conv2d(3, 6, 4, stride=4, groups=3),
+        nn.Conv2d(3, 8, 2, stride=2, dilation=2),
+        nn.Conv2d(3, 8, 5, stride=5),
+    ],
+)
+def test_other_convolutions_are_left_alone(conv, monkeypatch):
+    monkeypatch.setattr(module, "_suits", lambda *_: True)
+    images = torch.randn(2, 3, 12, 16)
+    with torch.no_grad(), linear_by_parts():
+        ours = conv(images)
+    assert torch.equal(ours, conv(images))

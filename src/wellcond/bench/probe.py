@@ -26,7 +26,7 @@ SEED = 0
 MODEL = "vit_base_patch16_224"
 EVERY = 100
 STEPS = 8
-REPEATS = 7
+REPEATS = 5
 
 
 def run(

@@ -28,7 +28,7 @@ class MatrixPart:
 
     def __init__(self, x: Tensor):
         x = x.float() if x.dtype.itemsize == 1 else x  # float8 has no arithmetic
-        peak = x.detach().abs().amax((-2, -1)).double()  # NaN and Inf come through it
+        peak = torch.linalg.vector_norm(x.detach(), math.inf, (-2, -1)).double()  # NaN and Inf come through it
         usable = (peak > 0) & (peak < math.inf)
         self.usable = bool(usable.all())
         if not self.usable:

@@ -1,7 +1,7 @@
 """A float32 linear layer on the tensor cores of a GPU, as exact as the library's own float32 product and faster.
 
     y = split_linear(x, weight, bias)            # (…, k), (m, k), (m,) → (…, m); float32, no gradient
-    with linear_by_parts():                      # every F.linear inside it that is large enough, on a GPU
+    with linear_by_parts():                      # every large F.linear inside it, and patches' F.conv2d, on a GPU
         model(images)
 
 Tensor cores multiply float16 exactly and add in float32. So each row is scaled by a power of two and cut into two
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from wellcond.numerics.fastpaths import fused_kernels
+from wellcond.numerics.fused import tokens_of
 
 __all__ = ["linear_by_parts", "split_linear"]
 
@@ -75,6 +76,8 @@ class _ByParts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is F.linear and _suits(*args, **(kwargs or {})):
             return split_linear(*args, **(kwargs or {}))
+        if func is F.conv2d and (found := _patches(*args, **(kwargs or {}))) is not None:
+            return found
         return func(*args, **(kwargs or {}))
 
 
@@ -94,3 +97,25 @@ def _suits(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:  
         and not torch.is_autocast_enabled("cuda")
         and fused_kernels(input.device)
     )
+
+
+def _patches(
+    input: Tensor,  # noqa: A002 (torch's name)
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | str | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """A convolution whose patches lie side by side, which is a linear layer of them; None for any other."""
+    height, width = weight.shape[2:]
+    plain = padding in (0, (0, 0), "valid") and dilation in (1, (1, 1)) and groups == 1 and input.ndim == 4
+    side = (stride, stride) if isinstance(stride, int) else tuple(stride)
+    if not plain or side != (height, width) or input.shape[-2] % height or input.shape[-1] % width:
+        return None
+    tokens = tokens_of(input, height, width)
+    flat = weight.flatten(1)
+    if not _suits(tokens, flat, bias):
+        return None
+    return split_linear(tokens, flat, bias).mT.unflatten(2, (input.shape[-2] // height, input.shape[-1] // width))

@@ -87,10 +87,13 @@ class Sums:
         left = dict.fromkeys(lines.values(), rank_samples)  # a place's samples may come in several shapes
         for spans, matrices in _batches(lines, tensors, valid):
             line_of = torch.tensor([line for line, length in spans for _ in range(length)])
+            some = torch.tensor(_first_of_each(spans, left), dtype=torch.long)
+            ranked = matrices[some.to(matrices.device)] if min(matrices.shape[1:]) > 1 else matrices[:0]
+            # Begun first: a GPU has work while the host looks at the others. A single token has none, as it has no κ.
+            ranks = singular.effective_rank(ranked) if len(ranked) else None
             _add_conditioning(totals, maxima, line_of, matrices, low_precision)
-            some = torch.tensor(_first_of_each(spans, left))
-            if len(some):
-                _add_ranks(totals, maxima, line_of[some], matrices[some.to(matrices.device)], spectrum)
+            if ranks is not None:
+                _add_ranks(totals, line_of[some], ranked, ranks, spectrum)
         for place, tensor in tensors.items():
             maxima[lines[place], DTYPE] = _number_of(tensor.dtype)
         _add_heard(totals, maxima, {line: heard[p.block] for p, line in lines.items() if _hears(p, heard)})
@@ -262,10 +265,8 @@ def _frobenius(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64)
 
 
-def _add_ranks(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices: Tensor, spectrum: bool) -> None:
-    if min(matrices.shape[1:]) == 1:
-        return  # left out as its κ is
-    rank = singular.effective_rank(matrices).double().cpu()
+def _add_ranks(totals: Tensor, line_of: Tensor, matrices: Tensor, ranks: Tensor, spectrum: bool) -> None:
+    rank = ranks.double().cpu()
     usable = rank > 0  # neither NaN nor a zero matrix
     _add(totals, line_of[usable], COUNTS + 2 * MEANS.index("effective_rank"), rank[usable])
     if spectrum and bool(usable.any()):

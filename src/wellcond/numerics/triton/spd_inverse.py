@@ -94,21 +94,21 @@ def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.conste
             tl.store(pivots + batch, tl.minimum(smallest, tl.load(pivots + batch)))
 
 
-def negative_inverse(a: Tensor, *, num_warps: int = 2) -> tuple[Tensor, Tensor]:
-    """(−A⁻¹, smallest pivot) of each (b, ld, ld) float64 matrix, ld a multiple of 32; `a` is overwritten.
+def negative_inverse(a: Tensor, *, keep: bool = False, num_warps: int = 2) -> tuple[Tensor, Tensor]:
+    """(−A⁻¹, smallest pivot) of each (b, ld, ld) float64 matrix, ld a multiple of 32; `a` is overwritten, or kept.
 
     A smallest pivot that is not positive says that the matrix is not positive definite in float64, and −A⁻¹ is no
     inverse.
     """
     batch, ld, _ = a.shape
-    other = torch.empty_like(a)
+    rooms = torch.empty_like(a), torch.empty_like(a) if keep else a
     inverse, next_inverse = (torch.empty(batch, 32, 32, dtype=torch.float64, device=a.device) for _ in range(2))
     pivots = torch.empty(batch, dtype=torch.float64, device=a.device)
     blocks = ld // 32
     _first_kernel[(batch,)](a, inverse, pivots, ld, num_warps=1)
     for p in range(blocks):
         _update_kernel[(blocks * (blocks + 1) // 2, batch)](
-            a, other, inverse, next_inverse, pivots, p, ld, LAST=p == blocks - 1, num_warps=num_warps
+            a, rooms[p % 2], inverse, next_inverse, pivots, p, ld, LAST=p == blocks - 1, num_warps=num_warps
         )
-        a, other, inverse, next_inverse = other, a, next_inverse, inverse
+        a, inverse, next_inverse = rooms[p % 2], next_inverse, inverse
     return a, pivots

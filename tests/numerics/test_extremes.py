@@ -176,3 +176,15 @@ def test_gram_has_trace_one():
     gram, size = scaled_gram(matrices(spread(10, 5), 9) * 7)
     assert_close(gram.diagonal(dim1=-2, dim2=-1).sum(-1), torch.ones(2).double())
     assert_close(size, torch.full((2,), 49.0).double() * spread(10, 5).square().sum())
+
+
+@pytest.mark.parametrize("m", [2, 31, 64, 65, 128, 129, 197])
+def test_a_gram_matrix_with_room_for_whole_blocks(m):
+    pytest.importorskip("triton", reason="the room is that of its kernels")
+    w = torch.randn(3, m, 230, dtype=torch.float64, generator=torch.Generator().manual_seed(m))
+    room, size = extremes._gram_with_room(w)
+    gram, trace = scaled_gram(w)
+    assert_close(room[:, :m, :m], gram, rtol=1e-12, atol=1e-14)
+    assert_close(size, trace)
+    assert not room[:, m:].any()
+    assert not room[:, :, m:].any()

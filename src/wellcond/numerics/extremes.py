@@ -50,8 +50,11 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
     if w.shape[1] == 1:
         norm = torch.linalg.vector_norm(w, dim=(-2, -1))
         return norm, norm.clone()
-    gram, size = scaled_gram(w)
-    largest, smallest, resolved = _extreme_eigenvalues(w, gram, size, ceiling)
+    m = w.shape[1]
+    fused = m <= FUSED_SIDE and fused_kernels(w.device)
+    room, size = _gram_with_room(w) if fused else scaled_gram(w)
+    gram = room[:, :m, :m]
+    largest, smallest, resolved = _extreme_eigenvalues(w, room, size, ceiling)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
         if len(index) == len(w):  # nothing to pick, and no copies to make
@@ -76,6 +79,27 @@ def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
     return gram.div_(size[:, None, None]), size
 
 
+def _gram_with_room(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`scaled_gram`, with room for whole blocks of the fused kernels: (b, ld, ld), zero beyond (m, m).
+
+    In four parts, of which one is the transpose of another: libraries do not know that the product is symmetric.
+    """
+    from .triton.gram import padded
+
+    b, m, _ = w.shape
+    room = w.new_empty(b, padded(m), padded(m))
+    room[:, m:], room[:, :m, m:] = 0, 0
+    half = min(m, -(-m // 128) * 64)
+    upper, lower = w[:, :half], w[:, half:]
+    torch.bmm(upper, upper.mT, out=room[:, :half, :half])
+    if half < m:
+        torch.bmm(lower, upper.mT, out=room[:, half:m, :half])
+        torch.bmm(lower, lower.mT, out=room[:, half:m, half:m])
+        room[:, :half, half:m] = room[:, half:m, :half].mT
+    size = _trace(room)
+    return room.div_(size[:, None, None]), size
+
+
 def prefers_eigvalsh(m: int, d: int) -> bool:
     """Whether on a CPU stage 1 is one call of LAPACK's `eigvalsh`, and not Cholesky and Lanczos steps.
 
@@ -86,11 +110,11 @@ def prefers_eigvalsh(m: int, d: int) -> bool:
 
 
 def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Stage 1: (λmax, λmin, resolved) of gram = WWᵀ/size, (b, m, m) of trace 1; each (b,).
+    """Stage 1: (λmax, λmin, resolved) of gram = WWᵀ/size, (b, m, m) of trace 1, or with room; each (b,).
 
     λmax always holds, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax, or fused shows κ beyond the ceiling.
     """
-    if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
+    if w.shape[1] <= FUSED_SIDE and fused_kernels(gram.device):
         from .triton.extremes import extreme_eigenvalues
 
         largest, smallest, residual = extreme_eigenvalues(w, gram, size)

@@ -6,6 +6,7 @@ import torch
 from wellcond.bench.kappa import matrices
 from wellcond.numerics.extremes import FUSED_RESIDUAL
 from wellcond.numerics.triton.extremes import extreme_eigenvalues
+from wellcond.numerics.triton.gram import padded
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # the interpreter's maximum
 
@@ -13,7 +14,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered:Runtim
 def extremes(x: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gram = x @ x.mT
     size = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return extreme_eigenvalues(x.to(device), (gram / size[:, None, None]).to(device), size.to(device))
+    room = padded(x.shape[1]) - x.shape[1]
+    gram = torch.nn.functional.pad(gram / size[:, None, None], (0, room, 0, room))
+    return extreme_eigenvalues(x.to(device), gram.to(device), size.to(device))
 
 
 @pytest.mark.parametrize(("side", "kappa"), [(20, 1.0), (20, 1e3), (20, 8e6), (70, 1e1), (70, 1e5), (70, 1e6)])

@@ -12,7 +12,7 @@ tell; one that the Gram matrix tells is taken from there, for W is four times as
 import torch
 from torch import Tensor
 
-from .gram import largest_eigenvalue, padded
+from .gram import largest_eigenvalue
 from .spd_inverse import negative_inverse
 
 __all__ = ["extreme_eigenvalues", "smallest_eigenvalue"]
@@ -24,27 +24,27 @@ RIDGE = 2e-15  # of the trace: with it every Gram matrix is positive definite in
 
 
 def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(λmax, λmin, residual) of gram = WWᵀ/size, (b, m, m) float64 of trace 1, m ≤ FUSED_SIDE; each (b,).
+    """(λmax, λmin, residual) of WWᵀ/size, float64 of trace 1, m ≤ FUSED_SIDE; each (b,).
+
+    `gram` holds it with room for whole blocks, (b, ld, ld) with ld = padded(m); its diagonal is changed, by RIDGE.
 
     λmin never comes out too small. The residual ‖WWᵀv/size − λmin·v‖ tells how far v is from an eigenvector; λmin errs
     by some residual²/λmin, if that is the smallest one's. It does not prove that. Sixteen starts whose rounding to
     float16 is noise in all directions make it so: a vector orthogonal to all of them was found all the same.
     """
-    m = gram.shape[-1]
-    ld = padded(m)
-    work = torch.nn.functional.pad(gram, (0, ld - m, 0, ld - m))
-    diagonal = work.diagonal(dim1=-2, dim2=-1)
+    m = w.shape[1]
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
     diagonal[:, :m] += RIDGE
     diagonal[:, m:] = 1.0  # the inverse keeps an identity there, and λmin ≤ 1/m below it
-    largest, _ = largest_eigenvalue(work, m)
-    inverse, pivots = negative_inverse(work, keep=True)
+    largest, _ = largest_eigenvalue(gram, m)
+    inverse, pivots = negative_inverse(gram, keep=True)
     index = (~(pivots >= NEWTON_BELOW * largest)).nonzero().squeeze(1)
     if len(index):
         # Sweeping errs by more than rounding where λmin/λmax nears 1e-12; a Newton step squares what is left.
         some = inverse[index]
-        inverse[index] = torch.baddbmm(some, some, work[index] @ some, beta=2)
+        inverse[index] = torch.baddbmm(some, some, gram[index] @ some, beta=2)
     vectors = _smallest_vectors(inverse, m)
-    images = work[:, :m, :m] @ vectors
+    images = gram[:, :m, :m] @ vectors
     smallest, residual = _best((vectors * images).sum(1), images, vectors)
     smallest -= RIDGE
     index = (~(smallest >= GRAM_TELLS * largest)).nonzero().squeeze(1)

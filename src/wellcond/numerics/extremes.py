@@ -42,25 +42,27 @@ GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them
 
 
 def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tensor]:
-    """(σmax, σmin) of finite, non-zero float64 matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
+    """(σmax, σmin) of finite, non-zero matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
 
-    Squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper bound that
+    In float64 squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper bound that
     still shows it: what lies beyond the ceiling is not worth a decomposition.
     """
     if w.shape[1] == 1:
-        norm = torch.linalg.vector_norm(w, dim=(-2, -1))
+        norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
         return norm, norm.clone()
     m = w.shape[1]
     fused = m <= FUSED_SIDE and fused_kernels(w.device)
+    if not (fused and w.dtype == torch.float32):  # whose few hard matrices alone become float64
+        w = w.double()
     room, size = _gram_with_room(w) if fused else scaled_gram(w)
     gram = room[:, :m, :m]
     largest, smallest, resolved = _extreme_eigenvalues(w, room, size, ceiling)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
         if len(index) == len(w):  # nothing to pick, and no copies to make
-            largest, smallest = _extremes_unsquared(w, gram, size, largest, ceiling)
+            largest, smallest = _extremes_unsquared(w.double(), gram, size, largest, ceiling)
         else:
-            some = _extremes_unsquared(w[index], gram[index], size[index], largest[index], ceiling)
+            some = _extremes_unsquared(w[index].double(), gram[index], size[index], largest[index], ceiling)
             largest[index], smallest[index] = some
     smallest = torch.minimum(smallest, largest)  # equal ones may differ in their last bits
     return (largest * size).sqrt(), (smallest * size).sqrt()
@@ -82,11 +84,17 @@ def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
 def _gram_with_room(w: Tensor) -> tuple[Tensor, Tensor]:
     """`scaled_gram`, with room for whole blocks of the fused kernels: (b, ld, ld), zero beyond (m, m).
 
-    In four parts, of which one is the transpose of another: libraries do not know that the product is symmetric.
+    Of float64 in four parts, one the transpose of another: libraries do not know that the product is symmetric.
     """
-    from .triton.gram import padded
+    from .triton.geometry import Geometry
+    from .triton.gram import gram, padded
 
     b, m, _ = w.shape
+    if w.dtype == torch.float32:
+        x = w.mT.contiguous() if w.stride(1) == 1 else w.contiguous()  # a view of tall matrices is taken as those
+        room = gram(x, *x.shape[1:], Geometry.of_matrices(*x.shape[1:]))
+        size = _trace(room)
+        return room.div_(size[:, None, None]), size
     room = w.new_empty(b, padded(m), padded(m))
     room[:, m:], room[:, :m, m:] = 0, 0
     half = min(m, -(-m // 128) * 64)

@@ -9,6 +9,7 @@ Backends raise for a NaN or invent numbers for it, and squares overflow: what th
 matrix gets its own answer.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -41,8 +42,12 @@ class MatrixPart:
             exponent = torch.frexp(peak).exponent.long().clamp(-1021, 1021)
             self.unit = (exponent + 1023).bitwise_left_shift(52).view(torch.float64)  # 2^exponent, to the bit
             x = x / self.unit[:, None, None]
-        w = x.double()
-        self.w = w if w.shape[1] <= w.shape[2] else w.mT
+        self.short_side_first = x if x.shape[1] <= x.shape[2] else x.mT
+        """The matrices in their own dtype."""
+
+    @functools.cached_property
+    def w(self) -> Tensor:
+        return self.short_side_first.double()
 
     def restore(self, sigma: Tensor) -> Tensor:
         """Singular values of w, (b,) or (b, k), as those of the matrices themselves."""

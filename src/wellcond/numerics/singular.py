@@ -138,7 +138,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
             s = _all_by_svd(part.w)
             largest, smallest = s[:, 0], s[:, -1]
         else:
-            largest, smallest = extreme_singular_values(part.w, ceiling=edge)
+            largest, smallest = extreme_singular_values(part.short_side_first, ceiling=edge)
         beyond = ~(smallest * edge >= largest)
         # The division happens everywhere, so it gets a harmless divisor there: else its gradient would be NaN.
         kappa = torch.where(beyond, ceiling, (largest / torch.where(beyond, largest, smallest)).clamp_max(ceiling))

@@ -49,7 +49,7 @@ def extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor) -> tuple[Tensor, 
     smallest -= RIDGE
     index = (~(smallest >= GRAM_TELLS * largest)).nonzero().squeeze(1)
     if len(index):
-        smallest[index], residual[index] = _quotients(w[index], size[index], vectors[index])
+        smallest[index], residual[index] = _quotients(w[index].double(), size[index], vectors[index])
     return largest, smallest, residual
 
 

@@ -44,8 +44,8 @@ GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them
 def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tensor]:
     """(σmax, σmin) of finite, non-zero matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
 
-    In float64 squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper bound that
-    still shows it: what lies beyond the ceiling is not worth a decomposition.
+    In float64 squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper
+    bound that still shows it: what lies beyond the ceiling is not worth a decomposition.
     """
     if w.shape[1] == 1:
         norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
@@ -92,7 +92,8 @@ def _gram_with_room(w: Tensor) -> tuple[Tensor, Tensor]:
     b, m, _ = w.shape
     if w.dtype == torch.float32:
         x = w.mT.contiguous() if w.stride(1) == 1 else w.contiguous()  # a view of tall matrices is taken as those
-        room = gram(x, *x.shape[1:], Geometry.of_matrices(*x.shape[1:]))
+        n, d = x.shape[1:]
+        room = gram(x, n, d, Geometry.of_matrices(n, d))
         size = _trace(room)
         return room.div_(size[:, None, None]), size
     room = w.new_empty(b, padded(m), padded(m))

@@ -1,4 +1,4 @@
-"""The encoders of the Long Range Arena: their sizes, their numbers in plain float64, padding, and what torch compiles."""
+"""The encoders of the Long Range Arena: their sizes, their numbers in plain float64, padding, and compiling them."""
 
 import math
 from typing import Any

@@ -65,7 +65,7 @@ def by_hand(name: str, seed: int, schedule: OneCycle, steps: int) -> tuple[list[
         gradients = torch.autograd.grad(F.cross_entropy(model(*batch.inputs), batch.targets), weights)
         with torch.no_grad():
             for w, g, m, v in zip(weights, gradients, first, second, strict=True):
-                g = g.clamp(-schedule.clip, schedule.clip)  # noqa: PLW2901
+                g = g.clamp(-schedule.clip, schedule.clip)
                 m.mul_(beta).add_(g, alpha=1 - beta)
                 v.mul_(0.999).add_(g * g, alpha=0.001)
                 # torch corrects the first moment by beta to the power of the step, as if it had not changed

@@ -167,7 +167,7 @@ def informer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> Te
     The d queries with the largest maxⱼ s − meanⱼ s, s their scores with d keys drawn for each (as many as in the
     published code, with replacement), attend exactly. All others get the mean of the values.
     """
-    return _one_by_one(lambda *parts: _prob_sparse(*parts, d, draws), q, k, v)
+    return _one_by_one(lambda q, k, v: _prob_sparse(q, k, v, d, draws), q, k, v)
 
 
 APPROXIMATIONS: dict[str, Callable[..., Tensor]] = {

@@ -155,7 +155,8 @@ class SequenceAttention(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         dropout = self.attn_drop.p if self.training else 0.0
-        y = softmax_attention(*split_qkv(self.qkv(x), self.num_heads), attn_mask, dropout)
+        q, k, v = split_qkv(self.qkv(x), self.num_heads)
+        y = softmax_attention(q, k, v, attn_mask, dropout)
         return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
 
 
@@ -295,5 +296,3 @@ def _check(tokens: Tensor, mask: Tensor | None) -> None:
             f"a mask is boolean, True for a token and False for padding, and of the tokens' shape "
             f"{tuple(tokens.shape)}; got {tuple(mask.shape)} of {mask.dtype}"
         )
-
-

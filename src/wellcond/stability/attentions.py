@@ -177,7 +177,9 @@ def _from_one_start(
         try:
             model.load_state_dict(start)
         except RuntimeError as error:
-            raise ValueError(f"{name!r} and {names[0]!r} have other parameters, and cannot start alike: {error}") from None
+            raise ValueError(
+                f"{name!r} and {names[0]!r} have other parameters, and cannot start alike: {error}"
+            ) from None
         model.to(device)
     return models
 

@@ -262,9 +262,7 @@ def register_family(
         raise ValueError(
             f"nothing is said about {_name(model)}: give its projection or embedding, blocks, skipless or attention"
         )
-    return register(
-        Family(models=models, embeddings=embeddings, blocks=kinds, skipless=forwards, attention=attentions)
-    )
+    return register(Family(models=models, embeddings=embeddings, blocks=kinds, skipless=forwards, attention=attentions))
 
 
 def register_blocks(

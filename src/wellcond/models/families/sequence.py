@@ -16,8 +16,8 @@ class Block(Skipless):
 
 class Attention(Replaced):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        y = self.attend(*split_qkv(self.qkv(x), self.num_heads), attn_mask)
-        return self.proj_drop(self.proj(y))
+        q, k, v = split_qkv(self.qkv(x), self.num_heads)
+        return self.proj_drop(self.proj(self.attend(q, k, v, attn_mask)))
 
 
 register(

@@ -96,7 +96,7 @@ def test_against_the_protocol_written_out() -> None:
                 pairs = zip(expected[name][kind], expected["softmax"][kind], strict=True)
                 ratios = [a / b for a, b in pairs]
                 assert found.means(name, embedding)[number] == pytest.approx(sum(ratios) / 4, rel=1e-6)
-    assert found.mean("skyformer") == pytest.approx(sum(found.means("skyformer")) / 2)
+    assert found.mean("skyformer", "after") == pytest.approx(sum(found.means("skyformer", "after")) / 2)
 
 
 def test_pairs_dropout_and_rows_in_float32() -> None:
@@ -118,7 +118,7 @@ def test_pairs_dropout_and_rows_in_float32() -> None:
     }  # fmt: skip
     assert {row["status"] for row in rows} == {"ok"}
     ratios = [row["value"] for row in rows if row["name"] == "ratio" and row["embedding"] == "before"]
-    assert found.means("kernelized") == [pytest.approx(sum(ratios) / 3)]
+    assert found.means("kernelized", "before") == [pytest.approx(sum(ratios) / 3)]
 
 
 def test_an_attention_is_as_stable_as_itself() -> None:

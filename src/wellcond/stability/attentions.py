@@ -16,7 +16,7 @@ and `after` the final norm, padding left out; they are evaluated in eval mode, w
 landmarks before and after the update. W is all parameters.
 
 The two embeddings answer different questions. Kernelized attention and Skyformer are sums over the keys and not means:
-before the norm their embeddings, and every change of these, are many times larger than softmax's; after it they are not.
+before the norm their embeddings, and every change of these, are many times larger than softmax's; after it, not so.
 """
 
 import math

@@ -2,6 +2,7 @@
 
     tokens = gray_tokens(tokens, "svd", epsilon=0.95)          # (…, n, d) → (…, n, d)
     images = TokenGraying("dct", 0.95, patch_size=16)(images)  # images → images of the same shape
+    tokens = gray_tokens(tokens, "dct", keep=mask)             # sequences with padding: True is a token
 
 Both methods raise magnitudes, relative to the largest one, to the power epsilon: singular values (`svd`), or
 coefficients of the two-dimensional DCT (`dct`). The small ones grow, so the condition number falls; `svd` gives
@@ -21,7 +22,7 @@ from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, 
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 from wellcond.numerics.trust import is_trusted
 
-__all__ = ["METHODS", "TokenGraying", "explain_graying", "gray_tokens"]
+__all__ = ["METHODS", "SequenceGraying", "TokenGraying", "explain_graying", "gray_tokens"]
 
 METHODS = ("svd", "dct")
 FUSED_DCT_EPSILON = (
@@ -29,7 +30,9 @@ FUSED_DCT_EPSILON = (
 )
 
 
-def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale: bool = True) -> Tensor:
+def gray_tokens(
+    x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale: bool = True, keep: Tensor | None = None
+) -> Tensor:
     """Token matrices (…, n, d), grayed one by one.
 
     Args:
@@ -37,6 +40,8 @@ def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale:
         epsilon: in (0, 1]; 1 changes nothing, smaller values lift small magnitudes more.
         restore_scale: the largest singular value (`svd`) or coefficient (`dct`) keeps its size; otherwise it becomes 1.
             The paper's printed algorithms differ: that of the SVD leaves it at 1, that of the DCT keeps it.
+        keep: bool (…, n), False for tokens that are padding: the matrix of the others is grayed as if they stood alone,
+            and padding comes back as zeros. By `dct` this takes memory of n² numbers for each matrix.
 
     Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside
     `torch.compile` and export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other.
@@ -44,8 +49,13 @@ def gray_tokens(x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale:
     check_method(method)
     check_epsilon(epsilon)
     check_matrices(x)
+    if keep is not None:
+        _check_keep(keep, x)
+        x = x.masked_fill(~keep[..., None], 0)  # which leaves the other rows' singular values as they are
     _check_finite(x)
     *lead, n, d = x.shape
+    if method == "dct" and keep is not None:
+        return dct_power(x, epsilon, restore_scale=restore_scale, keep=keep)
     if method == "dct" and _fused_dct(x, epsilon):
         return gray_dct(x.reshape(-1, n, d).contiguous(), 0, 0, epsilon, restore_scale).reshape(*lead, n, d)
     if method == "dct":
@@ -113,6 +123,29 @@ class TokenGraying(nn.Module):
         return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}"
 
 
+class SequenceGraying(nn.Module):
+    """Token matrices (b, n, d) in, grayed ones out. No parameters, no state."""
+
+    def __init__(self, method: str, epsilon: float = 0.95, *, restore_scale: bool = True):
+        super().__init__()
+        check_method(method)
+        check_epsilon(epsilon)
+        self.method, self.restore_scale = method, restore_scale
+        self._epsilon = float(epsilon).as_integer_ratio()  # as in TokenGraying
+
+    @property
+    def epsilon(self) -> float:
+        return self._epsilon[0] / self._epsilon[1]
+
+    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        settings = {"epsilon": self.epsilon, "restore_scale": self.restore_scale}
+        return gray_tokens(tokens, self.method, keep=keep, **settings)
+
+    def extra_repr(self) -> str:
+        scale = "" if self.restore_scale else ", restore_scale=False"
+        return f"{self.method!r}, epsilon={self.epsilon:g}{scale}"
+
+
 def explain_graying(
     method: str, token_shape: tuple[int, int], dtype: torch.dtype, device: torch.device, epsilon: float
 ) -> tuple[str, str]:
@@ -135,6 +168,14 @@ def explain_graying(
 def check_method(method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"graying method {method!r} is unknown; use 'svd' (exact) or 'dct' (cheapest)")
+
+
+def _check_keep(keep: Tensor, x: Tensor) -> None:
+    if keep.dtype != torch.bool or keep.shape != x.shape[:-1]:
+        raise ValueError(
+            f"keep says which tokens count: bool of shape {tuple(x.shape[:-1])}, and not {tuple(keep.shape)} of "
+            f"{keep.dtype}"
+        )
 
 
 def _pair(patch_size) -> tuple[int, int]:

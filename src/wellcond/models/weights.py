@@ -36,12 +36,13 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.graying import TokenGraying
-from wellcond.models.families import find_projection, unwrap
+from wellcond.models.families import unwrap
 from wellcond.models.surgery import (
     AttentionSettings,
     GrayingSettings,
     attention_of,
     built_attention,
+    check_grayable,
     gray,
     graying_of,
     plan_attention,
@@ -157,7 +158,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
     present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
-        find_projection(model)  # it may be of an unknown family: every reason to fail comes before the first change
+        check_grayable(model)  # it may be of an unknown family: every reason to fail comes before the first change
     try:
         plan = plan_skips(model, wanted_skips) if recorded else {}
     except ValueError as error:

@@ -5,6 +5,7 @@ it is differentiable by itself, and it exports.
 
     coefficients = dct2(tokens)          # D_n · tokens · D_dᵀ, over the last two dimensions
     tokens = idct2(coefficients)
+    bases = dct_bases(keep)              # of sequences with padding: one basis each, of its own length
 """
 
 import math
@@ -17,7 +18,7 @@ from .autocast import no_autocast
 from .constants import kept_constants
 from .fastpaths import exporting
 
-__all__ = ["coefficient_floor", "dct", "dct2", "dct_basis", "dct_power", "idct", "idct2"]
+__all__ = ["coefficient_floor", "dct", "dct2", "dct_bases", "dct_basis", "dct_power", "idct", "idct2"]
 
 DOUBLE_BELOW = 0.9  # epsilon
 # Constants of a compiled function may be tensors, several of them: seen to work in torch 2.15, to fail in 2.11.
@@ -51,6 +52,24 @@ def _build_basis(length: int, dtype: torch.dtype, device: torch.device | str) ->
 
 
 _kept_basis = kept_constants(64)(_build_basis)
+
+
+def dct_bases(keep: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """For each row of `keep` (…, n) the DCT-II matrix of as many tokens as it keeps: (…, n, n), `bases @ x`.
+
+    Columns of tokens that are not kept, and rows beyond the number of those that are, hold zeros: padding has no part
+    in a transform, wherever it stands. The transpose is the inverse. Takes memory of n² numbers for each row.
+    """
+    n = keep.shape[-1]
+    whole = torch.int32 if n < 2**14 else torch.int64  # of products of two positions
+    length = keep.sum(-1, dtype=whole).clamp_min(1)[..., None, None]
+    rank = (keep.cumsum(-1, dtype=whole) - 1)[..., None, :]
+    frequency = torch.arange(n, dtype=whole, device=keep.device)[:, None]
+    phase = torch.remainder((2 * rank + 1) * frequency, 4 * length)  # every angle stays small
+    size = length.to(dtype)
+    basis = torch.cos(phase.to(dtype) * (math.pi / (2 * size))) * (2 / size).sqrt()
+    basis = torch.where(frequency == 0, size.rsqrt(), basis)
+    return basis.masked_fill(~(keep[..., None, :] & (frequency < length)), 0)
 
 
 def dct(x: Tensor, dim: int = -1) -> Tensor:
@@ -93,23 +112,31 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
     return out.to(x.dtype)
 
 
-def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True) -> Tensor:
+def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True, keep: Tensor | None = None) -> Tensor:
     """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
 
     `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out, which the paper's
     Algorithm 2 has. Below floor · peak the map goes on linearly, so that its slope at zero is finite; the floor is the
     size of the input's own rounding (`coefficient_floor`). Computed in float32, and in float64 for float64 input and
     for ε < DOUBLE_BELOW, where the power would blow the rounding of small coefficients up beyond 1e-4.
+
+    `keep`, bool (…, n), says which rows count: the others have no part in it and come back as zeros.
     """
     double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
+    compute = torch.float64 if double else torch.float32
     floor = coefficient_floor(x.dtype)
     with no_autocast(x):
-        coefficients = dct2(x.to(torch.float64 if double else torch.float32))
+        bases = None if keep is None else dct_bases(keep, dtype=compute)
+        if keep is None or bases is None:
+            coefficients = dct2(x.to(compute))
+        else:
+            coefficients = bases @ dct(x.to(compute).masked_fill(~keep[..., None], 0), -1)
         peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
         peak = torch.where(peak == 0, 1.0, peak)  # a NaN stays
         relative = coefficients / peak
         grown = relative * relative.abs().clamp_min(floor) ** (epsilon - 1)
-        out = idct2(grown * peak if restore_scale else grown)
+        grown = grown * peak if restore_scale else grown
+        out = idct2(grown) if bases is None else bases.mT @ idct(grown, -1)
     return out.to(x.dtype)
 
 

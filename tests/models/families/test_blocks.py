@@ -22,6 +22,7 @@ from timm.models.vision_transformer_relpos import ResPostRelPosBlock
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from wellcond.models.sequence import build as build_sequence
 from wellcond.models.sites import Block as FoundBlock
 from wellcond.models.sites import Tap, find_blocks
 from wellcond.models.surgery import remove_skip, restore_skip, skips_of
@@ -158,7 +159,11 @@ TEXTS: dict[str, Callable[[], nn.Module]] = {
         dropout=0.0, attention_dropout=0.0,
     ),
 }  # fmt: skip
-ZOO = {**IMAGES, **TEXTS}
+OURS: dict[str, Callable[[], nn.Module]] = {
+    "lra": lambda: build_sequence("listops", dim=24, num_heads=3, length=16, vocab_size=50),
+    "lra with skyformer": lambda: build_sequence("text", "skyformer", dim=24, length=16, vocab_size=50),
+}
+ZOO = {**IMAGES, **TEXTS, **OURS}
 NORM_AFTER_ADD = {*TEXTS, "torch encoder"}  # + LayerNorm of the sum: what the MLP's skip carries is the normed sum
 ONE_SKIP = {"vit parallel", "vit parallel with LayerScale", "vit parallel differential"}
 
@@ -199,7 +204,10 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
-    if name in TEXTS:
+    if name in TEXTS or name in OURS:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         return model, torch.randint(3, 50, (BATCH, 10))
     side = 64 if name == "pvt v2" else 224 if name == "pit" else 32
     return model, torch.randn(BATCH if name != "pit" else 2, 3, side, side, dtype=torch.float64)

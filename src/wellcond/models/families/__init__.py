@@ -1,6 +1,6 @@
 """One file a family: what wellcond knows of a kind of model, four things.
 
-1. where its images become the first tokens (`Family.models`);
+1. where its images or words become the first tokens (`Family.models`, `Family.embeddings`);
 2. its blocks, and where each keeps its sites (`Family.blocks`);
 3. the forward of a block without its skips (`Family.skipless`);
 4. the modules that attend: q, k, v and output weights, and a forward around another attention (`Family.attention`).
@@ -16,6 +16,7 @@ from wellcond.models.families import (  # each registers what it knows
     hf_bert,
     hf_vit,
     pvt_v2,
+    sequence,
     swin,
     timm_features,
     torch_encoder,
@@ -33,6 +34,7 @@ from wellcond.models.families.family import (
     block_kind,
     by_hand,
     class_names,
+    find_embedding,
     find_projection,
     full_name,
     register,
@@ -58,6 +60,7 @@ __all__ = [
     "class_names",
     "convmixer",
     "eva",
+    "find_embedding",
     "find_projection",
     "full_name",
     "hf_bert",
@@ -66,6 +69,7 @@ __all__ = [
     "register",
     "register_blocks",
     "register_family",
+    "sequence",
     "split_heads",
     "split_qkv",
     "swin",

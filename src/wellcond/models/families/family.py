@@ -32,6 +32,7 @@ __all__ = [
     "block_kind",
     "by_hand",
     "class_names",
+    "find_embedding",
     "find_projection",
     "full_name",
     "register",
@@ -166,6 +167,9 @@ class Family:
 
     models: Mapping[str, PatchProjection] = field(default_factory=dict)
     """Model → where its first tokens come from, if those are patches of an image."""
+    embeddings: Mapping[str, str] = field(default_factory=dict)
+    """Model → where its first tokens come from, if those are words: the path of the module that gives the embedded
+    sequences (b, n, d). Its first argument is their ids; `mask`, (b, n) bool or None, says which are no padding."""
     inner: Mapping[str, str] = field(default_factory=dict)
     """Model that holds the whole of another model → the path to that; its weights are named after it."""
     blocks: Mapping[str, BlockKind] = field(default_factory=dict)
@@ -190,6 +194,7 @@ def usual_block(*taps: str, attention: str = "attn", scales: tuple[str, str] | N
 
 
 _models: dict[str, PatchProjection] = {}
+_embeddings: dict[str, str] = {}
 _inner: dict[str, str] = {}
 _blocks: dict[str, BlockKind] = {}
 _skipless: "dict[str, type[Skipless]]" = {}
@@ -199,6 +204,7 @@ _attention: dict[str, AttentionKind] = {}
 def register(family: Family) -> Family:
     """Know this family from now on; what was known of one of its classes before is replaced."""
     _models.update(family.models)
+    _embeddings.update(family.embeddings)
     _inner.update(family.inner)
     _blocks.update(family.blocks)
     _skipless.update(family.skipless)
@@ -210,6 +216,7 @@ def register_family(
     model: Class,
     projection: str | None = None,
     *,
+    embedding: str | None = None,
     blocks: Mapping[type[nn.Module], BlockKind] | Mapping[str, BlockKind] | None = None,
     skipless: "Mapping[type[nn.Module], type[Skipless]] | Mapping[str, type[Skipless]] | None" = None,
     attention: Mapping[type[nn.Module], AttentionKind] | Mapping[str, AttentionKind] | None = None,
@@ -222,6 +229,8 @@ def register_family(
         model: the model's class, or its full name. Subclasses belong to the family too.
         projection: the path to its patch projection: an `nn.Conv2d` that reads the image itself, and whose stride is
             the patch size. None for a model that reads no images.
+        embedding: for a model that reads words, the path to the module that embeds them: called with their ids (b, n)
+            and with `mask`, (b, n) bool or None, it gives the tokens (b, n, d) that `gray` is to gray.
         blocks: class of blocks → where it keeps its sites, for `sites`, the probe and all that follows.
         skipless: the class that adds the skips, mostly that of the blocks → a `Skipless` with its forward, for
             `remove_skip`.
@@ -246,9 +255,14 @@ def register_family(
         if not kind.taps and kind.variant is None:
             raise ValueError('a block without taps has nothing to measure; give at least one, e.g. {"+mlp": ":output"}')
     models = {} if projection is None else {_name(model): PatchProjection(path=projection)}
-    if not (models or kinds or forwards or attentions):
-        raise ValueError(f"nothing is said about {_name(model)}: give its projection, blocks, skipless or attention")
-    return register(Family(models=models, blocks=kinds, skipless=forwards, attention=attentions))
+    embeddings = {} if embedding is None else {_name(model): embedding}
+    if models and embeddings:
+        raise ValueError(f"{_name(model)} has a projection of images or an embedding of words as its start; give one")
+    if not (models or embeddings or kinds or forwards or attentions):
+        raise ValueError(
+            f"nothing is said about {_name(model)}: give its projection or embedding, blocks, skipless or attention"
+        )
+    return register(Family(models=models, embeddings=embeddings, blocks=kinds, skipless=forwards, attention=attentions))
 
 
 def register_blocks(
@@ -325,6 +339,18 @@ def find_projection(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
     )
 
 
+def find_embedding(model: nn.Module) -> nn.Module | None:
+    """The module that gives the embedded sequences of a model that reads words; None where no such one is known."""
+    root = unwrap(model)
+    path = next((_embeddings[name] for name in class_names(root) if name in _embeddings), None)
+    if path is None:
+        return None
+    try:
+        return root.get_submodule(path)
+    except AttributeError:
+        raise ValueError(by_hand(root, f"it has no embedding at {path}")) from None
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel, torch.compile, EMA: whatever adds no weights."""
     while not _is_known(model):
@@ -364,7 +390,7 @@ def _resolve(root: nn.Module, where: PatchProjection) -> tuple[nn.Module, nn.Con
 
 
 def _is_known(model: nn.Module) -> bool:
-    return any(name in _models or name in _inner for name in class_names(model))
+    return any(name in _models or name in _inner or name in _embeddings for name in class_names(model))
 
 
 def _nearest(known: Mapping[str, Known], cls: type) -> Known | None:

@@ -15,7 +15,15 @@ from wellcond.models.surgery.attention import (
     replace_attention,
     restore_attention,
 )
-from wellcond.models.surgery.graying import GrayedConv2d, GrayingSettings, gray, graying_of, is_grayed, ungray
+from wellcond.models.surgery.graying import (
+    GrayedConv2d,
+    GrayingSettings,
+    check_grayable,
+    gray,
+    graying_of,
+    is_grayed,
+    ungray,
+)
 from wellcond.models.surgery.skips import SkipChange, plan_skips, put_skips, remove_skip, restore_skip, skips_of
 from wellcond.models.surgery.swap import forget_compiled_code, keep_compiled_code
 
@@ -27,6 +35,7 @@ __all__ = [
     "SkipChange",
     "attention_of",
     "built_attention",
+    "check_grayable",
     "forget_compiled_code",
     "gray",
     "graying_of",

@@ -1,4 +1,4 @@
-"""Token Graying put before a model's patch embedding, in place, and taken out again.
+"""Token Graying put before a model's patch embedding, or behind its embedding of words, in place; and taken out again.
 
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
     wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, restore_scale=True)
@@ -6,7 +6,8 @@
 
 The patch projection's class is swapped for a subclass that grays its input first. Everything else stays: the names of
 the weights, hooks, optimisers that hold the parameters, and (unlike with a patched `forward`) deepcopy and pickle.
-Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`.
+Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`. Words have no numbers to
+gray: there the embedded sequence is grayed, positions included, each sample's without its padding.
 """
 
 import functools
@@ -15,11 +16,20 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from wellcond.graying import TokenGraying
-from wellcond.models.families import by_hand, find_projection
-from wellcond.models.surgery.swap import forget_compiled_code
+from wellcond.graying import SequenceGraying, TokenGraying
+from wellcond.models.families import by_hand, find_embedding, find_projection
+from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
 
-__all__ = ["GrayedConv2d", "GrayingSettings", "gray", "graying_of", "is_grayed", "ungray"]
+__all__ = [
+    "GrayedConv2d",
+    "GrayedEmbedding",
+    "GrayingSettings",
+    "check_grayable",
+    "gray",
+    "graying_of",
+    "is_grayed",
+    "ungray",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -45,18 +55,39 @@ class GrayedConv2d(nn.Conv2d):
         return super().forward(self.graying(input))
 
 
+class GrayedEmbedding:
+    """Mixed into the class of an embedding of words: the embedded sequences are grayed. Made by `gray`."""
+
+    _plain_class: type
+    graying: SequenceGraying
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        embedded = super().forward(tokens, mask)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.graying(embedded, mask)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        if type(self) is not _grayed_embedding(self._plain_class):
+            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+        return _new_grayed_embedding, (self._plain_class,), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: bool = True) -> Model:
-    """Put Token Graying before the patch embedding of `model`, in place, and return it.
+    """Put Token Graying before the patch embedding of `model`, or behind its embedding of words; in place.
 
     A model that is grayed already gets the new settings. The patch size is the stride of the patch projection (for an
     overlapping one, too: PVT v2's 7×7 with stride 4 is grayed in 4×4 patches). Wrapped models (DDP, torch.compile, EMA)
-    are grayed inside; a compiled one compiles anew at its next call.
+    are grayed inside; a compiled one compiles anew at its next call. Returns the model.
 
     Raises ValueError for a family it does not know, and says how to use `TokenGraying` by hand.
     """
-    holder, projection = find_projection(model)
-    _check_plain(model, projection)
+    check_grayable(model)
     settings = GrayingSettings(method=method, epsilon=epsilon, restore_scale=restore_scale)
+    if (embedding := find_embedding(model)) is not None:
+        _put_behind(embedding, settings)
+        forget_compiled_code()
+        return model
+    holder, projection = find_projection(model)
     _put(projection, settings)
     if hasattr(holder, "set_input_size") and not isinstance(holder, _KeepsGraying):
         holder.__class__ = _keeper_class(type(holder))
@@ -66,16 +97,20 @@ def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: boo
 
 def ungray(model: Model) -> Model:
     """Take the graying out of `model`, in place, and return it; a model without graying comes back as it is."""
-    plain: dict[nn.Module, type] = dict.fromkeys(_grayed_projections(model), nn.Conv2d)
-    plain |= {module: module._plain_class for module in model.modules() if isinstance(module, _KeepsGraying)}
+    plain: dict[nn.Module, type] = {}
+    for module in model.modules():
+        if isinstance(module, GrayedConv2d):
+            plain[module] = nn.Conv2d
+        elif isinstance(module, _KeepsGraying | GrayedEmbedding):
+            plain[module] = module._plain_class
     for module in plain:
-        if type(module) not in (GrayedConv2d, _keeper_class(plain[module])):
+        if type(module) not in (GrayedConv2d, _keeper_class(plain[module]), _grayed_embedding(plain[module])):
             raise ValueError(
-                f"part of the patch embedding was made a {type(module).__name__} after gray() (by fully_shard, "
+                f"part of the embedding was made a {type(module).__name__} after gray() (by fully_shard, "
                 "parametrize or the like); undo that first, or load the weights into a model that never was grayed"
             )
     for module, plain_class in plain.items():
-        if isinstance(module, GrayedConv2d):
+        if isinstance(module, GrayedConv2d | GrayedEmbedding):
             del module.graying
         module.__class__ = plain_class
     forget_compiled_code()
@@ -84,23 +119,39 @@ def ungray(model: Model) -> Model:
 
 def graying_of(model: nn.Module) -> GrayingSettings | None:
     """The settings with which `model` is grayed, or None. ValueError if it holds models grayed in different ways."""
-    found = {_settings(projection) for projection in _grayed_projections(model)}
+    found = {_settings(module) for module in _grayed_modules(model)}
     if len(found) > 1:
         raise ValueError(f"{type(model).__name__} holds models grayed in different ways: {found}; ask for each alone")
     return found.pop() if found else None
 
 
 def is_grayed(model: nn.Module) -> bool:
-    """Whether Token Graying stands before the model's patch embedding."""
-    return bool(_grayed_projections(model))
+    """Whether Token Graying stands before the model's patch embedding, or behind its embedding of words."""
+    return bool(_grayed_modules(model))
 
 
-def _grayed_projections(model: nn.Module) -> list[GrayedConv2d]:
-    return [module for module in model.modules() if isinstance(module, GrayedConv2d)]
+def check_grayable(model: nn.Module) -> None:
+    """ValueError, saying why and what to do instead, for a model that `gray` cannot gray."""
+    embedding = find_embedding(model)
+    if embedding is None:
+        _check_plain(model, find_projection(model)[1])
+        return
+    plain = embedding._plain_class if isinstance(embedding, GrayedEmbedding) else type(embedding)
+    if "forward" in vars(embedding) or class_was_given(embedding) or type(embedding) not in (
+        plain, _grayed_embedding(plain),
+    ):  # fmt: skip
+        raise ValueError(
+            f"cannot gray {type(model).__name__}: its embedding, a {type(embedding).__name__}, was changed by a hook, "
+            "fully_shard, parametrize or the like; gray before that"
+        )
 
 
-def _settings(projection: GrayedConv2d) -> GrayingSettings:
-    graying = projection.graying
+def _grayed_modules(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, GrayedConv2d | GrayedEmbedding)]
+
+
+def _settings(module: GrayedConv2d | GrayedEmbedding) -> GrayingSettings:
+    graying = module.graying
     return GrayingSettings(method=graying.method, epsilon=graying.epsilon, restore_scale=graying.restore_scale)
 
 
@@ -112,6 +163,23 @@ def _put(projection: nn.Conv2d, settings: GrayingSettings) -> None:
     if not isinstance(projection, GrayedConv2d):
         projection.__class__ = GrayedConv2d
     projection.graying = graying.train(projection.training)
+
+
+def _put_behind(embedding: nn.Module, settings: GrayingSettings) -> None:
+    graying = SequenceGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)
+    if not isinstance(embedding, GrayedEmbedding):
+        embedding.__class__ = _grayed_embedding(type(embedding))
+    embedding.graying = graying.train(embedding.training)
+
+
+@functools.cache
+def _grayed_embedding(plain: type) -> type:
+    return type(f"Grayed{plain.__name__}", (GrayedEmbedding, plain), {"_plain_class": plain, "__module__": __name__})
+
+
+def _new_grayed_embedding(plain: type) -> Any:
+    made = _grayed_embedding(plain)
+    return made.__new__(made)  # pyright: ignore[reportCallIssue]
 
 
 def _check_plain(model: nn.Module, projection: nn.Conv2d) -> None:

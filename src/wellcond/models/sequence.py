@@ -1,0 +1,298 @@
+"""The encoders of the Long Range Arena as Skyformer trains them: two pre-norm layers, mean pooling, a small head.
+
+    model = build("listops")                                        # softmax attention, 209,802 parameters
+    model = build("text", "skyformer", gamma=0.05)                  # any registered attention, with its settings
+    logits = model(tokens, mask)                                    # (b, n) ids, (b, n) bool: True is a token
+    logits = build("retrieval")(tokens0, mask0, tokens1, mask1)     # two documents through one encoder
+    model.features(tokens, mask)["before"]                          # token embeddings, before the final norm
+
+Without a mask (None) every token counts, and attentions take their paths without masks, which are faster: where a task
+has no padding, give none. A mask of all True gives the same numbers.
+
+The family (families/sequence.py) lets the probe and all surgery work on these models, graying included.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.attention import find_attention, softmax_attention
+from wellcond.models.families.forwards import split_qkv
+from wellcond.models.surgery import AttentionSettings, plan_attention, put_attention
+from wellcond.models.surgery.attention import check_settings
+
+__all__ = [
+    "POOLINGS",
+    "TASKS",
+    "PairClassifier",
+    "SequenceAttention",
+    "SequenceBlock",
+    "SequenceClassifier",
+    "SequenceEmbedding",
+    "SequenceTask",
+    "build",
+    "find_task",
+]
+
+POOLINGS = ("padded", "valid")
+LANDMARKS = 128  # in every task, for whatever has landmarks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTask:
+    """The sizes that a task gives its model."""
+
+    length: int
+    """Tokens of a sequence, padding included: the next power of two."""
+    vocab_size: int
+    """Rows of the token embedding; padding is token 0."""
+    num_classes: int
+    documents: int = 1
+    """Two where the class is that of a pair."""
+
+
+TASKS = {
+    "listops": SequenceTask(length=2048, vocab_size=32, num_classes=10),
+    "text": SequenceTask(length=4096, vocab_size=512, num_classes=2),
+    "retrieval": SequenceTask(length=4096, vocab_size=512, num_classes=2, documents=2),
+    "pathfinder": SequenceTask(length=1024, vocab_size=512, num_classes=2),
+    "image": SequenceTask(length=1024, vocab_size=256, num_classes=10),
+}
+
+
+def find_task(name: str) -> SequenceTask:
+    """The sizes of a task, "listops" or "lra_listops"; ValueError, with the names there are, for any other."""
+    task = TASKS.get(name.removeprefix("lra_"))
+    if task is None:
+        raise ValueError(f"there is no task {name!r} in the Long Range Arena; its tasks are {', '.join(TASKS)}")
+    return task
+
+
+def build(
+    task: str,
+    attention: str = "softmax",
+    *,
+    dim: int = 64,
+    depth: int = 2,
+    num_heads: int = 2,
+    mlp_dim: int = 128,
+    length: int | None = None,
+    vocab_size: int | None = None,
+    num_classes: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.1,
+    pooling: str = "padded",
+    **settings: Any,
+) -> "SequenceClassifier":
+    """The model of one task, with random weights: `PairClassifier` for retrieval.
+
+    Args:
+        task: listops, text, retrieval, pathfinder or image, also as `lra_listops` and so on.
+        attention: the name of any registered attention. Other than softmax, it is put there by `replace_attention`, so
+            that `restore_attention`, `save` and `load` know of it; the weights are the same whatever the attention.
+        length, vocab_size, num_classes: the task's own, unless given.
+        attention_dropout: of attention weights, for attentions that have such; the others go without.
+        pooling: the mean of the tokens' embeddings is their sum over the padded length, as published (`padded`), or
+            over the number of tokens that are no padding (`valid`). They differ in a factor for each sample.
+        settings: of the attention. Landmarks are 128 unless `num_landmarks` says otherwise.
+
+    Weights are drawn from torch's generator: embeddings from N(0, 0.02²), all else as torch's own layers. One matrix
+    holds the projections of queries, keys and values: torch's draws depend on the inputs' width alone, so that it is
+    drawn as three would be.
+    """
+    sizes = find_task(task)
+    kind = PairClassifier if sizes.documents == 2 else SequenceClassifier
+    if "num_landmarks" in find_attention(attention).core.setting_names():
+        settings.setdefault("num_landmarks", LANDMARKS)
+    wanted = AttentionSettings(name=attention, settings=check_settings(attention, settings))
+    model = kind(
+        length=sizes.length if length is None else length,
+        vocab_size=sizes.vocab_size if vocab_size is None else vocab_size,
+        num_classes=sizes.num_classes if num_classes is None else num_classes,
+        dim=dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_dim=mlp_dim,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+        pooling=pooling,
+    )
+    if attention != "softmax":
+        put_attention(model, plan_attention(model, {f"blocks.{i}": wanted for i in range(depth)}))
+    return model
+
+
+class SequenceEmbedding(nn.Module):
+    """Token ids (b, n) to (b, n, d): the embedding of each token and of its position."""
+
+    def __init__(self, vocab_size: int, length: int, dim: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, dim)
+        self.positions = nn.Parameter(torch.empty(length, dim))
+        for weight in (self.tokens.weight, self.positions):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is for whoever grays the result; padding is embedded like anything else."""
+        n, length = tokens.shape[-1], self.positions.shape[0]
+        if n > length:
+            raise ValueError(f"the sequences have {n} tokens, and the model positions for {length}; build it with more")
+        return self.tokens(tokens) + self.positions[:n]
+
+
+class SequenceAttention(nn.Module):
+    """Multi-head softmax attention, its parameters named as timm's."""
+
+    def __init__(self, dim: int, num_heads: int, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim={dim} does not divide among num_heads={num_heads}")
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        dropout = self.attn_drop.p if self.training else 0.0
+        q, k, v = split_qkv(self.qkv(x), self.num_heads)
+        y = softmax_attention(q, k, v, attn_mask, dropout)
+        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+
+
+class SequenceBlock(nn.Module):
+    """One layer: attention and MLP, each behind a norm and beside a skip."""
+
+    def __init__(self, dim: int, num_heads: int, mlp_dim: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = SequenceAttention(dim, num_heads, attention_dropout, dropout)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, mlp_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_dim, dim), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.norm1(x), attn_mask)
+        return x + self.mlp(self.norm2(x))
+
+
+class SequenceClassifier(nn.Module):
+    """Sequences of tokens to logits of classes; `build` gives it the sizes of a task."""
+
+    documents = 1
+
+    def __init__(
+        self,
+        *,
+        length: int,
+        vocab_size: int,
+        num_classes: int,
+        dim: int = 64,
+        depth: int = 2,
+        num_heads: int = 2,
+        mlp_dim: int = 128,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.1,
+        pooling: str = "padded",
+    ) -> None:
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling={pooling!r} is unknown; use {' or '.join(map(repr, POOLINGS))}")
+        self.pooling = pooling
+        self.embedding = SequenceEmbedding(vocab_size, length, dim)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            SequenceBlock(dim, num_heads, mlp_dim, dropout, attention_dropout) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim)
+        inputs = dim if self.documents == 1 else 4 * dim
+        self.head = nn.Sequential(nn.Linear(inputs, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, num_classes))
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, n) ids, int32 or int64, and which of them are no padding, (b, n) bool; to logits (b, classes)."""
+        return self.head(self.pooled(tokens, mask))
+
+    def features(self, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """The token embeddings after the last layer, (b, n, d), `before` and `after` the final norm; padding is 0."""
+        x = self._encoded(tokens, mask)
+        return {"before": _masked(x, mask), "after": _masked(self.norm(x), mask)}
+
+    def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean of each sequence, (b, d)."""
+        x = _masked(self.norm(self._encoded(tokens, mask)), mask)
+        if self.pooling == "padded" or mask is None:
+            return x.mean(1)
+        return x.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+
+    def _encoded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        _check(tokens, mask)
+        x = self.drop(self.embedding(tokens, mask))
+        attn_mask = None if mask is None else mask[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, attn_mask)
+        return x
+
+
+class PairClassifier(SequenceClassifier):
+    """Pairs of documents to logits: one encoder, and a head that reads both means, their product and difference.
+
+    Both documents of all pairs are one batch, in turn, so that the probe sees both. With Skyformer's `compat`, in which
+    the samples of a batch depend on each other, each document has a pass of its own, as in the published code.
+    """
+
+    documents = 2
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
+    ) -> Tensor:
+        """Ids and masks of the first documents and of the second, each (b, n); to logits (b, classes)."""
+        if self._couples_samples():
+            first, second = self.pooled(tokens0, mask0), self.pooled(tokens1, mask1)
+        else:
+            tokens, mask = _in_turn(tokens0, mask0, tokens1, mask1)
+            first, second = self.pooled(tokens, mask).unflatten(0, (-1, 2)).unbind(1)
+        return self.head(torch.cat([first, second, first * second, first - second], -1))
+
+    def features(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Those of all documents, (2b, n, d): the first of a pair, then the second."""
+        if not self._couples_samples():
+            return super().features(*_in_turn(tokens0, mask0, tokens1, mask1))
+        first, second = super().features(tokens0, mask0), super().features(tokens1, mask1)
+        return {name: torch.stack([first[name], second[name]], 1).flatten(0, 1) for name in first}
+
+    def _couples_samples(self) -> bool:
+        cores = (getattr(block.attn, "attention_core", None) for block in self.blocks)
+        return any(bool(getattr(core, "compat", False)) for core in cores)
+
+
+def _in_turn(
+    tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """(2b, n): the first document of a pair, its second, the first of the next pair."""
+    _check(tokens0, mask0)
+    _check(tokens1, mask1)
+    tokens = torch.stack([tokens0, tokens1], 1).flatten(0, 1)
+    if mask0 is None and mask1 is None:
+        return tokens, None
+    full = torch.ones(tokens0.shape, dtype=torch.bool, device=tokens0.device)
+    return tokens, torch.stack([full if mask0 is None else mask0, full if mask1 is None else mask1], 1).flatten(0, 1)
+
+
+def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x * mask[..., None]
+
+
+def _check(tokens: Tensor, mask: Tensor | None) -> None:
+    """What shapes and dtypes tell; values are never looked at, which would make a GPU wait."""
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"tokens are ids (b, n), int32 or int64; got {tuple(tokens.shape)} of {tokens.dtype}: tokens.int()"
+        )
+    if mask is not None and (mask.shape != tokens.shape or mask.dtype != torch.bool):
+        raise ValueError(
+            f"a mask is boolean, True for a token and False for padding, and of the tokens' shape "
+            f"{tuple(tokens.shape)}; got {tuple(mask.shape)} of {mask.dtype}"
+        )

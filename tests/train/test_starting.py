@@ -201,6 +201,41 @@ def test_surgery_of_some_blocks_is_told_from_that_of_all(make_config: Make, tmp_
     assert "this run has removed skips (sa in 2 blocks)" in other
 
 
+@pytest.mark.parametrize("task", ["classify", "mae", "linear_probe"])
+def test_pretrained_weights_of_a_folder_may_remember_surgery_too(make_config: Make, tmp_path: Path, task: str) -> None:
+    """timm reads the weights by the model's name, and not what they remember."""
+    before = make_config(gray="dct", remove_skips=["mlp"], seed=1)
+    model: Any = make_task(before, load_digits()).build()
+    wellcond.save(model, tmp_path / "model.safetensors")
+    about = {"architecture": before.model, "num_classes": 10, "model_args": {**before.model_kwargs, "in_chans": 1}}
+    about["pretrained_cfg"] = {"input_size": [1, 8, 8], "num_classes": 10, "classifier": "head"}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    more = {"task": task, **(DECODER if task == "mae" else {})}
+    config = make_config(model=f"local-dir:{tmp_path}", model_kwargs={}, pretrained=True, **more)
+    config.check()
+    built_now, named = built(config)
+    inside = getattr(built_now, "encoder", built_now)
+    assert torch.equal(inside.patch_embed.proj.weight, model.patch_embed.proj.weight)
+    assert len(named.notes) == 2
+    assert "model.safetensors was trained with graying (dct, epsilon 0.95), and this run has no" in named.notes[0]
+    assert "removed skips (mlp in 2 blocks)" in named.notes[1]
+    settings = [setting for note in named.notes for setting in settings_in(note)]
+    assert settings == ["gray=dct", "epsilon=0.95", "remove_skips=mlp"]
+    assert notes_of(config.changed(settings)) == []
+
+
+def test_pretrained_weights_that_say_nothing(make_config: Make, tmp_path: Path) -> None:
+    before = make_config()
+    model: Any = make_task(before, load_digits()).build()
+    saved(model.state_dict(), tmp_path / "model.safetensors")
+    about = {"architecture": before.model, "num_classes": 10, "model_args": {**before.model_kwargs, "in_chans": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": {"input_size": [1, 8, 8]}}))
+    config = make_config(model=f"local-dir:{tmp_path}", model_kwargs={}, pretrained=True)
+    assert notes_of(config) == []
+    (note,) = notes_of(config.changed({"gray": "dct"}))
+    assert "does not say how its weights were trained; this run has graying (dct, epsilon 0.95)" in note
+
+
 def test_a_file_of_others_does_not_say(make_config: Make, tmp_path: Path) -> None:
     config = make_config()
     model = timm.create_model(config.model, num_classes=10, in_chans=1, **config.model_kwargs)

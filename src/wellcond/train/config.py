@@ -53,7 +53,7 @@ class ModelSettings(Settings):
     checkpoint: str = ""
     """Weights to start from: a file of wellcond's, timm's or a MaskedAutoencoder's."""
     drop_path: float = setting(0.0, at_least=0, below=1)
-    """Stochastic depth: the share of samples that skip the last block; earlier blocks less."""
+    """Stochastic depth: the probability that a sample skips the branches of the last block; of earlier ones, less."""
     remove_skips: tuple[str, ...] = setting((), choices=SKIPS)
     """Skips to train without: `sa`, `mlp`."""
     layer_scale: float | None = None
@@ -156,16 +156,19 @@ class OptimiserSettings(Settings):
     """Length, optimiser and schedule"""
 
     epochs: int = setting(10, at_least=1)
+    """How long the training is."""
     steps: int = setting(0, at_least=0)
-    """How long the training is in steps, instead of epochs."""
+    """The same in steps, instead of epochs; 0 counts in epochs."""
     batch_size: int = setting(256, at_least=1)
     """Images in one step of the optimiser, over all processes and accumulated parts."""
     accumulate: int = setting(1, at_least=1)
-    """Parts of a batch, one after the other."""
+    """Parts of a batch that go through the model one after the other."""
     opt: str = "adamw"
     """timm's name of an optimiser."""
     lr: float = setting(1e-3, at_least=0)
+    """The learning rate at its highest."""
     weight_decay: float = setting(0.05, at_least=0)
+    """Of matrices; biases and norms have none."""
     opt_betas: tuple[float, ...] = ()
     """Empty for the optimiser's own."""
     layer_decay: float | None = setting(None, above=0, at_most=1)
@@ -179,12 +182,13 @@ class OptimiserSettings(Settings):
     warmup_epochs: int = setting(0, at_least=0)
     """Shortened to the training, where that is shorter; `warmup_steps` counts in steps instead."""
     warmup_steps: int = setting(0, at_least=0)
+    """Takes the place of a recipe's warmup_epochs."""
     warmup_lr: float = setting(1e-6, at_least=0)
     """Where warm-up starts."""
     min_lr: float = setting(0.0, at_least=0)
     """Where the schedule ends."""
     ema_decay: float | None = setting(None, above=0, below=1)
-    """Of an average of the weights, which is then validated and kept beside them."""
+    """Keep an average of the weights that decays so much at each step; it is what is validated."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -217,8 +221,11 @@ class MaskedSettings(Settings):
     gray_masked: Literal["visible", "all"] = "visible"
     """Which tokens masked autoencoding grays: `visible`, or `all`, which leaks masked patches into visible ones."""
     decoder_dim: int = setting(512, at_least=1)
+    """The decoder's width."""
     decoder_depth: int = setting(8, at_least=1)
+    """Its blocks."""
     decoder_heads: int = setting(16, at_least=1)
+    """Its heads."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -235,7 +242,7 @@ class ComputingSettings(Settings):
     amp_dtype: AmpDtype = "float32"
     """The precision of forward and backward passes."""
     compile: bool = False
-    """torch.compile."""
+    """Whether the model is compiled by torch."""
     compile_mode: str = setting(
         "",
         choices=COMPILE_MODES,
@@ -251,6 +258,7 @@ class ComputingSettings(Settings):
     shard: bool = False
     """Parameters sharded over the processes (FSDP2)."""
     seed: int = 0
+    """Of weights, order, augmentation and the model's own random numbers."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -359,14 +367,12 @@ class Config(
 
 
 def _attention_problems(config: Config) -> Iterator[str]:
-    from wellcond.attention import ATTENTIONS
     from wellcond.models.surgery.attention import check_settings
 
     try:
         check_settings(config.attention, config.attention_kwargs)
     except (ValueError, TypeError) as error:
-        meant = "" if config.attention in ATTENTIONS else _meant(config.attention, list(ATTENTIONS))
-        yield f"attention={config.attention}: {error}{meant}"
+        yield f"attention={config.attention}: {error}"
 
 
 def _optimiser_problems(config: Config) -> Iterator[str]:

@@ -177,7 +177,8 @@ class Field:
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 yield f"{self.name} can be {', '.join(map(repr, self.choices))}, not {word!r}{hint}{meant}"
         if isinstance(value, int | float) and not self._in_range(value):
-            yield f"{self.name} must {self._range_in_words()}, got {value}{hint}"
+            must = "not be negative" if self.range == {"at_least": 0} else f"be {self.in_words()}"
+            yield f"{self.name} must {must}, got {value}{hint}"
 
     def _in_range(self, value: float) -> bool:
         rule = self.range
@@ -187,15 +188,14 @@ class Field:
             and rule.get("above", -math.inf) < value < rule.get("below", math.inf)
         )
 
-    def _range_in_words(self) -> str:
-        if self.range == {"at_least": 0}:
-            return "not be negative"
-        return f"be {self.in_words()}"
+    def as_text(self) -> str:
+        """The default, as a command line would write it."""
+        if isinstance(self.default, bool | None):
+            return str(self.default).lower()
+        return ",".join(map(str, self.default)) if isinstance(self.default, tuple | dict) else f"{self.default}"
 
     def in_words(self) -> str:
-        """The rule: "at least 0 and below 1", or the words there are; empty for none."""
-        if self.choices:
-            return ", ".join(word or "(empty)" for word in self.choices)
+        """The range: "at least 0 and below 1"."""
         return " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in self.range.items())
 
 

@@ -15,10 +15,12 @@ names it in `tasks`. This file imports neither torch nor timm when it is loaded:
 
 import difflib
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -103,6 +105,13 @@ class DataSettings(Settings):
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
+        from wellcond.data.sources import SOURCES
+
+        word, colon, _ = config.data.partition(":")
+        if word not in SOURCES and not Path(config.data).expanduser().exists():
+            known = [f"{name}:{source.takes}" if source.takes else name for name, source in sorted(SOURCES.items())]
+            why = f"there is no source {word!r}{_meant(word, list(SOURCES))}" if colon else "there is no such folder"
+            yield f"data={config.data}: {why} (write a path, or one of {', '.join(known)})"
         if config.data == "digits":
             yield from ignored(
                 config, ["cache_limit"], "is for images in files; the digits are embedded and never streamed"
@@ -334,6 +343,10 @@ class RunSettings(Settings):
                 as_seconds(config.time_limit)
             except ValueError as error:
                 yield f"time_limit {error}"
+        if config.tracker and config.tracker not in sys.modules and find_spec(config.tracker) is None:
+            yield (
+                f"the tracker {config.tracker!r} needs a package that is not installed; pip install {config.tracker}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,6 +246,7 @@ def test_what_was_given_is_known_and_is_no_part_of_the_values() -> None:
     assert more.as_defaults().given == frozenset()
     assert more.as_defaults() == more
     assert Config.from_json(more.as_json()).given == frozenset()
+    assert dataclasses.replace(more, lr=2.0).given == frozenset()  # it cannot be told, and is not refused
     for again in (copy.deepcopy(more), pickle.loads(pickle.dumps(more))):
         assert again == more
         assert again.given == more.given

@@ -56,7 +56,8 @@ class Settings:
 
     def __new__(cls, **given: Any) -> Self:
         self = super().__new__(cls)
-        object.__setattr__(self, "_given", frozenset(given))
+        everything = len(given) == len(dataclasses.fields(cls))  # dataclasses.replace names all fields, and means few
+        object.__setattr__(self, "_given", frozenset() if everything else frozenset(given))
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""A configuration says what is wrong with it before anything starts, and survives JSON."""
+"""A configuration says what is wrong with it before anything starts."""
 
 import dataclasses
 import subprocess

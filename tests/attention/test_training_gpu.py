@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from wellcond import replace_attention
 from wellcond.attention.registry import ATTENTIONS
-from wellcond.train.compiler import mend_read_back
+from wellcond.train.computing import mend_read_back
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -18,7 +18,7 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
-from wellcond.train.time_limit import OutOfTime
+from wellcond.train.stopping import OutOfTime
 
 ROOT = Path(__file__).parents[2]
 CLAIM = asa_fig1c.CLAIM

@@ -17,9 +17,8 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs
 from wellcond.records import read_json, read_rows
 from wellcond.train.checkpoint import saved_steps
-from wellcond.train.interrupt import Interrupted
 from wellcond.train.recipes import recipe
-from wellcond.train.time_limit import OutOfTime, process_age
+from wellcond.train.stopping import Interrupted, OutOfTime, process_age
 
 SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
 EVERY = 20  # steps, a row

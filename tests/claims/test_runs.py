@@ -13,9 +13,9 @@ from wellcond.numerics import measure_conditioning
 from wellcond.records import read_json
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
-from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
+from wellcond.train.stopping import Interrupted
 
 TINY = {
     "epochs": 2,

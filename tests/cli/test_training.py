@@ -1,5 +1,6 @@
 """`wellcond train`: a recipe with its changes, an exit code, a message, and a page whatever way it ends."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from wellcond import cli
 from wellcond.cli import training
+from wellcond.cli.options import complete_settings
 from wellcond.cli.training import configure, run
 from wellcond.train.config import Config
 
@@ -162,3 +164,34 @@ def test_the_command_itself(tmp_path: Path) -> None:
     assert other.returncode == 1
     assert "another configuration (lr: 0.003 there, 7.0 now)" in other.stderr
     assert "Traceback" not in other.stderr
+
+
+def test_the_settings_are_listed_by_group_without_a_recipe() -> None:
+    done = CliRunner().invoke(cli.app, ["train", "--settings"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    titles = [number for number, line in enumerate(lines) if number == 0 or not lines[number - 1]]
+    assert [lines[number].strip() for number in titles if lines[number]][:3] == [
+        "What is trained",
+        "The model and its surgery",
+        "Data",
+    ]
+    for field in dataclasses.fields(Config):
+        (line,) = (line for line in lines if line.split()[:1] == [field.name])
+        assert line.rstrip()[40:], field.name  # a word on each
+    assert any(line.split()[:2] == ["lr", "0.001"] for line in lines)
+    assert any("0.95" in line and "above 0 and at most 1" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("deco", ["decoder_dim=", "decoder_depth=", "decoder_heads="]), ("gray=d", ["gray=dct"]), ("nothing=", [])],
+)
+def test_the_shell_completes_settings_and_their_words(typed: str, found: list[str]) -> None:
+    assert complete_settings(typed) == found
+
+
+def test_what_was_given_on_the_command_line_is_known() -> None:
+    config = configure("mae_base", scale="smoke", options={"lr": 1e-3, "epochs": None}, settings=["batch-size=64"])
+    assert config.given == {"lr", "batch_size"}
+    assert (config.compile, config.amp_dtype) == (False, "float32")

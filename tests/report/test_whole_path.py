@@ -16,7 +16,7 @@ from wellcond.records import read_json, read_rows
 
 SETTINGS = (
     "model_kwargs=img_size=8,patch_size=4,depth=2,embed_dim=16,num_heads=2", "batch_size=256", "epochs=4",
-    "log_every=2", "warmup_epochs=0", "probe_samples=8",
+    "log_every=2", "warmup_epochs=0",
 )  # fmt: skip
 EVENT = {"step": 7, "split": "event", "event": "going on with other <data>"}
 PIXEL = 0.1  # to which a drawing is written
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     The rows are read as the file has them, by the names that a line of JSON bears: not by the reader that the page has.
     """
     found = {}
-    for name, more in (("probed", ["probe_every=3"]), ("plain", [])):
+    for name, more in (("probed", ["probe_every=3", "probe_samples=8"]), ("plain", [])):
         folder = tmp_path_factory.mktemp(name)
         words = [word for text in (*SETTINGS, *more) for word in ("--set", text)]
         for event in (False, True):  # the second time nothing is left to train, and the page is written again

@@ -30,12 +30,12 @@ def _few_threads(one_thread: None) -> None:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., Config]:
-    """Two blocks, 16 wide, on digits of 8 × 8 pixels: 5 steps an epoch."""
+    """Two blocks, 16 wide, on digits of 8 × 8 pixels: 5 steps an epoch. Only what a test changes counts as given."""
 
     def make(**changes: Any) -> Config:
         settings: dict[str, Any] = {"data": "digits", "image_size": 8, "model_kwargs": SMALL, "epochs": 2}
         settings |= {"batch_size": 256, "log_every": 1, "padding": 1, "lr": 3e-3}
-        return Config().changed({**settings, **changes})
+        return Config().changed(settings, given=False).changed(changes)
 
     return make
 

@@ -19,8 +19,7 @@ from wellcond.train import checkpoint, states
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, augmentation_of, train
-from wellcond.train.tasks import Classify
-from wellcond.train.validation import Validation
+from wellcond.train.tasks import Classify, Validation
 
 Make = Callable[..., Config]
 

@@ -29,6 +29,7 @@ PAPER = {
 def test_every_recipe_is_possible(name: str, scale: str, tmp_path: Path) -> None:
     config = recipe(name, scale=scale)
     assert config.recipe == name
+    assert config.given == frozenset()
     (tmp_path / "weights.safetensors").touch()
     weights = {"checkpoint": str(tmp_path / "weights.safetensors")}
     (config.changed(weights) if name in NEEDS_CHECKPOINT else config).check()
@@ -36,6 +37,7 @@ def test_every_recipe_is_possible(name: str, scale: str, tmp_path: Path) -> None
 
 def test_the_settings_of_a_recipe_can_be_changed() -> None:
     assert recipe("digits", lr=0.5).lr == 0.5
+    assert recipe("digits", lr=0.5).given == {"lr"}
     with pytest.raises(ValueError, match="did you mean vit_tiny"):
         recipe("vit_tinny")
     with pytest.raises(ValueError, match="the scales are"):
@@ -78,7 +80,9 @@ def test_a_recipe_trains_a_few_steps(name: str, tmp_path: Path) -> None:
 def test_a_cpu_gets_what_it_can_bear_unless_it_was_asked_for() -> None:
     lab = recipe("vit_tiny", scale="lab")
     assert (lab.compile, lab.amp_dtype) == (True, "bfloat16")
-    plain = bearable(lab, "cpu", given=())
+    plain = bearable(lab, "cpu")
     assert (plain.compile, plain.amp_dtype) == (False, "float32")
-    assert bearable(lab, "cpu", given=("compile", "amp_dtype")) == lab
-    assert bearable(lab, "cuda", given=()) == lab
+    assert plain.given == frozenset()
+    asked = lab.changed({"compile": True, "amp_dtype": "bfloat16"})  # the values that they have
+    assert bearable(asked, "cpu") == lab
+    assert bearable(lab, "cuda") == lab

@@ -17,8 +17,8 @@ from wellcond.train import states
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
 from wellcond.train.loop import _Run, train
+from wellcond.train.progress import Tracker, make_tracker
 from wellcond.train.tasks import Classify
-from wellcond.train.trackers import Tracker, make_tracker
 
 Make = Callable[..., Config]
 

@@ -29,7 +29,7 @@ from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.data import Batch
 from wellcond.models.build import create_model
 from wellcond.records import Run, TrainRow
-from wellcond.train.compiler import mend_read_back
+from wellcond.train.computing import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.replay import Replayed

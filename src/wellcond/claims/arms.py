@@ -173,9 +173,9 @@ class TrainedArms(Claim):
         scale = "smoke" if options.scale == "smoke" else "lab"
         settings = SMOKE if scale == "smoke" else {**data.set.settings, **LAB}
         settings = {**settings, **self.settings.get(scale, {})}
-        config = recipe(self.recipe, scale=scale, data=data.spec, keep=1, **settings)
-        config = config.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
-        if not any(setting.partition("=")[0].strip() == "warmup_epochs" for setting in options.settings):
+        usual = recipe(self.recipe, scale=scale, data=data.spec, keep=1, **settings).as_defaults()
+        config = usual.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
+        if "warmup_epochs" not in config.given:
             config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
         config.check()  # now, and not when the grid has been trained
         return config

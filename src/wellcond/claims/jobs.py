@@ -23,8 +23,7 @@ from typing import IO, Any, TypeVar
 
 import torch
 
-from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
-from wellcond.train.time_limit import OutOfTime
+from wellcond.train.stopping import SIGNALS, TWICE, Interrupted, OutOfTime
 
 __all__ = ["Jobs", "RunFailed", "deal"]
 

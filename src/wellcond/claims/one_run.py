@@ -22,8 +22,7 @@ from wellcond.claims.jobs import OUT_OF_TIME
 from wellcond.claims.runs import Planned, Runs
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
-from wellcond.train.interrupt import SIGNALS, Interrupted
-from wellcond.train.time_limit import OutOfTime
+from wellcond.train.stopping import SIGNALS, Interrupted, OutOfTime
 
 __all__ = ["main"]
 

@@ -20,10 +20,9 @@ from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.image_sets import GivenData, parse_data
 from wellcond.claims.runs import Runs
 from wellcond.train.config import as_seconds
-from wellcond.train.interrupt import Interrupted
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
-from wellcond.train.time_limit import OutOfTime
+from wellcond.train.stopping import Interrupted, OutOfTime
 
 __all__ = ["reproduce"]
 

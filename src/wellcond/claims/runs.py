@@ -37,9 +37,8 @@ from wellcond.models.surgery import keep_compiled_code
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config, as_seconds
 from wellcond.train.folder import MAY_CHANGE, RunFolder
-from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
-from wellcond.train.time_limit import OutOfTime, process_age
+from wellcond.train.stopping import Interrupted, OutOfTime, process_age
 
 __all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 

@@ -19,7 +19,9 @@ __all__ = [
     "complete_claims",
     "complete_models",
     "complete_recipes",
+    "complete_settings",
     "complete_statements",
+    "print_settings",
     "starting",
 ]
 
@@ -33,6 +35,44 @@ def complete_recipes(incomplete: str) -> list[str]:
     from wellcond.train.recipes import RECIPES
 
     return starting(list(RECIPES), incomplete)
+
+
+def complete_settings(incomplete: str) -> list[str]:
+    """`lr=` of `l`; the words that a setting can be of `gray=`."""
+    from wellcond.train.config import Config
+    from wellcond.train.settings import fields_of
+
+    words = {field.name: field.choices for field in fields_of(Config)}
+    name, equals, _ = incomplete.partition("=")
+    if equals:
+        return starting([f"{name}={word}" for word in words.get(name, ())], incomplete)
+    return starting([f"{name}=" for name in words], incomplete)
+
+
+def print_settings(wanted: bool) -> None:
+    """Every field of a training by group: its name, its default, what it does, and its range if that is a surprise."""
+    if not wanted:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from wellcond.train.config import Config
+    from wellcond.train.settings import about, fields_of, groups, own_fields, title
+
+    fields, console = {field.name: field for field in fields_of(Config)}, Console()
+    width = max(map(len, fields))
+    for group in groups(Config):
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, min_width=width)
+        table.add_column(no_wrap=True, max_width=20, min_width=20)
+        table.add_column(overflow="fold")
+        lines = about(group)
+        for field in map(fields.__getitem__, own_fields(group)):
+            words = [lines.get(field.name, ""), f"({field.in_words()})" if field.range.keys() - {"at_least"} else ""]
+            table.add_row(field.name, Text(field.as_text()), Text(" ".join(filter(None, words))))
+        console.print(Text(title(group), style="bold"), table, Text())
+    raise typer.Exit
 
 
 def complete_claims(incomplete: str) -> list[str]:
@@ -72,7 +112,12 @@ Scale = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any fields of a training: key=value …", metavar="KEY=VALUE …"),
+    typer.Option(
+        "--set",
+        help="Any fields of a training: key=value … (`wellcond train --settings` lists them).",
+        metavar="KEY=VALUE …",
+        autocompletion=complete_settings,
+    ),
 ]
 More = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")]
 """Settings after the first of --set: typer's options take one value each."""

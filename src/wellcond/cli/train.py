@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device, More, Scale, Settings, complete_models, complete_recipes
+from wellcond.cli.options import Device, More, Scale, Settings, complete_models, complete_recipes, print_settings
 
 __all__ = ["train"]
 
@@ -49,6 +49,15 @@ def train(
         str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
     ] = None,
     device: Device = None,
+    show_settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings",
+            help="List every field that --set knows, by group, and exit.",
+            callback=print_settings,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
     from wellcond.cli import training

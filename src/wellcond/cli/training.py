@@ -13,10 +13,9 @@ from rich.text import Text
 
 from wellcond.report import report_runs
 from wellcond.train.config import Config
-from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 from wellcond.train.recipes import bearable, recipe
-from wellcond.train.time_limit import OutOfTime
+from wellcond.train.stopping import Interrupted, OutOfTime
 
 __all__ = ["configure", "run"]
 
@@ -27,9 +26,8 @@ def configure(
     """A recipe with the options given, then with each `key=value`; what was not given, as the device can bear it."""
     given = {key: value for key, value in options.items() if value is not None}
     config = recipe(name, scale=scale).changed(given).changed(settings)
-    asked = {*given, *(setting.partition("=")[0].strip().replace("-", "_") for setting in settings)}
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return bearable(config, where.partition(":")[0], given=asked)
+    return bearable(config, where.partition(":")[0])
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:

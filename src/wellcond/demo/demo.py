@@ -18,7 +18,7 @@ from wellcond.demo import graying as demo_graying
 from wellcond.demo import page as demo_page
 from wellcond.demo import training as demo_training
 from wellcond.records import write_record
-from wellcond.train.interrupt import Interrupted
+from wellcond.train.stopping import Interrupted
 
 __all__ = ["run"]
 

@@ -33,7 +33,7 @@ from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, rea
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
+__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small", "weights_behind"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
 
@@ -237,7 +237,7 @@ def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
 
 def _restore_surgery(model: nn.Module, name: str) -> list[str]:
     """Weights that timm has loaded may be ours: without the surgery in their metadata they would be wrong unnoticed."""
-    path = _weights_behind(name)
+    path = weights_behind(name)
     try:
         if path is None or path.suffix != ".safetensors":
             return []
@@ -274,7 +274,8 @@ def _attention(how: AttentionSettings) -> str:
     return f"{how.name} ({', '.join(chosen)})" if chosen else how.name
 
 
-def _weights_behind(name: str) -> Path | None:
+def weights_behind(name: str) -> Path | None:
+    """The file of weights that timm reads for a model of this name, if the name is a folder's or a hub's."""
     if name.startswith(FOLDER):
         folder = Path(name.removeprefix(FOLDER))
         preferred = folder / "model.safetensors"

@@ -1,119 +1,262 @@
-"""Every setting of a training, checked before anything starts.
+"""Every setting of a training, in groups, checked before anything starts.
 
     config = Config(model="vit_tiny_patch16_224", data="digits", epochs=10)
     config = config.changed(["lr=3e-4", "remove_skips=sa", "gray=dct"])      # as --set gives them
+    config.given                                                             # {"model", "data", "epochs", "lr", …}
     config.check()                                                           # ValueError names what cannot be
 
-A recipe (recipes.py) is a function that returns one. `config.json` in a run's folder holds all of it, enough to repeat
-the run.
+A recipe (recipes.py) is a function that returns one. `config.json` in a run's folder holds all of it, flat, enough to
+repeat the run. `wellcond train --settings` lists the fields.
+
+A group is a class of fields with their rules (settings.py), and beside them what cannot be of several; what concerns
+several groups stands in `Config`. To add one, write the class and add it to the bases of `Config`; the group of a task
+names it in `tasks`. This file imports neither torch nor timm when it is loaded: a command line reads it.
 """
 
-import ast
-import dataclasses
 import difflib
-import json
-import math
 import re
-import types
-import typing
-from collections.abc import Iterable, Mapping
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from wellcond.train.settings import Settings, ignored, setting
+from wellcond.train.stopping import as_seconds
+from wellcond.words import SITES, SKIPS
 
 __all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds"]
 
 Task = Literal["classify", "mae", "linear_probe"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
+IMAGE_TASKS = ("classify", "mae", "linear_probe")
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
 COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's, too, which make CUDA graphs of their own
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each knows its step by the number
+CONVMIXER_SIZE = {"dim", "depth", "kernel_size", "patch_size"}  # which their names fix
+ELSEWHERE = ("hf-hub:", "local-dir:")  # models that timm builds and does not know by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """One training. Words are timm's where timm has one."""
-
-    recipe: str = ""
-    """The recipe it came from."""
-    task: Task = "classify"
-    """`classify`, `mae` (masked autoencoding), or `linear_probe` (a fresh head on frozen features)."""
+class ModelSettings(Settings):
+    """The model and its surgery"""
 
     model: str = "vit_tiny_patch16_224"
     """A name that timm knows, `hf-hub:` and `local-dir:` included."""
     model_kwargs: dict[str, Any] = field(default_factory=dict)
     """Given to timm.create_model as they are."""
     pretrained: bool = False
+    """Start from the weights that belong to the name."""
     checkpoint: str = ""
     """Weights to start from: a file of wellcond's, timm's or a MaskedAutoencoder's."""
-    remove_skips: tuple[str, ...] = ()
+    drop_path: float = setting(0.0, at_least=0, below=1)
+    """Stochastic depth: the probability that a sample skips the branches of the last block; of earlier ones, less."""
+    remove_skips: tuple[str, ...] = setting((), choices=SKIPS)
     """Skips to train without: `sa`, `mlp`."""
     layer_scale: float | None = None
     """What LayerScale starts from where a skip was removed; a small one would let the signal die."""
     attention: str = ""
     """Another attention, by name: `linear`, `kernelized`, `skyformer`, `nystrom`."""
     attention_kwargs: dict[str, Any] = field(default_factory=dict)
-    gray: str = ""
+    """Its settings."""
+    gray: Literal["", "svd", "dct"] = ""
     """Token Graying: `svd` or `dct`; empty for none."""
-    epsilon: float = 0.95
+    epsilon: float = setting(0.95, above=0, at_most=1, hint="1 changes nothing, 0.95 is usual")
+    """The exponent of graying."""
+
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.attention:
+            yield from _attention_problems(config)
+        elif config.attention_kwargs:
+            yield "attention_kwargs are for another attention; name it with attention=…"
+        if config.layer_scale is not None and not config.remove_skips:
+            yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
+        if not config.gray:
+            why = "is a setting of graying, and there is none; add gray=dct or gray=svd, or"
+            yield from (f"{name} {why} leave {name} out" for name in ("epsilon", "gray_masked") if name in config.given)
+        if config.checkpoint and config.pretrained:
+            yield "pretrained and checkpoint are two sources of weights; choose one"
+        if config.checkpoint and Path(config.checkpoint).is_dir():
+            yield f"the checkpoint {config.checkpoint} is a folder; name the file of weights in it"
+        elif config.checkpoint and not Path(config.checkpoint).exists():
+            yield f"there is no checkpoint {config.checkpoint}; name the file of weights to start from"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(Settings):
+    """Data"""
 
     data: str = "digits"
     """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`."""
-    image_size: int = 224
     cache_dir: str = ""
     """Where decoded images are kept; by default WELLCOND_CACHE, or the user's cache folder."""
-    cache_limit: float = float(16 << 30)
+    cache_limit: float = setting(float(16 << 30), at_least=0)
     """Bytes of decoded pixels above which images are streamed from their files; 0 streams always."""
-    holdout: float = 0.0
+    holdout: float = setting(0.0, at_least=0, below=1)
     """The share of the training set that is held out as validation set, the real one being left alone until the end."""
-    padding: int = 0
+    workers: int = setting(2, at_least=0)
+    """Processes that decode streamed images, for each process that trains."""
+
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        from wellcond.data.sources import SOURCES
+
+        word, colon, _ = config.data.partition(":")
+        if word not in SOURCES and not Path(config.data).expanduser().exists():
+            known = [f"{name}:{source.takes}" if source.takes else name for name, source in sorted(SOURCES.items())]
+            why = f"there is no source {word!r}{_meant(word, list(SOURCES))}" if colon else "there is no such folder"
+            yield f"data={config.data}: {why} (write a path, or one of {', '.join(known)})"
+        if config.data == "digits":
+            yield from ignored(
+                config, ["cache_limit"], "is for images in files; the digits are embedded and never streamed"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings(Settings):
+    """Images and their augmentation"""
+
+    tasks = IMAGE_TASKS
+
+    image_size: int = setting(224, at_least=1)
+    """Pixels, in both directions."""
+    padding: int = setting(0, at_least=0)
     """Pixels of random shift: a crop from the image padded by so many."""
-    scale_min: float = 1.0
+    scale_min: float = setting(1.0, above=0, at_most=1)
     """The smallest share of the area that a random crop takes; 1 takes the whole image."""
-    flip: float = 0.0
-    color_jitter: float = 0.0
-    erasing: float = 0.0
+    flip: float = setting(0.0, at_least=0, at_most=1)
+    """The probability that an image is mirrored."""
+    color_jitter: float = setting(0.0, at_least=0)
+    """Brightness, contrast and saturation are each multiplied by a factor within this of 1."""
+    erasing: float = setting(0.0, at_least=0, at_most=1)
+    """The probability that a box of the image is erased."""
     auto_augment: str = ""
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    label_smoothing: float = 0.0
+    """timm's name of a policy, as rand-m9-mstd0.5-inc1; for streamed images."""
+    mixup: float = setting(0.0, at_least=0)
+    """Alpha of mixup's Beta distribution; 0 is off."""
+    cutmix: float = setting(0.0, at_least=0)
+    """Alpha of CutMix's Beta distribution; 0 is off."""
+    label_smoothing: float = setting(0.0, at_least=0, below=1)
+    """This much of the label is spread over all classes."""
 
-    epochs: int = 10
-    steps: int = 0
-    """How long the training is in steps, instead of epochs."""
-    batch_size: int = 256
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        yield from _model_problems(config)
+        if config.padding and config.scale_min < 1:
+            yield "padding and scale_min are two ways to crop; set one of them"
+        if config.data == "digits" and config.auto_augment:
+            yield (
+                f"auto_augment={config.auto_augment} works on images that are streamed from files, and the digits are "
+                "embedded: leave it empty (auto_augment=)"
+            )
+        part = config.batch_size // (world * config.accumulate)
+        if (config.mixup or config.cutmix) and part % 2:
+            yield f"mixup and cutmix mix pairs, but a process's part of a batch is {part} images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserSettings(Settings):
+    """Length, optimiser and schedule"""
+
+    epochs: int = setting(10, at_least=1)
+    """How long the training is."""
+    steps: int = setting(0, at_least=0)
+    """The same in steps, instead of epochs; 0 counts in epochs."""
+    batch_size: int = setting(256, at_least=1)
     """Images in one step of the optimiser, over all processes and accumulated parts."""
-    accumulate: int = 1
+    accumulate: int = setting(1, at_least=1)
+    """Parts of a batch that go through the model one after the other."""
     opt: str = "adamw"
-    lr: float = 1e-3
-    weight_decay: float = 0.05
+    """timm's name of an optimiser."""
+    lr: float = setting(1e-3, at_least=0)
+    """The learning rate at its highest."""
+    weight_decay: float = setting(0.05, at_least=0)
+    """Of matrices; biases and norms have none."""
     opt_betas: tuple[float, ...] = ()
-    layer_decay: float | None = None
-    clip_grad: float | None = None
-    clip_value: float | None = None
+    """Empty for the optimiser's own."""
+    layer_decay: float | None = setting(None, above=0, at_most=1)
+    """The factor between the learning rates of a layer and of the one after it."""
+    clip_grad: float | None = setting(None, above=0, hint="none does not clip")
+    """Clips the gradient's norm."""
+    clip_value: float | None = setting(None, above=0, hint="none does not clip")
     """Clips each value of the gradient, where clip_grad clips its norm."""
-    sched: str = "cosine"
+    sched: str = setting("cosine", choices=SCHEDULES)
     """timm's `cosine`, `tanh`, `poly`, `step`, `multistep`, or torch's `onecycle`, which moves the momentum, too."""
-    warmup_epochs: int = 0
+    warmup_epochs: int = setting(0, at_least=0)
     """Shortened to the training, where that is shorter; `warmup_steps` counts in steps instead."""
-    warmup_steps: int = 0
-    warmup_lr: float = 1e-6
-    min_lr: float = 0.0
-    drop_path: float = 0.0
-    ema_decay: float | None = None
+    warmup_steps: int = setting(0, at_least=0)
+    """Takes the place of a recipe's warmup_epochs."""
+    warmup_lr: float = setting(1e-6, at_least=0)
+    """Where warm-up starts."""
+    min_lr: float = setting(0.0, at_least=0)
+    """Where the schedule ends."""
+    ema_decay: float | None = setting(None, above=0, below=1)
+    """Keep an average of the weights that decays so much at each step; it is what is validated."""
 
-    mask_ratio: float = 0.75
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.batch_size % (world * config.accumulate):
+            yield (
+                f"batch_size={config.batch_size} is the number of images in a step over all processes; it must be a "
+                f"multiple of {world} processes × accumulate={config.accumulate}"
+            )
+        if config.warmup_epochs and config.warmup_steps and "warmup_epochs" in config.given:
+            yield "warmup_epochs and warmup_steps are two spellings of one thing; give one of them"
+        if config.clip_grad is not None and config.clip_value is not None:
+            yield "clip_grad clips the gradient's norm and clip_value its values; give one of them"
+        if config.sched == "onecycle":
+            yield from ignored(config, ["warmup_lr", "min_lr"], "would be ignored: sched=onecycle has ends of its own")
+        if not all(0 <= beta < 1 for beta in config.opt_betas):
+            yield f"opt_betas are from 0 to below 1, got {config.opt_betas}"
+        yield from _optimiser_problems(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings(Settings):
+    """Masked autoencoding (task=mae)"""
+
+    tasks = ("mae",)
+
+    mask_ratio: float = setting(0.75, at_least=0, below=1)
+    """The share of patches that the encoder does not see."""
     normalize_pixels: bool = False
-    gray_masked: str = "visible"
+    """Predict each patch's pixels less their mean, over their deviation."""
+    gray_masked: Literal["visible", "all"] = "visible"
     """Which tokens masked autoencoding grays: `visible`, or `all`, which leaks masked patches into visible ones."""
-    decoder_dim: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
+    decoder_dim: int = setting(512, at_least=1)
+    """The decoder's width."""
+    decoder_depth: int = setting(8, at_least=1)
+    """Its blocks."""
+    decoder_heads: int = setting(16, at_least=1)
+    """Its heads."""
+
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.mixup or config.cutmix or config.label_smoothing:
+            yield "masked autoencoding has no labels: leave mixup, cutmix and label_smoothing at 0"
+        if not config.mask_ratio > 0:
+            yield f"masked autoencoding needs masked patches: mask_ratio is {config.mask_ratio}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingSettings(Settings):
+    """How it is computed"""
 
     amp_dtype: AmpDtype = "float32"
+    """The precision of forward and backward passes."""
     compile: bool = False
-    compile_mode: str = ""
+    """Whether the model is compiled by torch."""
+    compile_mode: str = setting(
+        "",
+        choices=COMPILE_MODES,
+        hint=f"{' and '.join(GRAPH_MODES)} make CUDA graphs, as step_graph does of a whole pass",
+    )
     """torch.compile's `mode`; empty for its default."""
     step_graph: bool = True
     """On one GPU, capture a step's forward and backward pass as a CUDA graph and replay it, which spares the CPU.
@@ -123,150 +266,227 @@ class Config:
     """The same bits from run to run on a GPU too, at some cost."""
     shard: bool = False
     """Parameters sharded over the processes (FSDP2)."""
-    workers: int = 2
     seed: int = 0
+    """Of weights, order, augmentation and the model's own random numbers."""
 
-    probe_every: int | str = 0
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.compile_mode and not config.compile:
+            yield f"compile_mode={config.compile_mode} is for a compiled model; set compile=true, too"
+        if config.shard and config.ema_decay is not None:
+            yield "an average of weights (ema_decay) of a sharded model is not supported; leave one of them"
+        if config.shard and config.amp_dtype == "float16":
+            yield "float16 with a scaler is not supported for a sharded model; amp_dtype=bfloat16 needs none"
+        if config.shard and world == 1:
+            yield "shard=true spreads parameters over processes, and there is one; torchrun starts more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings(Settings):
+    """κ while it trains"""
+
+    probe_every: int | str = setting(0, at_least=0)
     """Steps from one measurement of κ to the next; 0 for none, `auto` for as often as 1 % of the time allows."""
     probe_marks: bool = False
     """Also measure at 0, 5, 10, 20, … 100 % of the steps, the near-unit share of each block included."""
-    probe_samples: int = 64
+    probe_samples: int = setting(64, at_least=1)
     """Images of the validation set that are measured, the same throughout."""
     probe_sites: tuple[str, ...] = ()
+    """Where: sites, or patterns of them; empty for `sa`, `+sa`, `mlp` and `+mlp`."""
     probe_exact: Literal["float32", "float64", "no"] = "float32"
     """The precision of the measured pass; `no` looks at training's own pass, which in bfloat16 shows only a ceiling."""
-    eval_every: int = 1
+
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if isinstance(config.probe_every, str) and config.probe_every != "auto":
+            yield f"probe_every is a number of steps, 0 for none, or auto; got {config.probe_every!r}"
+        if config.probe_exact == "no" and (config.probe_marks or config.probe_every == "auto"):
+            yield "probe_exact=no looks at training's own pass: it takes a number of steps, probe_every=100, no marks"
+        for pattern in config.probe_sites:
+            if not any(fnmatch(site, pattern) for site in SITES):
+                yield f"probe_sites: no site is called {pattern!r}; the sites are {', '.join(SITES)}"
+        if not config.probe_every and not config.probe_marks:
+            why = "is a setting of the probe, which is off; add probe_every=100, or"
+            names = ("probe_samples", "probe_sites", "probe_exact")
+            yield from (f"{name} {why} leave {name} out" for name in names if name in config.given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    """The run: validating, logging, saving, stopping"""
+
+    eval_every: int = setting(1, at_least=1)
     """Epochs from one validation to the next."""
-    eval_steps: int = 0
+    eval_steps: int = setting(0, at_least=0)
     """The same in steps; 0 counts in epochs."""
-    log_every: int = 20
-    save_every: int = 0
+    log_every: int = setting(20, at_least=1)
+    """Steps from one row of metrics.jsonl to the next."""
+    save_every: int = setting(0, at_least=0)
     """Steps from one saved state to the next; 0 for once an epoch."""
-    keep: int = 2
+    keep: int = setting(2, at_least=1)
     """How many saved states are kept."""
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
     on_divergence: Literal["stop", "rollback"] = "stop"
+    """Where a training is lost: end, or go back to a good state, with half the learning rate."""
     time_limit: str = ""
     """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""
     resume: Literal["same", "force"] = "same"
     """`force` goes on with a run on other data than it began with."""
-    tracker: str = ""
+    tracker: Literal["", "tensorboard", "wandb", "trackio"] = ""
     """`tensorboard`, `wandb` or `trackio`, beside the JSON lines that are always written."""
 
-    def changed(self, settings: Iterable[str] | Mapping[str, Any]) -> Self:
-        """With these fields changed: `["lr=3e-4", …]` as a command line has them, or a mapping."""
-        if not isinstance(settings, Mapping):
-            settings = dict(assignment(text) for text in settings)
-        fields = {f.name: f for f in dataclasses.fields(self)}
-        changes = {}
-        hints = typing.get_type_hints(type(self))
-        for name, value in settings.items():
-            if name not in fields:
-                raise ValueError(f"there is no setting {name!r}{nearest(name, fields)}")
-            changes[name] = as_type(name, value, hints[name])
-        return dataclasses.replace(self, **changes)
-
-    def as_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    @classmethod
-    def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        return cls().changed(payload)
-
-    def differences(self, other: "Config") -> dict[str, tuple[Any, Any]]:
-        """Field → (mine, theirs), where they differ."""
-        mine, theirs = self.as_json(), other.as_json()
-        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
-
-    def check(self, *, world: int = 1) -> None:
-        """ValueError for what cannot be trained, before anything is built."""
-        from wellcond.train.checks import problems
-
-        for problem in problems(self, world=world):
-            raise ValueError(problem)
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.time_limit:
+            try:
+                as_seconds(config.time_limit)
+            except ValueError as error:
+                yield f"time_limit {error}"
+        if config.tracker and config.tracker not in sys.modules and find_spec(config.tracker) is None:
+            yield (
+                f"the tracker {config.tracker!r} needs a package that is not installed; pip install {config.tracker}"
+            )
 
 
-# ---- settings as a command line or JSON has them
+@dataclass(frozen=True, kw_only=True)
+class Config(
+    ModelSettings,
+    DataSettings,
+    ImageSettings,
+    OptimiserSettings,
+    MaskedSettings,
+    ComputingSettings,
+    ProbeSettings,
+    RunSettings,
+):
+    """What is trained
+
+    One training. Words are timm's where timm has one.
+    """
+
+    recipe: str = ""
+    """The recipe it came from."""
+    task: Task = "classify"
+    """`classify`, `mae` (masked autoencoding), or `linear_probe` (a fresh head on frozen features)."""
+
+    @staticmethod
+    def problems(config: "Config", world: int) -> Iterator[str]:
+        if config.task == "linear_probe" and not (config.checkpoint or config.pretrained):
+            yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
 
 
-def assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"a setting is written name=value, got {text!r}")
-    return name.strip().replace("-", "_"), value.strip()
+# ---- what timm and the attentions say of a configuration
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+def _attention_problems(config: Config) -> Iterator[str]:
+    from wellcond.models.surgery.attention import check_settings
+
+    try:
+        check_settings(config.attention, config.attention_kwargs)
+    except (ValueError, TypeError) as error:
+        yield f"attention={config.attention}: {error}"
 
 
-def as_seconds(text: str) -> float:
-    """A duration: 90s, 9m, 1h30m, 2d, or plain seconds. ValueError for anything else, and for none at all."""
-    number = r"(\d+(?:\.\d+)?)"
-    found = re.fullmatch(f"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip().lower())
-    parts = [float(part or 0) for part in found.groups()] if found else []
-    seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"is a time such as 90s, 9m or 1h30m, or a number of seconds; got {text!r}")
-    return seconds
+def _optimiser_problems(config: Config) -> Iterator[str]:
+    from timm.optim import get_optimizer_info, list_optimizers  # pyright: ignore[reportPrivateImportUsage]
+
+    known = [str(name) for name in list_optimizers()]
+    name = config.opt.lower().rpartition("_")[2]  # lookahead_adamw is adamw, wrapped
+    if name not in known:
+        yield f"timm knows no optimiser {config.opt!r}{_meant(name, known)}"
+        return
+    info = get_optimizer_info(name)
+    if info.second_order:
+        yield f"opt={config.opt} needs second derivatives, which the loop does not take; choose another, e.g. adamw"
+        return
+    betas = config.opt_betas
+    if betas and not info.has_betas:
+        yield from ignored(config, ["opt_betas"], f"would be ignored: timm gives opt={config.opt} none")
+    elif betas and len(betas) != info.num_betas:
+        yield (
+            f"opt={config.opt} takes {info.num_betas} numbers as opt_betas, got {len(betas)} "
+            f"({', '.join(map(str, betas))}); leave it empty for the optimiser's own"
+        )
+        return
+    yield from _cannot_build(config)
 
 
-def as_type(name: str, value: Any, hint: Any) -> Any:
-    """`value`, a string of a command line or what JSON gives, as the field's type."""
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(None) in kinds and (value is None or value in ("none", "None", "")):
+def _cannot_build(config: Config) -> Iterator[str]:
+    """Some optimisers want a package or a device that is not there: tried on the smallest model there is."""
+    from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+    from torch import nn
+
+    more: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
+    smallest = nn.utils.skip_init(nn.Linear, 2, 2)  # it draws no random numbers
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said when the training's own is built
+            create_optimizer_v2(smallest, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, **more)
+    except Exception as error:
+        yield f"timm cannot build opt={config.opt}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def _model_problems(config: Config) -> Iterator[str]:
+    import timm
+
+    from wellcond.models.build import say_too_small
+
+    folder = Path(config.model.removeprefix("local-dir:"))
+    if config.model.startswith("local-dir:") and not (folder / "config.json").exists():
+        yield f"model={config.model}: there is no {folder / 'config.json'}, which timm's save_for_hf writes"
+        return
+    if not config.model.startswith(ELSEWHERE):
+        name = config.model.partition(".")[0]
+        if not timm.is_model(name):
+            known = timm.list_models()
+            yield f"timm knows no model {config.model!r}{_meant(name, known)}"
+            return
+    if config.pretrained and config.model.startswith("convmixer") and config.model_kwargs.keys() & CONVMIXER_SIZE:
+        yield f"the weights of {config.model} are of its own size; leave pretrained or model_kwargs out"
+    size = _size(config)
+    if size is not None and size != (config.image_size, config.image_size):
+        yield (
+            f"image_size={config.image_size}, but {config.model} is built for images of {size[0]} × {size[1]}; give it "
+            f"img_size={config.image_size} among its model_kwargs, or set image_size={size[0]}"
+        )
+    patch = _patch(config)
+    if patch is not None and max(patch) > config.image_size and not config.model_kwargs.get("dynamic_img_pad"):
+        yield say_too_small(config.model, (config.image_size, config.image_size), patch)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = near or [word for word in known if word.startswith(name[:5])][:3]
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def _patch(config: Config) -> tuple[int, int] | None:
+    """A patch's sides, if the settings or the name tell them; other models show theirs when they are built."""
+    patch = config.model_kwargs.get("patch_size")
+    if patch is None:
+        named = re.search(r"_patch(\d+)(?:_|$)", config.model)
+        patch = int(named[1]) if named else None
+    return _sides(patch)
+
+
+def _size(config: Config) -> tuple[int, int] | None:
+    """The height and width that the model takes and no other; None if it takes any, or that is not known here."""
+    import timm
+
+    kwargs = config.model_kwargs
+    if kwargs.get("dynamic_img_size") or not kwargs.get("strict_img_size", True):
         return None
-    kinds = [kind for kind in kinds if kind is not type(None)]
-    if kinds == [int, str]:  # a number, or a word
-        return int(value) if str(value).lstrip("-").isdigit() else str(value)
-    kind = kinds[0]
-    origin = typing.get_origin(kind)
-    try:
-        if origin is Literal or kind is str:
-            return str(value)
-        if kind is bool:
-            return _boolean(value)
-        if origin is tuple:
-            items = value if isinstance(value, list | tuple) else [part for part in str(value).split(",") if part]
-            return tuple(float(item) if get_args(kind)[0] is float else str(item).strip() for item in items)
-        if origin is dict:
-            return dict(value) if isinstance(value, Mapping) else _mapping(str(value))
-        if kind is int and isinstance(value, str):
-            return int(value)
-        if kind is int and (isinstance(value, bool) or value != int(value)):
-            raise ValueError
-        return kind(value)
-    except (ValueError, TypeError, SyntaxError):
-        words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "numbers such as 0.9,0.95"}
-        word = words.get(origin or kind, "key=value pairs such as a=1,b='x'")
-        raise ValueError(f"{name} must be {word}, got {value!r}") from None
+    size = kwargs.get("img_size")
+    if size is None and not config.model.startswith(ELSEWHERE):
+        known = timm.get_pretrained_cfg(config.model)
+        size = known.input_size[-2:] if known is not None and known.fixed_input_size else None
+    return _sides(size)
 
 
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError(word)
-    return word in ("true", "1", "yes")
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    if text.startswith("{"):
-        found = ast.literal_eval(text)
-        if not isinstance(found, dict):
-            raise ValueError(text)
-        return found
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    if any(not equals for _, equals, _ in pairs):
-        raise ValueError(text)
-    return {key.strip(): _literal(value.strip()) for key, _, value in pairs}
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+def _sides(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0], size[1]
+    return None

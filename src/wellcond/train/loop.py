@@ -29,16 +29,13 @@ from wellcond.train.computing import deterministic, seed_by
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
-from wellcond.train.interrupt import Interrupted, interruptible
 from wellcond.train.processes import Processes, join
-from wellcond.train.progress import Decoding, Progress
+from wellcond.train.progress import Decoding, Progress, Tracker, make_tracker, numbers_of
 from wellcond.train.replay import Passes
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
-from wellcond.train.tasks import Task, make_task
-from wellcond.train.time_limit import OutOfTime, TimeLimit
-from wellcond.train.trackers import Tracker, make_tracker, numbers_of
-from wellcond.train.validation import Validation
+from wellcond.train.stopping import Interrupted, OutOfTime, TimeLimit, interruptible
+from wellcond.train.tasks import Task, Validation, make_task
 
 __all__ = ["MARKS", "Diverged", "Outcome", "train"]
 

@@ -8,7 +8,7 @@ is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 for every 512 images, Ra
 """
 
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from wellcond.train.config import Config
@@ -21,22 +21,25 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
-    """The configuration of a recipe at a scale; ValueError with the names there are."""
+    """The configuration of a recipe at a scale; ValueError with the names there are.
+
+    What the recipe chooses counts as a default, and only `changes` as given.
+    """
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f"there is no recipe {name!r}; {hint}The recipes are {', '.join(sorted(RECIPES))}")
     if scale not in SCALES:
         raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
-    return RECIPES[name](scale).changed({"recipe": name, **changes})
+    return RECIPES[name](scale).changed({"recipe": name}).as_defaults().changed(changes)
 
 
-def bearable(config: Config, device: str, *, given: Collection[str]) -> Config:
-    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless `given`."""
+def bearable(config: Config, device: str) -> Config:
+    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given."""
     if device != "cpu":
         return config
     usual = {"compile": False, "amp_dtype": "float32"}
-    return config.changed({name: value for name, value in usual.items() if name not in given})
+    return config.changed({name: value for name, value in usual.items() if name not in config.given}, given=False)
 
 
 def _recipe(function: Recipe) -> Recipe:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
-from wellcond.train.compiler import mend_read_back
+from wellcond.train.computing import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
 from wellcond.train.schedules import Schedule, make_schedule

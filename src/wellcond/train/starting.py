@@ -2,21 +2,31 @@
 
 notes = start_from(model, "step-00000500/model.safetensors")        # a classifier; a head that does not fit stays fresh
 notes = start_masked_from(autoencoder, "vit.safetensors")           # its encoder, and its decoder if the file has one
+notes = notes_on_pretrained(model, "local-dir:folder")              # whose weights timm has loaded
 
-The notes say what was not taken over, the file's surgery (surgery_difference.py) among it.
+The notes say what was not taken over, and where the file's weights were trained with other surgery than the model has:
+
+    "mae.safetensors was trained with graying (dct, epsilon 0.95), and this run has no graying; to take over what the
+    file had: --set gray=dct --set epsilon=0.95"
+
+No weight's name tells, and a run's surgery is its configuration's, so that config.json repeats it: hence words.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from wellcond.models.build import weights_behind
 from wellcond.models.mae import MaskedAutoencoder
-from wellcond.models.weights import match_names, read_weights
-from wellcond.train.surgery_difference import surgery_differences
+from wellcond.models.sites import find_blocks
+from wellcond.models.weights import FORMAT, METADATA_KEY, match_names, read_weights, surgery_metadata
 
-__all__ = ["start_from", "start_masked_from"]
+__all__ = ["notes_on_pretrained", "start_from", "start_masked_from"]
 
 ENCODER = "encoder."
 HEADS = ("head.", "head_dist.", "fc.")
@@ -63,6 +73,15 @@ def start_masked_from(model: MaskedAutoencoder, path: str) -> list[str]:
     return [*notes, *surgery_differences(model.encoder, metadata, path)]
 
 
+def notes_on_pretrained(model: nn.Module, name: str) -> list[str]:
+    """Of weights that timm has loaded by the model's name, if a file is behind it: they may be ours."""
+    path = weights_behind(name)
+    if path is None or path.suffix != ".safetensors":
+        return []
+    with safe_open(path, framework="pt") as file:
+        return surgery_differences(model, file.metadata() or {}, str(path))
+
+
 def _is_masked(weights: Iterable[str]) -> bool:
     return any(name.startswith(ENCODER) for name in weights)
 
@@ -103,3 +122,104 @@ def _left_out(path: str, names: Iterable[str]) -> list[str]:
         return []
     more = f" and {len(left) - 3} more" if len(left) > 3 else ""
     return [f"{path} holds tensors that the model has no place for, and that are left out: {', '.join(left[:3])}{more}"]
+
+
+# ---- surgery: graying, removed skips, attention
+
+
+def surgery_differences(model: nn.Module, metadata: Mapping[str, str], path: str) -> list[str]:
+    """A sentence for each kind of surgery that the file's weights had and the model has not, or the other way round."""
+    mine = _entries(surgery_metadata(model)[METADATA_KEY], path)
+    if METADATA_KEY not in metadata:
+        return [
+            f"{path} does not say how its weights were trained; this run has {words(mine[kind])}"
+            for kind, (words, _) in KINDS.items()
+            if mine[kind]
+        ]
+    theirs = _entries(metadata[METADATA_KEY], path)
+    notes = []
+    for kind, (words, settings) in KINDS.items():
+        if theirs[kind] != mine[kind]:
+            notes.append(
+                f"{path} was trained with {words(theirs[kind])}, and this run has {words(mine[kind])}; to take over "
+                f"what the file had: {settings(theirs[kind], model)}"
+            )
+    return notes
+
+
+def _entries(text: str, path: str) -> dict[str, Any]:
+    """Of one file, by kind; the blocks as an encoder by itself names them."""
+    try:
+        found = dict(json.loads(text))
+        if found.pop("format") != FORMAT or found.keys() - KINDS.keys():
+            raise ValueError(f"entries {sorted(found)}")
+        for kind in ("skips", "attention"):
+            found[kind] = {name.removeprefix("encoder."): how for name, how in found.get(kind, {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: its wellcond metadata are damaged, or newer than this version ({error}); upgrade wellcond"
+        ) from None
+    return found
+
+
+def _graying_words(how: Mapping[str, Any] | None) -> str:
+    if not how:
+        return "no graying"
+    unscaled = "" if how["restore_scale"] else ", its scale not restored"
+    return f"graying ({how['method']}, epsilon {how['epsilon']:g}{unscaled})"
+
+
+def _graying_settings(how: Mapping[str, Any] | None, model: nn.Module) -> str:
+    del model
+    if not how:
+        return "--set gray="
+    text = f"--set gray={how['method']} --set epsilon={how['epsilon']!r}"
+    return text if how["restore_scale"] else f"{text}, though no setting leaves the scale as it falls"
+
+
+def _skips_words(skips: Mapping[str, list[str]]) -> str:
+    return f"removed skips ({_by_block(skips, ' and '.join)})" if skips else "all skips"
+
+
+def _skips_settings(skips: Mapping[str, list[str]], model: nn.Module) -> str:
+    removed = sorted({skip for names in skips.values() for skip in names}, reverse=True)
+    return f"--set remove_skips={','.join(removed)}{_unless_everywhere(skips, model)}"
+
+
+def _attention_words(attention: Mapping[str, Mapping[str, Any]]) -> str:
+    if not attention:
+        return "the model's own attention"
+    return f"another attention ({_by_block(attention, lambda how: how['name'])})"
+
+
+def _attention_settings(attention: Mapping[str, Mapping[str, Any]], model: nn.Module) -> str:
+    if not attention:
+        return "--set attention= --set attention_kwargs="
+    how = next(iter(attention.values()))
+    text = f"--set attention={how['name']}"
+    if how["settings"]:
+        text += " --set " + shlex.quote(f"attention_kwargs={how['settings']}")
+    return text + _unless_everywhere(attention, model)
+
+
+KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any, nn.Module], str]]] = {
+    "graying": (_graying_words, _graying_settings),
+    "skips": (_skips_words, _skips_settings),
+    "attention": (_attention_words, _attention_settings),
+}
+"""What stands in a file's metadata: in words, and as settings of a configuration."""
+
+
+def _by_block(what: Mapping[str, Any], words: Callable[[Any], str]) -> str:
+    """`sa in 12 blocks, sa and mlp in blocks.3`."""
+    blocks: dict[str, list[str]] = {}
+    for name, how in what.items():
+        blocks.setdefault(words(how), []).append(name)
+    return ", ".join(f"{w} in {b[0] if len(b) == 1 else f'{len(b)} blocks'}" for w, b in blocks.items())
+
+
+def _unless_everywhere(what: Mapping[str, Any], model: nn.Module) -> str:
+    """A configuration changes all blocks alike."""
+    alike = len({json.dumps(how, sort_keys=True) for how in what.values()}) <= 1
+    everywhere = not what or what.keys() >= {block.name.removeprefix("encoder.") for block in find_blocks(model)}
+    return "" if alike and everywhere else " (in all blocks alike, which the file's are not)"

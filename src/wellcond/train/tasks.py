@@ -1,29 +1,36 @@
-"""What is trained: the model a configuration asks for, its loss, and what is counted in validation.
+"""What is trained: the model a configuration asks for, its loss, what is counted, and validation, which adds it up.
 
     task = make_task(config, data)
     loss = task.loss(model, batch)                           # a scalar, for one part of a batch
     task.count(model, batch)                                 # sums over samples: batches and ranks merge by adding
+    Validation(config, task, data.val, here).of(model)       # {"loss": …, "top1": …, "top5": …}
+
+To add a task, write its class, name it in TASKS and in config.py's, and put its settings in a group of `Config`.
 
 The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
 """
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.data import Batch, DataSet
+from wellcond.data import Batch, DataSet, Images, eval_batches
+from wellcond.data.files import ImageFiles
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
-from wellcond.models.mae import MaskedAutoencoder, MaskedOutput
+from wellcond.models.mae import MaskedAutoencoder, MaskedOutput, linear_probe
 from wellcond.models.surgery import GrayingSettings
-from wellcond.train.config import Config
-from wellcond.train.starting import start_from, start_masked_from
+from wellcond.train.computing import autocast, seed_by
+from wellcond.train.config import CONVMIXER_SIZE, Config
+from wellcond.train.processes import Processes
+from wellcond.train.starting import notes_on_pretrained, start_from, start_masked_from
 
-__all__ = ["Classify", "Masked", "Task", "make_task"]
+__all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Task", "Validation", "make_task"]
 
 
 class Task(Protocol):
@@ -45,14 +52,8 @@ class Task(Protocol):
         ...
 
 
-def make_task(config: Config, data: DataSet) -> Task:
-    if config.task == "mae":
-        return Masked(config, data)
-    return Classify(config, data)
-
-
 class Classify:
-    """Images to classes; also the linear probe, which trains a fresh head alone."""
+    """Images to classes."""
 
     metric = "top1"
 
@@ -67,10 +68,8 @@ class Classify:
         operate(model, config)
         if config.checkpoint:
             self.notes = start_from(model, config.checkpoint)
-        if config.task == "linear_probe":
-            from wellcond.models.mae import linear_probe
-
-            model = linear_probe(cast(VisionTransformer, model))
+        elif config.pretrained:
+            self.notes = notes_on_pretrained(model, config.model)
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -86,6 +85,13 @@ class Classify:
             "top5": top.any(1).sum().double(),
             "count": torch.tensor(float(len(labels)), dtype=torch.float64, device=logits.device),
         }
+
+
+class LinearProbe(Classify):
+    """A fresh head alone, on frozen features."""
+
+    def build(self) -> nn.Module:
+        return linear_probe(cast(VisionTransformer, super().build()))
 
 
 class Masked:
@@ -115,6 +121,8 @@ class Masked:
         )
         if config.checkpoint:
             self.notes = start_masked_from(model, config.checkpoint)
+        elif config.pretrained:
+            self.notes = notes_on_pretrained(model.encoder, config.model)
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -126,6 +134,20 @@ class Masked:
         return {"loss": loss, "score": -loss, "count": number}
 
 
+TASKS: dict[str, Callable[[Config, DataSet], Task]] = {
+    "classify": Classify,
+    "mae": Masked,
+    "linear_probe": LinearProbe,
+}
+
+
+def make_task(config: Config, data: DataSet) -> Task:
+    return TASKS[config.task](config, data)
+
+
+# ---- the model
+
+
 def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     """The timm model, its random weights drawn from the seed."""
     settings: dict[str, Any] = {"num_classes": num_classes, **config.model_kwargs}
@@ -134,10 +156,8 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     if config.drop_path:
         settings.setdefault("drop_path_rate", config.drop_path)
     torch.manual_seed(config.seed)
-    if config.model.startswith("convmixer") and settings.keys() & {"dim", "depth", "kernel_size", "patch_size"}:
+    if config.model.startswith("convmixer") and settings.keys() & CONVMIXER_SIZE:
         # Their names fix the size, and timm's functions for them take no other; the class does.
-        if config.pretrained:
-            raise ValueError(f"the weights of {config.model} are of its own size; leave pretrained or model_kwargs out")
         from timm.models.convmixer import ConvMixer
 
         try:
@@ -163,3 +183,56 @@ def operate(model: nn.Module, config: Config) -> None:
             remove_skip(model, skip, layer_scale=config.layer_scale)
     if config.gray:
         gray(model, config.gray, epsilon=config.epsilon)
+
+
+# ---- validation
+
+
+class Validation:
+    """Every sample exactly once over all processes, the last partial batch included."""
+
+    def __init__(self, config: Config, task: Task, images: Images | ImageFiles, here: Processes):
+        self.config, self.task, self.here = config, task, here
+        # Moved once, and not at every validation.
+        self.images = images.to(here.device) if isinstance(images, Images) else images
+        self.skipped: list[tuple[str, str]] = []
+        """Streamed images of this process that could not be read in the last validation, and why."""
+
+    def samples(self, count: int) -> tuple[Tensor, ...]:
+        """Inputs of this process's share of `count` samples, spread evenly: a set sorted by class gives all classes."""
+        chosen = torch.linspace(0, len(self.images) - 1, min(count, len(self.images))).round().long()
+        mine = chosen[self.here.rank :: self.here.world]
+        part = self.images.part((mine if len(mine) else chosen[:1]).to(self.images.device))
+        batches = eval_batches(part, batch_size=count, device=self.here.device, workers=self.config.workers)
+        return tuple(map(torch.cat, zip(*(batch.inputs for batch in batches if batch.count), strict=True)))
+
+    @torch.no_grad()
+    def of(self, model: nn.Module) -> dict[str, float]:
+        here = self.here
+        flags = [module for module in model.modules() if module.training]
+        model.eval()
+        sums: dict[str, Tensor] = {}
+        size = max(1, self.config.batch_size // here.world)
+        batches = eval_batches(
+            self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device,
+            workers=self.config.workers,
+        )  # fmt: skip
+        for batch in batches:
+            for name, value in self._count(model, batch).items():
+                zero = torch.zeros_like(value)
+                sums[name] = sums.get(name, zero) + (value if batch.count else zero)
+        self.skipped = getattr(batches, "skipped", [])
+        for module in flags:
+            module.training = True
+        names = sorted(sums)
+        values = here.total(torch.stack([sums[name] for name in names])).tolist()
+        found = dict(zip(names, values, strict=True))
+        count = found.pop("count")
+        if not count:
+            raise ValueError(f"none of the {len(self.images)} validation images can be read")
+        return {name: value / count for name, value in found.items()}
+
+    def _count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        seed_by(self.here.device, self.config.seed, 0, self.here.rank)
+        with autocast(self.config, self.here.device):
+            return self.task.count(model, batch)

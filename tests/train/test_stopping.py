@@ -1,18 +1,130 @@
-"""A time limit: understood as people write it, counted from the process's start, with time left to save."""
+"""What ends a run from outside. The first signal is remembered, a second one, not just the echo of the first, ends the
+process at once. A time limit is understood as people write it, and counted from the process's start."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config, as_seconds
-from wellcond.train.time_limit import TimeLimit
+from wellcond.train.stopping import TimeLimit, interruptible
+
+PROGRAM = """
+import os, signal, sys, time
+from wellcond.train.stopping import TWICE, interruptible
+number = int(sys.argv[1])
+with interruptible() as asked:
+    assert not asked()
+    os.kill(os.getpid(), number)
+    assert asked()
+    print("once", flush=True)
+    os.kill(os.getpid(), number)  # as `timeout` does: to the process, and to its group
+    print("still once", flush=True)
+    time.sleep(TWICE + 0.1)
+    os.kill(os.getpid(), int(sys.argv[2]))
+    print("twice", flush=True)
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_process_at_once(second: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(int(signal.SIGTERM)), str(int(second))],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "once\nstill once\n"), done.stderr
+    assert "once more to stop at once" in done.stderr
+
+
+BEFORE = """
+import os, signal, sys
+from wellcond.train.stopping import Interrupted, interruptible
+try:
+    with interruptible() as asked:
+        try:
+            os.kill(os.getpid(), int(sys.argv[1]))
+            print("went on")
+        except Exception:
+            print("taken for an error")
+except Interrupted as stopped:
+    print(stopped)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_there_is_anything_to_save_ends_it_at_once(number: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE, str(int(number))], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.startswith("stopped before the first step"), done.stdout + done.stderr
+
+
+def test_a_forked_process_ends_as_any_other() -> None:
+    """By the signal: it has no state to save, and whoever ends it should not have to wait."""
+    with interruptible() as asked:
+        asked()
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_the_handlers_of_before_come_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_another_thread_trains_without_handlers() -> None:
+    found: list[bool] = []
+
+    def work() -> None:
+        with interruptible() as asked:
+            found.append(asked())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_images_are_decoded(command: Callable[..., Any], tmp_path: Path, number: int) -> None:
+    """Not all of them first: these would take minutes. Nothing half made is left, and nothing is held."""
+    photos, cache = tmp_path / "photos", tmp_path / "cache"
+    large = tmp_path / "large.png"
+    Image.new("1", (5000, 5000)).save(large)
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            (photos / split / label).mkdir(parents=True)
+            for index in range(1000):
+                (photos / split / label / f"{index}.png").hardlink_to(large)
+    settings = (f"data={photos}", f"cache_dir={cache}", "image_size=8")
+    started = command(tmp_path / "run", *settings)
+    assert started.until(lambda: list(cache.glob(".*.tmp/train.npy")))
+    started.send(number)
+    assert started.wait() == [130], started.output()
+    assert "stopped before the first step; the same command" in started.output()
+    assert [path.suffix for path in cache.iterdir()] in ([".lock"], [])
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    again = command(tmp_path / "run", *settings)  # the folder is free
+    assert again.until(lambda: list(cache.glob(".*.tmp/train.npy")))
+    again.kill()
+
+
+# ---- a limit on the time
+
 
 Make = Callable[..., Config]
 
@@ -51,11 +163,11 @@ class Clock:
     """The time as the tests want it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        from wellcond.train import time_limit
+        from wellcond.train import stopping
 
         self.now = 1000.0
-        monkeypatch.setattr(time_limit.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(time_limit, "process_age", lambda: 100.0)  # imports and decoding took so long
+        monkeypatch.setattr(stopping.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(stopping, "process_age", lambda: 100.0)  # imports and decoding took so long
 
     def steps(self, limit: TimeLimit, *, seconds: float, validates: bool = False) -> int:
         """How many steps of so many seconds there is time for."""
@@ -101,7 +213,7 @@ def test_without_a_limit_it_is_never_over(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_counts_from_the_start_of_the_process() -> None:
-    program = "import time; time.sleep(1); from wellcond.train.time_limit import process_age; print(process_age())"
+    program = "import time; time.sleep(1); from wellcond.train.stopping import process_age; print(process_age())"
     began = time.monotonic()
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert 1 <= float(said) <= time.monotonic() - began + 0.1  # a kernel counts in hundredths
@@ -109,7 +221,7 @@ def test_it_counts_from_the_start_of_the_process() -> None:
 
 def test_a_forked_process_is_as_old_as_itself() -> None:
     program = (
-        "import os, time; from wellcond.train.time_limit import process_age; time.sleep(1); child = os.fork()\n"
+        "import os, time; from wellcond.train.stopping import process_age; time.sleep(1); child = os.fork()\n"
         "if child: os.waitpid(child, 0)\n"
         "print(process_age())"
     )
@@ -119,7 +231,7 @@ def test_a_forked_process_is_as_old_as_itself() -> None:
 
 
 def test_under_torchrun_it_counts_from_torchruns_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wellcond.train.time_limit import process_age
+    from wellcond.train.stopping import process_age
 
     mine = process_age()
     monkeypatch.setattr(os, "getppid", lambda: 1)  # the oldest process there is

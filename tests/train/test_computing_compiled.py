@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wellcond.train import compiler
+from wellcond.train import computing
 
 pytest.importorskip("triton")
 from torch._inductor.codegen.triton import TritonKernel
@@ -58,7 +58,7 @@ def test_a_barrier_stands_before_what_is_read_back(
     written: list[str], monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
     if mended:
-        monkeypatch.setattr(TritonKernel, "load", compiler.waiting(TritonKernel.load))
+        monkeypatch.setattr(TritonKernel, "load", computing.waiting(TritonKernel.load))
     torch.compile(sum_and_norm)(torch.randn(64, 8192), torch.randn(64, 8192))
     found = between_store_and_load(written)
     assert found, "no kernel reads back what it stored: the test shows nothing"
@@ -71,24 +71,24 @@ def test_what_is_mended_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = torch.compiler.config
     real = TritonKernel.load
     monkeypatch.setattr(TritonKernel, "load", real)  # put back at the end
-    monkeypatch.setattr(compiler, "waits_to_read_back", lambda kernel: hasattr(kernel.load, compiler.TAG))
+    monkeypatch.setattr(computing, "waits_to_read_back", lambda kernel: hasattr(kernel.load, computing.TAG))
     with config.patch(cache_key_tag="mine"):
-        assert compiler.mend_read_back()
+        assert computing.mend_read_back()
         assert TritonKernel.load is not real
         once = TritonKernel.load
-        assert compiler.mend_read_back()
+        assert computing.mend_read_back()
         assert TritonKernel.load is once
-        assert config.cache_key_tag == f"mine{compiler.TAG}"
+        assert config.cache_key_tag == f"mine{computing.TAG}"
 
 
 def test_torch_says_whether_it_waits() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    assert compiler.waits_to_read_back(TritonKernel) is (version >= (2, 14))
+    assert computing.waits_to_read_back(TritonKernel) is (version >= (2, 14))
 
 
 def test_a_torch_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_kernel", lambda: None)
-    assert not compiler.mend_read_back()
+    monkeypatch.setattr(computing, "_kernel", lambda: None)
+    assert not computing.mend_read_back()
 
 
 def test_a_torch_without_its_source_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,6 @@ def test_a_torch_without_its_source_is_left_alone(monkeypatch: pytest.MonkeyPatc
         raise OSError("could not get source code")
 
     real = TritonKernel.load
-    monkeypatch.setattr(compiler.inspect, "getsource", none)
-    assert not compiler.mend_read_back()
+    monkeypatch.setattr(computing.inspect, "getsource", none)
+    assert not computing.mend_read_back()
     assert TritonKernel.load is real

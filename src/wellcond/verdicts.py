@@ -14,19 +14,17 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
+
+from wellcond.words import Judgement, Outcome, Verdict
 
 __all__ = [
     "CONFIDENCE",
     "SECOND_LOOK",
-    "Decided",
     "Interval",
-    "Judgement",
-    "Outcome",
     "Part",
-    "Verdict",
     "Whole",
     "at_least",
     "clopper_pearson",
@@ -40,10 +38,6 @@ __all__ = [
     "within",
 ]
 
-Decided = Literal["holds", "does not hold", "undecided"]
-Outcome = Literal["holds", "does not hold", "undecided", "not run"]
-Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
-Verdict = Literal["holds", "holds in part", "does not hold", "undecided", "out of reach here"]
 CONFIDENCE, POWER = 0.95, 0.8
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""

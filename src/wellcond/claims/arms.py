@@ -37,6 +37,7 @@ from wellcond.verdicts import (
     not_run,
     undecided,
 )
+from wellcond.words import BLOCK_SITES
 
 __all__ = ["GRID", "HELD_OUT", "SKIPS", "Arm", "Between", "Comparison", "TrainedArms", "scores"]
 
@@ -58,7 +59,7 @@ SMOKE = {
 # κ in float64: without its attention skip a ViT's `sa` lies at float32's ceiling.
 LAB = {
     "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
-    "probe_exact": "float64", "probe_sites": ["embed", "in", "sa", "+sa", "mlp", "+mlp"],
+    "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
 }  # fmt: skip
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
 """Settings that differ from run to run or belong to this machine: a record's `settings` leaves them out."""

@@ -13,9 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
-from wellcond.claims.ends import SITES
 from wellcond.claims.figures import INK, SITE_COLORS, altair, titled
-from wellcond.verdicts import Decided, Interval, Part
+from wellcond.verdicts import Interval, Part
+from wellcond.words import DEFAULT_SITES as SITES
+from wellcond.words import Decided
 
 __all__ = ["CLAIM", "gaps"]
 

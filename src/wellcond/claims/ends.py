@@ -21,10 +21,10 @@ from wellcond.records import Row
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
+from wellcond.words import DEFAULT_SITES
 
-__all__ = ["SITES", "by_site", "log_kappa_rows", "measure_ends"]
+__all__ = ["by_site", "log_kappa_rows", "measure_ends"]
 
-SITES = ("sa", "+sa", "mlp", "+mlp")
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
@@ -85,7 +85,9 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
             total[0] += row["value"] * row["count"]
             total[1] += row["count"]
     found: dict[str, list[float]] = {}
-    for (site, _), (total, count) in sorted(sums.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
+    for (site, _), (total, count) in sorted(
+        sums.items(), key=lambda item: (DEFAULT_SITES.index(item[0][0]), item[0][1])
+    ):
         found.setdefault(site, []).append(round(total / count, 6))
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.records import read_json, write_text
-from wellcond.report.colors import COLORS, SITES
+from wellcond.report import colors
 from wellcond.verdicts import Interval
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
     "write_svg",
 ]
 
-LIGHT = {name: light for name, (light, _) in COLORS.items()}
+LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SITE_COLORS = {site: LIGHT[color] for site, color in SITES.items()}
+SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
 ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 

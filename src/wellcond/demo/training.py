@@ -19,11 +19,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from wellcond.claims.ends import SITES
 from wellcond.claims.runs import Planned, Result, Runs
 from wellcond.records import Run
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
+from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["ARMS", "TrainedArm", "as_record", "configure", "mean_log_kappa", "terminal_table", "train_arms"]
 

@@ -28,10 +28,10 @@ from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.words import DEFAULT_SITES
 
 __all__ = ["Measurement", "measure"]
 
-SITES = ("sa", "+sa", "mlp", "+mlp")
 PLAIN = (
     bool,
     int,
@@ -192,7 +192,7 @@ def _gray(built: BuiltModel, method: str | None, epsilon: float) -> list[str]:
 def _sites_of(built: BuiltModel) -> list[str]:
     """The usual sites without those that no block has: a ConvMixer has no `+mlp`, parallel blocks have no `+sa`."""
     blocks = find_blocks(built.model)
-    return [site for site in SITES if any(site in block.taps for block in blocks)]
+    return [site for site in DEFAULT_SITES if any(site in block.taps for block in blocks)]
 
 
 def _read(built: BuiltModel, data_dir: str | os.PathLike[str] | None, samples: int, seed: int) -> ImageSample:

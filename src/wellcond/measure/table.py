@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from wellcond.probe.table import lower_bounds, marks
+from wellcond.words import SITES
 
 __all__ = ["kappa_table", "kappa_tables", "legend"]
 
-SITES = ("tokens", "embed", "in", "sa", "+sa", "mlp", "+mlp")
 CEILING = 15.9  # ln κ beyond which float32 cannot see
 SCALE = (
     (0x2E, 0x9E, 0x5B),

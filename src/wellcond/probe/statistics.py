@@ -24,6 +24,7 @@ from wellcond.numerics import singular
 from wellcond.numerics.device_memory import free_memory
 from wellcond.probe.attention import Heard
 from wellcond.probe.places import Place
+from wellcond.words import NO_KAPPA
 
 __all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
 
@@ -126,7 +127,7 @@ class Sums:
 def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, step: int) -> Iterator[records.Row]:
     status = _worst(totals[:COUNTS])
     for name, value, count in _values(totals, maxima):
-        here = status if math.isfinite(value) or status in ("non_finite", "zero", "single") else "non_finite"
+        here = status if math.isfinite(value) or status in NO_KAPPA else "non_finite"
         yield _row(run, step, place, name, value, count, DTYPES[int(maxima[DTYPE])], here)
     for name, value, count in _values_heard(totals, maxima):
         dtype = int(maxima[HEARD_DTYPE])

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from wellcond.words import BRANCH_SITES
+
 from .axes import format_number
 from .readings import Cell, Readings, bounded
 
@@ -43,7 +45,7 @@ LARGE_LOGIT = 50.0
 LOW_ENTROPY = 0.3
 """In nats: exp(0.3) = 1.35, so that the average query looks at little more than one token."""
 
-ADDS = {"sa": "+sa", "mlp": "+mlp"}
+ADDS = {site: f"+{site}" for site in BRANCH_SITES}
 
 
 @dataclass(frozen=True, kw_only=True)

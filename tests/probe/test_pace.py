@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellcond.probe import Probe
-from wellcond.probe.pace import SHARE, Pace
+from wellcond.probe.probe import SHARE, Pace
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("wellcond.probe.pace.time.perf_counter", clock)
+    monkeypatch.setattr("wellcond.probe.probe.time.perf_counter", clock)
     return clock
 
 
@@ -112,7 +112,7 @@ def test_what_fails_takes_its_time_too(clock: Clock) -> None:
 
 
 def test_every_so_many_steps_needs_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wellcond.probe.pace.time.perf_counter", None)
+    monkeypatch.setattr("wellcond.probe.probe.time.perf_counter", None)
     pace = Pace(3, agree=lambda _: pytest.fail("asked"))
     with pace.timed(CPU):
         pass

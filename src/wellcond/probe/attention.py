@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from wellcond.numerics.autocast import no_autocast
-from wellcond.probe.separate import whose_pass
+from wellcond.probe.passes import whose_pass
 
 __all__ = ["AttentionListener", "Heard"]
 

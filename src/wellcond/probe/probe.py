@@ -8,14 +8,15 @@
     with probe:                                   # while training: every 100th forward pass, rows on disk as they come
         train(model)
 
-It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see separate.py.
+It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see passes.py.
 In training that pass reads the same samples each time, so that a curve shows the model and not the batch. It changes no
 output bit, no gradient and no random number, and takes its hooks away again, whatever happens.
 """
 
 import contextlib
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,20 +30,27 @@ from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
 from wellcond.numerics.layer_map import near_unit_shares
 from wellcond.probe.attention import AttentionListener
-from wellcond.probe.batch import argument, batch_size, first_samples
-from wellcond.probe.capture import Capture
-from wellcond.probe.findings import Findings
-from wellcond.probe.one_pass import Pass
-from wellcond.probe.pace import Pace
-from wellcond.probe.padding import Padding
+from wellcond.probe.capture import Capture, Padding, Pass
+from wellcond.probe.passes import (
+    argument,
+    batch_size,
+    first_samples,
+    is_compiled,
+    is_sharded,
+    needs_separate_pass,
+    own_pass,
+    run_apart,
+    watching,
+    whose_pass,
+)
 from wellcond.probe.places import Place, block_ends, choose, form_of
-from wellcond.probe.separate import is_compiled, is_sharded, needs_separate_pass, own_pass, run_apart, whose_pass
-from wellcond.probe.statistics import Sums
+from wellcond.probe.statistics import Findings, Sums
 from wellcond.probe.table import table
-from wellcond.probe.trigger import watching
 from wellcond.words import ENDS
 
-__all__ = ["Probe"]
+__all__ = ["SHARE", "Pace", "Probe"]
+
+SHARE = 0.01  # of the time
 
 
 class Probe:
@@ -445,3 +453,73 @@ def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"with at least one sample, got {type(samples).__name__}"
         )
     return call
+
+
+class Pace:
+    """When to measure: every so many steps, or ("auto") as often as a hundredth of the time allows.
+
+        if pace.due(step):
+            with pace.timed(device):
+                …                           # the measurement
+            pace.measured(step)
+
+    For "auto" the time since the last measurement is looked at 1, 2, 4, 8, … steps after it: processes have to answer
+    alike, and so rarely need to ask each other. The first measurement costs more than the others (kernels are
+    compiled), and so it does not count: the second comes when training has taken as long as the first did.
+
+    `agree` turns an answer into the one that all processes give. ValueError for an `every` that is none.
+    """
+
+    def __init__(self, every: int | Literal["auto"], *, agree: Callable[[bool], bool] = bool):
+        if every != "auto" and (not isinstance(every, int) or every < 1):
+            raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
+        self.every, self.agree = every, agree
+        self.cost = 0.0
+        """Seconds that the last measurement took."""
+        self._timing, self._measurements = 0.0, 0
+        self._step, self._ended, self._look = 0, 0.0, 1
+        self._answer: tuple[int, bool] | None = None  # one question a step, however often it is put
+
+    def due(self, step: int) -> bool:
+        if isinstance(self.every, int):
+            return step % self.every == 0
+        if self._answer is None or self._answer[0] != step:
+            self._answer = step, self._is_due(step)
+        return self._answer[1]
+
+    def _is_due(self, step: int) -> bool:
+        since = step - self._step
+        if self._measurements == 0 or since < 0:  # since < 0: the training went back to an earlier state
+            return True
+        if since < self._look:
+            return False
+        while self._look <= since:
+            self._look *= 2
+        rest = 1.0 if self._measurements == 1 else 1 / SHARE - 1
+        return self.agree(time.perf_counter() - self._ended >= rest * self.cost)
+
+    @contextlib.contextmanager
+    def timed(self, device: torch.device) -> Iterator[None]:
+        """What happens within it is (a part of) a measurement."""
+        if self.every != "auto":
+            yield
+        elif device.type == "cuda":  # the work that was asked for before is none of it
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            try:
+                yield
+            finally:  # what fails has taken its time, too
+                end.record()
+                end.synchronize()
+                self._timing += start.elapsed_time(end) / 1e3
+        else:
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._timing += time.perf_counter() - began
+
+    def measured(self, step: int) -> None:
+        self.cost, self._timing = self._timing, 0.0
+        self._step, self._ended, self._look = step, time.perf_counter(), 1
+        self._measurements += 1

@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -26,7 +27,7 @@ from wellcond.probe.attention import Heard
 from wellcond.probe.places import Place
 from wellcond.words import NO_KAPPA
 
-__all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
+__all__ = ["MEANS", "SPECTRUM_POINTS", "Findings", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
@@ -306,3 +307,60 @@ def _worst(statuses: list[float]) -> str:
 
 def _number_of(dtype: torch.dtype) -> int:
     return DTYPES.index(str(dtype).removeprefix("torch."))
+
+
+class Findings:
+    """The measurements of one run: sums, of which rows are made when somebody asks for them.
+
+    Right after a pass a GPU would sit idle while rows are made; `add` costs nothing. With a file, rows are written as
+    they are added.
+    """
+
+    def __init__(self, run: str):
+        self.run = run
+        self._rows: list[records.Row] = []
+        self._sums: list[tuple[Sums, int]] = []  # and their steps: no rows were made of these yet
+        self._file: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._sums)
+
+    def add(self, sums: Sums, step: int, *, write: bool = True) -> None:
+        """One measurement; `write=False` where another process writes the file."""
+        if self._file is None or not write:
+            self._sums.append((sums, step))
+            return
+        before = len(self.rows())
+        self._sums.append((sums, step))
+        records.append_rows(self._file, self.rows()[before:])
+
+    def rows(self) -> list[records.Row]:
+        for sums, step in self._sums:
+            self._rows += sums.rows(run=self.run, step=step)
+        self._sums.clear()
+        return self._rows
+
+    def write_to(self, path: Path, *, write: bool = True) -> None:
+        """ValueError where there can be no such file."""
+        if path == self._file:
+            return
+        if write:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab"):
+                    pass
+                records.append_rows(path, self.rows())
+            except OSError as error:
+                raise ValueError(f"rows cannot be written to {path}: {error.strerror or error}") from None
+        self._file = path
+
+    def keep(self, step: int) -> bool:
+        """Forget all but those of this step, if there are any; whether there are."""
+        of_step = [row for row in self.rows() if row["step"] == step]
+        self._rows = of_step or self._rows
+        return bool(of_step)
+
+    def clear(self) -> None:
+        """Forget the rows, not the file."""
+        self._rows.clear()
+        self._sums.clear()

@@ -18,8 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from wellcond.probe.pace import Pace
-from wellcond.probe.probe import Probe
+from wellcond.probe.probe import Pace, Probe
 
 __all__ = ["StepProbe", "check_settings", "summary"]
 

@@ -1,20 +1,28 @@
-"""A second forward pass, for measuring alone: it leaves no trace in the model, and can be more exact than the first.
+"""Forward passes: the model's own, noticed whatever the model is wrapped in, and one of ours, for measuring alone.
 
+    with watching(model, before, after):
+        model(images)                                   # before(args, kwargs), the pass, after(finished)
+    batch_size(args, kwargs)                            # 256: what the model was called with
     with own_pass(probe):
         run_apart(model, args, kwargs, samples=64, exact=True)
 
-It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
-state. `exact` turns autocast and TF32 off and computes in float32, or in float64 if so asked, for low precision can
-both hide and invent large condition numbers. Weights of less, and sharded ones (FSDP2), are upcast and gathered block
-by block, while the block runs, so that no second copy of the model is ever in memory. FullyShardedDataParallel gathers
-its weights itself, in the precision in which it keeps them.
+`after` is called also when the pass fails, with False, except for a KeyboardInterrupt, of which no hook is told. A
+model compiled in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
+`torch.compile(model)` is a module whose own hooks stand outside the compiled code.
+
+Our own pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without gradients,
+uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or in float64
+if asked, since low precision can both hide and invent large condition numbers. Weights below that precision, and
+sharded ones (FSDP2), are upcast and gathered block by block, while the block runs, so that no second copy of the model
+is ever in memory. FullyShardedDataParallel gathers its weights itself, in the precision in which it keeps them.
 """
 
 import contextlib
+import inspect
 import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -24,13 +32,146 @@ from torch.utils import _pytree as pytree
 from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.split_linear import linear_by_parts
-from wellcond.probe.batch import first_samples
 
-__all__ = ["is_compiled", "is_sharded", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
+__all__ = [
+    "argument",
+    "batch_size",
+    "first_samples",
+    "is_compiled",
+    "is_sharded",
+    "needs_separate_pass",
+    "own_pass",
+    "run_apart",
+    "watching",
+    "whose_pass",
+]
 
 FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode
+Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[bool], None]
 
 _running = threading.local()
+
+# ---- the model's own pass
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    """Within it `before` and `after` are called around each forward pass of `model`."""
+    around = _around_compiled_call if model._compiled_call_impl is not None else _by_hooks
+    with around(model, before, after):
+        yield
+
+
+@contextlib.contextmanager
+def _around_compiled_call(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    compiled: Any = model._compiled_call_impl
+
+    @torch.compiler.disable(recursive=False)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(args, kwargs)
+        finished = False
+        try:
+            result = compiled(*args, **kwargs)
+            finished = True
+        finally:
+            after(finished)
+        return result
+
+    model._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        if model._compiled_call_impl is call:  # else it was compiled anew meanwhile
+            model._compiled_call_impl = compiled
+
+
+@contextlib.contextmanager
+def _by_hooks(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    ends = Ends(before, after)
+    handles = (
+        model.register_forward_pre_hook(ends.enter, with_kwargs=True, prepend=True),
+        model.register_forward_hook(ends.finish),
+        model.register_forward_hook(ends.leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Ends:
+    """Both ends of a pass, as hooks of one module. In a copy of it, deep or pickled (an EMA's, say), they do nothing.
+
+    Nor do they where they are compiled into somebody's code: a probe of the inner model must not change that code. It
+    then has seen no pass, and says so.
+    """
+
+    def __init__(self, before: Before | None, after: After | None):
+        self.before, self.after = before, after
+        self._finished: list[bool] = []
+        # One of each pass that runs: a probe's own runs inside another. None, if attached in the middle of a pass.
+
+    def __reduce__(self) -> Any:
+        return Ends, (None, None)
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.before is None:
+            return
+        self._finished.append(False)
+        self.before(args, kwargs)
+
+    def finish(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        # Not called where the pass has failed. (The output tells nothing: a model may return None.)
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
+            return
+        self._finished[-1] = True
+        self.after(True)
+
+    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
+            return
+        if not self._finished.pop():
+            self.after(False)
+
+
+# ---- what it was called with
+
+
+def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The length of the first tensor; 1 where there is none."""
+    sizes = _lengths((args, kwargs))
+    return sizes[0] if sizes else 1
+
+
+def first_samples(tree: Any, samples: int) -> Any:
+    """Copies of the tensors, of the first `samples` where a tensor's first dimension is the batch's.
+
+    Copies, for some models work on their input in place, and the model's own pass is still to come.
+    """
+    size = next(iter(_lengths(tree)), 0)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
+
+    return pytree.tree_map_only(Tensor, cut, tree)
+
+
+def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the model was given as `name`, by position or by name; None if nothing."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    parameters = list(inspect.signature(model.forward).parameters)
+    place = parameters.index(name) if name in parameters else len(args)
+    return args[place] if place < len(args) else None
+
+
+def _lengths(tree: Any) -> list[int]:
+    return [len(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+
+
+# ---- a pass of our own
 
 
 @contextlib.contextmanager

@@ -165,3 +165,19 @@ def test_measuring_by_oneself(vit: Any, images: Tensor, clock: Clock) -> None:
 def test_wrong_paces(vit: Any, wrong: Any) -> None:
     with pytest.raises(ValueError, match='every must be a whole number from 1 on, or "auto", got'):
         Probe(vit, every=wrong)
+
+
+@pytest.mark.parametrize("every", [4, "auto"])
+def test_the_last_step_is_measured_whatever_the_pace(clock: Clock, every: Any) -> None:
+    pace = Pace(every, last=10)
+    assert pace.due(0)
+    with pace.timed(CPU):
+        clock.now += 1.0
+    pace.measured(0)
+    found = []
+    for step in range(1, 11):
+        clock.now += 1e-3
+        if pace.due(step):
+            found.append(step)
+            pace.measured(step)
+    assert found == ([4, 8, 10] if every == 4 else [10])

@@ -63,6 +63,7 @@ class Probe:
         blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
         every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to. "auto"
             measures as often as a hundredth of the time allows.
+        last: also measure at this step, the last one of a training, whatever `every` says.
         max_samples: how many samples are measured; it bounds the memory.
         exact: measure a pass of its own with autocast and TF32 off, in float32 (True) or "float64", or look at the pass
             that happens, in whatever precision (False): in bfloat16 that shows little but its ceiling.
@@ -88,6 +89,7 @@ class Probe:
         blocks: Which = None,
         *,
         every: int | Literal["auto"] = 1,
+        last: int | None = None,
         max_samples: int = 64,
         exact: bool | Literal["float64"] = True,
         samples: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
@@ -98,7 +100,7 @@ class Probe:
         run: str = "",
         reduce: bool | None = None,
     ):
-        self._pace = Pace(every, agree=self._agree)
+        self._pace = Pace(every, last=last, agree=self._agree)
         for name, value in (("max_samples", max_samples), ("rank_samples", rank_samples)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
@@ -199,7 +201,7 @@ class Probe:
         self._pace.measured(self._step)
 
     def due(self, step: int) -> bool:
-        """Whether `every` asks for a measurement at this step."""
+        """Whether a measurement is due at this step, by `every` or because it is the `last`."""
         return self._pace.due(step)
 
     # Results
@@ -456,7 +458,7 @@ def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 class Pace:
-    """When to measure: every so many steps, or ("auto") as often as a hundredth of the time allows.
+    """When to measure: every so many steps, or ("auto") as often as a hundredth of the time allows; and at the `last`.
 
         if pace.due(step):
             with pace.timed(device):
@@ -470,10 +472,12 @@ class Pace:
     `agree` turns an answer into the one that all processes give. ValueError for an `every` that is none.
     """
 
-    def __init__(self, every: int | Literal["auto"], *, agree: Callable[[bool], bool] = bool):
+    def __init__(
+        self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool
+    ):
         if every != "auto" and (not isinstance(every, int) or every < 1):
             raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
-        self.every, self.agree = every, agree
+        self.every, self.last, self.agree = every, last, agree
         self.cost = 0.0
         """Seconds that the last measurement took."""
         self._timing, self._measurements = 0.0, 0
@@ -481,6 +485,8 @@ class Pace:
         self._answer: tuple[int, bool] | None = None  # one question a step, however often it is put
 
     def due(self, step: int) -> bool:
+        if step == self.last:
+            return True
         if isinstance(self.every, int):
             return step % self.every == 0
         if self._answer is None or self._answer[0] != step:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from wellcond.claims.jobs import OUT_OF_TIME
 from wellcond.claims.runs import Planned, Runs
+from wellcond.plugins import load_plugins
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import SIGNALS, Interrupted
@@ -35,6 +36,8 @@ def main() -> int:
         told = json.loads(standard_input.readline())
     _stop_when_input_ends()
     sys.argv = told["argv"]
+    for problem in load_plugins():  # an arm may be of theirs
+        print(f"warning: {problem}", file=sys.stderr)
     root = Path(told["root"])
     plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=told["measure"])
     try:

@@ -12,7 +12,8 @@
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure is one line; with
 WELLCOND_DEBUG=1, a traceback.
-Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once.
+Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once. Commands
+that take names import the plug-ins of other packages first (plugins.py).
 `wellcond --install-completion` completes commands, recipes, claims and models in your shell.
 """
 
@@ -32,6 +33,7 @@ from wellcond.cli.demo import demo
 from wellcond.cli.info import info
 from wellcond.cli.ledger import ledger
 from wellcond.cli.measure import measure
+from wellcond.cli.plugins import with_plugins
 from wellcond.cli.report import report
 from wellcond.cli.reproduce import reproduce
 from wellcond.cli.theory import theory
@@ -105,6 +107,6 @@ def _common(
     """Measure and improve the conditioning of transformer training."""
 
 
-for command in (info, demo, report, measure, theory, train, reproduce, ledger):
+for command in (info, demo, report, with_plugins(measure), theory, *map(with_plugins, (train, reproduce, ledger))):
     app.command()(command)
 app.add_typer(bench, name="bench")

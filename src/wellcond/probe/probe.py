@@ -472,9 +472,7 @@ class Pace:
     `agree` turns an answer into the one that all processes give. ValueError for an `every` that is none.
     """
 
-    def __init__(
-        self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool
-    ):
+    def __init__(self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool):
         if every != "auto" and (not isinstance(every, int) or every < 1):
             raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
         self.every, self.last, self.agree = every, last, agree

@@ -76,7 +76,7 @@ def their_net(pretrained=False, **settings):
     return net
 
 
-wellcond.register_family("their_net", blocks={Layer: BlockKind(taps={"mlp": "mix:output", "+mlp": ":output"})})
+wellcond.register_family(Net, blocks={Layer: BlockKind(taps={"mlp": "mix:output", "+mlp": ":output"})})
 wellcond.register_claim(
     Measured(
         id="their-claim", claim="a", test="b", holds_if="c",

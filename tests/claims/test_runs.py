@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from wellcond.claims import runs as module
-from wellcond.claims.ends import SITES, measure_ends
+from wellcond.claims.ends import measure_ends
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
@@ -16,6 +16,7 @@ from wellcond.train.config import Config
 from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
+from wellcond.words import DEFAULT_SITES as SITES
 
 TINY = {
     "epochs": 2,

@@ -21,7 +21,6 @@ from typing import Any
 from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
 from wellcond.claims.image_sets import IMAGE_SETS, GivenData, ImageSet
 from wellcond.claims.runs import Planned, Result, Runs, made_by
-from wellcond.claims.tuning import Tuned, tune
 from wellcond.records import write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
@@ -39,9 +38,22 @@ from wellcond.verdicts import (
 )
 from wellcond.words import BLOCK_SITES
 
-__all__ = ["GRID", "HELD_OUT", "SKIPS", "Arm", "Between", "Comparison", "TrainedArms", "scores"]
+__all__ = [
+    "GRID",
+    "HELD_OUT",
+    "LADDER",
+    "SKIPS",
+    "Arm",
+    "Between",
+    "Comparison",
+    "TrainedArms",
+    "Tuned",
+    "scores",
+    "tune",
+]
 
 GRID = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be extended to
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
@@ -80,6 +92,17 @@ SKIPS = {
     "no-mlp": Arm(title="no MLP skip", settings={"remove_skips": ["mlp"]}),
 }
 """ViT-Tiny with and without its skips, for all claims that need them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The learning rate of one arm, and what it was chosen by."""
+
+    lr: float
+    scores: dict[float, float]
+    """Every rate that was tried, the whole grid, ascending."""
+    at_edge: bool
+    """Whether a better rate may lie outside: the best is the smallest or the largest that was tried."""
 
 
 @dataclass(frozen=True)
@@ -380,3 +403,46 @@ def _run_record(run: Result, set_: ImageSet) -> dict[str, Any]:
         "log_kappa": run["log_kappa"],
         **made_by(run),
     }
+
+
+# ---- the learning rate of one arm
+
+
+Together = Callable[[Sequence[Callable[[], float]]], list[float]]
+
+
+def tune(
+    score: Callable[[float], float], *, grid: Sequence[float], extend: bool = True, together: Together | None = None
+) -> Tuned:
+    """Try each rate of the grid; while the best is at an edge, the next rung of the ladder as well.
+
+    The rates of the grid do not depend on each other: `together` may call them side by side.
+    """
+    if not grid:
+        raise ValueError("a grid needs at least one learning rate")
+    rates = sorted(grid)
+    calls = [partial(score, lr) for lr in rates]
+    scores = dict(zip(rates, together(calls) if together else [call() for call in calls], strict=True))
+    while extend:
+        beyond = _beyond(scores)
+        if beyond is None:
+            break
+        scores[beyond] = score(beyond)
+    ordered = dict(sorted(scores.items()))
+    best = _best(ordered)
+    return Tuned(lr=best, scores=ordered, at_edge=best in (min(ordered), max(ordered)))
+
+
+def _best(scores: dict[float, float]) -> float:
+    """The rate with the best score; of equals the smallest, which is also where to look if all diverged."""
+    return max(sorted(scores), key=lambda lr: (scores[lr], -lr))
+
+
+def _beyond(scores: dict[float, float]) -> float | None:
+    """The next rate to try; None where the best is inside, or the ladder ends."""
+    best = _best(scores)
+    if best == min(scores):
+        return max((lr for lr in LADDER if lr < best * 0.99), default=None)
+    if best == max(scores) and math.isfinite(scores[best]):
+        return min((lr for lr in LADDER if lr > best * 1.01), default=None)
+    return None

@@ -129,7 +129,7 @@ class Statement(Claim):
     """A statement of theory, computed over many draws and examples: wellcond/theory has a file for each."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[str]:
-        from wellcond.claims.theory_run import run
+        from wellcond.claims.theory import run
         from wellcond.theory.registry import DRAWS
 
         smoke = options.scale == "smoke"  # which is no evidence, and replaces none

@@ -11,6 +11,7 @@ are, or share the one, or the cores.
 
 import contextlib
 import heapq
+import json
 import os
 import signal
 import subprocess
@@ -22,16 +23,23 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
+from rich.console import Console
 
+from wellcond.plugins import load_plugins
+from wellcond.train.config import Config
+from wellcond.train.folder import RunFolder
 from wellcond.train.interrupt import SIGNALS, TWICE, Interrupted
 from wellcond.train.time_limit import OutOfTime
 
-__all__ = ["Jobs", "RunFailed", "deal"]
+__all__ = ["Jobs", "RunFailed", "deal", "one_run"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
 OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
+PATIENCE = 60.0  # seconds for an orphan of an earlier start to save and leave
+ONE_RUN = "import sys; from wellcond.claims.jobs import one_run; sys.exit(one_run())"
+"""The program of each process; its only argument, the name of the run, is for people who list processes."""
 SAVED = "stopped, and what was running is saved"
 
 
@@ -161,7 +169,7 @@ class Jobs:
     def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:
         # A group of its own: Ctrl-C in a terminal comes to this process alone, which tells it on, once.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "wellcond.claims.one_run", name], stdin=subprocess.PIPE, stdout=output,
+            [sys.executable, "-P", "-c", ONE_RUN, name], stdin=subprocess.PIPE, stdout=output,
             stderr=subprocess.STDOUT, env={**os.environ, **_import_path(), **variables}, process_group=0,
         )  # fmt: skip
         assert process.stdin is not None
@@ -237,3 +245,68 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+# ---- inside the process of a run
+
+
+def one_run() -> int:
+    """What the process of a run does: it reads its plan, one line of JSON, from the standard input, and trains.
+
+    The standard input stays open as long as the starting process wants this one to go on. When it ends, because that
+    process asks for it or has died, this one saves and stops, as after SIGTERM. Exit codes: 0 done (a diverged run,
+    too: its result says so), 1 failed, 75 out of time and 130 stopped, both after saving.
+    """
+    from wellcond.claims.runs import Planned, Runs  # which starts processes by this file
+
+    with open(0, "rb", buffering=0, closefd=False) as standard_input:
+        told = json.loads(standard_input.readline())
+    _stop_when_input_ends()
+    sys.argv = told["argv"]
+    for problem in load_plugins():  # an arm may be of theirs
+        print(f"warning: {problem}", file=sys.stderr)
+    root = Path(told["root"])
+    plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=told["measure"])
+    try:
+        _wait_for_an_orphan(root / plan.name)
+        Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
+    except ValueError as error:  # ours: it speaks for itself
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _stop_when_input_ends() -> None:
+    """From now on: SIGTERM to this process, unless a signal came already, since a second one would not let it save."""
+    came, note = os.pipe()
+    os.set_blocking(came, False)
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python notes there each signal that has a handler
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        with contextlib.suppress(BlockingIOError):
+            if set(os.read(came, 65536)) & set(SIGNALS):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _wait_for_an_orphan(folder: Path) -> None:
+    """Of a start whose main process was killed, the runs are just saving: wait until the folder is free."""
+    if not folder.exists():
+        return
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with RunFolder(path=folder).held():
+                return
+        except ValueError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)

@@ -8,7 +8,7 @@
 Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
 run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on.
-With one job everything happens in this process; with more, each run in one of its own (jobs.py, one_run.py).
+With one job everything happens in this process; with more, each run in one of its own (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
 that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
 """

@@ -12,6 +12,7 @@ from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
 from .claim import Claim, Measured, Options, Statement
 from .reproduce import reproduce
+from .runs import register_measurement
 
 __all__ = [
     "CLAIMS",
@@ -27,5 +28,6 @@ __all__ = [
     "TrainedArms",
     "claim",
     "register_claim",
+    "register_measurement",
     "reproduce",
 ]

@@ -30,7 +30,7 @@ BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
 
 
-def measure_ends(config: Config, folder: Path, *, device: str | None = None) -> dict[str, Any]:
+def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"

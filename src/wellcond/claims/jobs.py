@@ -266,7 +266,7 @@ def one_run() -> int:
     for problem in load_plugins():  # an arm may be of theirs
         print(f"warning: {problem}", file=sys.stderr)
     root = Path(told["root"])
-    plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=told["measure"])
+    plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=tuple(told["measure"]))
     try:
         _wait_for_an_orphan(root / plan.name)
         Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)

@@ -1,13 +1,16 @@
 """The queue of runs: planned by name, skipped where done, taken up where they stopped, as many as fit the time.
 
     runs = Runs(Path("runs/lab"), console=Console(), time_limit="9m")
-    found = runs.run(Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=True))     # trains, or reads
-    found["status"], found["metrics"]["top1"]                                                       # "finished", 0.87
-    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])                            # up to four at once
+    plan = Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=("log_kappa",))
+    found = runs.run(plan)                                                      # trains, or reads
+    found["status"], found["metrics"]["top1"], found["log_kappa"]["trained"]    # "finished", 0.87, {"sa": [8.4, …], …}
+    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])        # up to four at once
 
 Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
-run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on.
+run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on. What
+is measured of the trained model is measured before the run ends, by name (`MEASUREMENTS`). What another claim asks for
+later is measured then, if the weights are still there.
 With one job everything happens in this process; with more, each run in one of its own (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
 that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
@@ -41,12 +44,31 @@ from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 from wellcond.train.time_limit import OutOfTime, process_age
 
-__all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
+__all__ = [
+    "MEASUREMENTS", "Measurement", "Planned", "Result", "Runs", "config_difference", "made_by", "register_measurement",
+]  # fmt: skip
 
 T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
-log_kappa (at its ends), config, environment."""
+config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
+Measurement = Callable[[Config, Path, str | None], Any]
+"""(configuration, run folder, device) → what JSON can hold."""
+MEASUREMENTS: dict[str, Measurement] = {}
+
+
+def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
+    """Let claims ask for a measurement of trained models by `name`. ValueError for a name that is taken."""
+
+    def register(function: Measurement) -> Measurement:
+        if MEASUREMENTS.setdefault(name, function) is not function:
+            raise ValueError(f"there is a measurement {name!r} already; they are {', '.join(MEASUREMENTS)}")
+        return function
+
+    return register
+
+
+register_measurement("log_kappa")(measure_ends)
 RESULT = "result.json"
 LOG = "log.txt"
 ELSEWHERE = {
@@ -76,8 +98,8 @@ class Planned:
     config: Config
     images: int = 0
     """How many it trains on, over all epochs, for an estimate of its time; 0 where that is not known."""
-    measure: bool = False
-    """Whether its condition numbers are measured at the end, beside those of its random start."""
+    measure: tuple[str, ...] = ()
+    """What is measured of the trained model before the run ends: names of MEASUREMENTS."""
     first: bool = False
     """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
 
@@ -166,10 +188,13 @@ class Runs:
 
         With several jobs, to be called within `together`; RunFailed where the run's process fails.
         """
+        for name in plan.measure:
+            if name not in MEASUREMENTS:
+                raise ValueError(f"there is no measurement {name!r}; they are {', '.join(MEASUREMENTS)}")
         result = self.finished(plan)
         if result is not None:
             self._say(self._count(), plan, f"done before: {_words(result)}")
-            return result
+            return self._measure_later(plan, result)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
         self._check_time(plan)
@@ -227,7 +252,7 @@ class Runs:
     def _told(self, plan: Planned) -> bytes:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
         device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
-        told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
+        told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure)}
         if self.limit is not None:  # its clock begins with its own process
             told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
@@ -301,8 +326,26 @@ class Runs:
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
         result |= {**_curves(folder), "measured": _measured(folder)}
-        measured = plan.measure and result["status"] == "finished"
-        result["log_kappa"] = measure_ends(config, folder, device=self.device) if measured else None
+        return result | self._measure(plan.measure, result, config, folder)
+
+    def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
+        """Of a run that diverged there is nothing to measure."""
+        finished = result["status"] == "finished"
+        return {name: MEASUREMENTS[name](config, folder, self.device) if finished else None for name in names}
+
+    def _measure_later(self, plan: Planned, result: Result) -> Result:
+        """What a run that is done was not asked for when it was trained: measured now, if its weights are here."""
+        missing = [name for name in plan.measure if name not in result]
+        if not missing:
+            return result
+        folder = self.root / plan.name
+        if result["status"] == "finished" and not saved_steps(folder / "checkpoints"):
+            self._say(self.done, plan, f"without {', '.join(missing)}: its weights are not here")
+            return result | dict.fromkeys(missing)
+        result |= self._measure(missing, result, self._config(plan), folder)
+        for root in (self.root, self.kept):
+            if root is not None:
+                records.write_json(root / plan.name / RESULT, result)
         return result
 
     @contextlib.contextmanager

@@ -67,7 +67,7 @@ def train_arms(root: Path, *, console: Console, settings: Sequence[str] = ()) ->
     for arm, (title, _) in ARMS.items():
         config = configure(arm, settings)
         name = f"{arm}-{_digest(config)}"  # another configuration is another folder: an old demo is not in the way
-        result = runs.run(Planned(name=name, config=config, measure=True))
+        result = runs.run(Planned(name=name, config=config, measure=("log_kappa",)))
         found.append(TrainedArm(name=arm, title=title, config=config, result=result, run=Run.open(root / name)))
     return found
 

@@ -107,6 +107,11 @@ def _common(
     """Measure and improve the conditioning of transformer training."""
 
 
-for command in (info, demo, report, with_plugins(measure), theory, *map(with_plugins, (train, reproduce, ledger))):
+for command in (info, demo, report):
     app.command()(command)
+app.command()(with_plugins(measure))
+app.command()(theory)
+app.command()(with_plugins(train))
+app.command()(with_plugins(reproduce))
+app.command()(with_plugins(ledger))
 app.add_typer(bench, name="bench")

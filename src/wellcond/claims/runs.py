@@ -79,12 +79,13 @@ POINTS = 60  # of a curve of the training loss
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
 AROUND = 10.0  # seconds that a run takes beside its steps: validation, κ at its ends, saving
 COMPILING = 60.0  # seconds, where the code for its form is not there yet
-FORM = {
-    "task", "data", "model", "model_kwargs", "remove_skips", "layer_scale", "attention", "attention_kwargs", "gray",
-    "epsilon", "image_size", "batch_size", "accumulate", "drop_path", "mixup", "cutmix", "label_smoothing", "amp_dtype",
-    "compile_mode", "mask_ratio", "normalize_pixels", "gray_masked", "decoder_dim", "decoder_depth", "decoder_heads",
-}  # fmt: skip
-"""Settings that the compiled code of a training depends on."""
+NOT_COMPILED = {
+    *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
+    "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
+    "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
+    "eval_steps", "log_every",
+} - {"data"}  # fmt: skip
+"""Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
 """Of what was measured in the course of a training."""
 
@@ -365,7 +366,7 @@ class Runs:
 
     @staticmethod
     def _form(config: Config) -> dict[str, Any]:
-        return {name: value for name, value in config.as_json().items() if name in FORM}
+        return {name: value for name, value in config.as_json().items() if name not in NOT_COMPILED}
 
     def _say(self, number: int, plan: Planned, text: str) -> None:
         of = f"{number}/{max(number, self.expected)}"

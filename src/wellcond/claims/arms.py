@@ -67,8 +67,8 @@ SMOKE = {
         "global_pool": "avg", "weight_init": "jax",
     },
 }  # fmt: skip
-# Mixed images and smoothed labels: a ViT this small learns 50,000 images by heart without them, long before epoch 100.
-# κ in float64: without its attention skip a ViT's `sa` lies at float32's ceiling.
+# Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
+# κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
 LAB = {
     "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
     "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
@@ -187,16 +187,16 @@ class TrainedArms(Claim):
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
     rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
-    """What leaves a set undecided, beside the rules for all."""
+    """What leaves a set undecided, in addition to the rules for all claims."""
     plain: str = "both"
     """The arm that the others are compared with."""
     trains: tuple[str, ...] = ()
-    """Arms that the verdict needs; the others stand beside where another claim has trained them. By default all."""
+    """Arms that the verdict needs, by default all; the others are shown where another claim has trained them."""
     same_runs_as: str = ""
     """The claim whose runs these are, if it is not this one."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale: fields of every arm's training, beside the usual ones."""
+    """By scale: fields of every arm's training, in addition to the usual ones."""
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
@@ -219,7 +219,7 @@ class TrainedArms(Claim):
         config = config.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
         if not any(setting.partition("=")[0].strip() == "warmup_epochs" for setting in options.settings):
             config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
-        config.check()  # now, and not when the grid has been trained
+        config.check()  # now, not after the grid has been trained
         return config
 
     def recipe_of(self, arm: str) -> str:
@@ -336,7 +336,7 @@ class TrainedArms(Claim):
         }
 
     def _asks_for_more(self, record: Record) -> bool:
-        """Nothing but too wide an interval leaves it open, and a run is quick."""
+        """Only too wide an interval leaves it undecided, and a run is quick."""
         found = self._comparison(record)
         if record["scale"] != "lab" or self._broken_rules(found):
             return False
@@ -433,7 +433,7 @@ class TrainedArms(Claim):
 
 
 def scores(run: Result, set_: ImageSet) -> dict[str, Any]:
-    """In points. A run that diverged knows nothing: it counts as guessing."""
+    """In points. A run that diverged counts as guessing."""
     chance = {"top1": 1 / set_.classes, "top5": min(1.0, 5 / set_.classes)}
     metrics = run["metrics"] or chance
     found = {name: round(100 * metrics[name], 3) for name in ("top1", "top5")}

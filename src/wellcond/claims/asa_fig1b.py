@@ -5,7 +5,7 @@
 
 It trains nothing of its own: these are the runs of asa-fig1c with both skips, every seed measured at its random start
 and after training, on every tenth test image, in float32 without TF32, checked in float64. Where the other arms have
-been trained, their condition numbers stand beside.
+been trained, their condition numbers are shown too.
 """
 
 from collections.abc import Iterable, Sequence

@@ -92,7 +92,7 @@ class Claim:
 
     def plan_paper(self, options: Options) -> list[str]:
         """What the paper's scale would take; nothing is run."""
-        return [f"{self.id} at paper scale: nobody has planned it yet. It is tested on: {self.test}."]
+        return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Statement(Claim):
         from wellcond.claims.theory import run
         from wellcond.theory.registry import DRAWS
 
-        smoke = options.scale == "smoke"  # which is no evidence, and replaces none
+        smoke = options.scale == "smoke"  # which is no evidence, and must not replace any
         where = options.output / "smoke" / "theory" if smoke else options.evidence / "theory"
         run([self.id], draws=SMOKE_DRAWS if smoke else DRAWS, output=where, console=options.console)
         return []

@@ -77,7 +77,7 @@ ELSEWHERE = {
 """Neither where the data lies nor what is measured on the way changes what is trained."""
 POINTS = 60  # of a curve of the training loss
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
-AROUND = 10.0  # seconds that a run takes beside its steps: validation, κ at its ends, saving
+AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, measurements at its end, saving
 COMPILING = 60.0  # seconds, where the code for its form is not there yet
 NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
@@ -124,7 +124,7 @@ class Runs:
             )
         self.root, self.console, self.device = root, console, device
         self.kept = kept
-        """Where results are kept beside the evidence: what is there is done, whichever machine trained it."""
+        """Where results are kept with the evidence: what is there is done, whichever machine trained it."""
         self.expected = 0
         """How many runs are planned, as far as is known."""
         self.done = self.trained = 0
@@ -161,7 +161,7 @@ class Runs:
         return [one for one in found if not isinstance(one, OutOfTime)]
 
     def results(self, pattern: str) -> list[Result]:
-        """Of all finished runs under names like this, here and beside the evidence; each once."""
+        """Of all finished runs with names that match the pattern, here and with the evidence; each once."""
         paths = {}
         for root in (self.kept, self.root):
             if root is not None:
@@ -219,7 +219,7 @@ class Runs:
             nonlocal number
             self._check_time(plan)
             number = self._count()
-            RunFolder.open(folder, self._config(plan))  # first of all its configuration: it says what the folder is
+            RunFolder.open(folder, self._config(plan))  # writes its configuration first
             self._say(number, plan, "training")
 
         try:
@@ -243,7 +243,7 @@ class Runs:
         return result
 
     def _keep(self, plan: Planned) -> Result:
-        """The result of a run that was just trained, put beside the evidence too."""
+        """The result of a run that was just trained, also copied to the evidence."""
         result = records.read_json(self.root / plan.name / RESULT)
         self._note_speed(plan.name, result)
         if self.kept is not None:
@@ -252,9 +252,9 @@ class Runs:
 
     def _told(self, plan: Planned) -> bytes:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
-        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
+        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() says which
         told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure)}
-        if self.limit is not None:  # its clock begins with its own process
+        if self.limit is not None:  # its clock starts with its own process
             told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
 
@@ -272,14 +272,14 @@ class Runs:
         return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
 
     def _check_time(self, plan: Planned) -> None:
-        """OutOfTime where a run is better not begun: what is trained of it would wait, or be lost with the machine."""
+        """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
         if self.limit is None:
             return
         left, needed = self.limit - process_age(), self._needed(plan)
         least = min(LEAST_TIME, self.limit / 10)
         if left >= least and (needed is None or needed <= left):
             return
-        # One that fits into no call at all is begun all the same: saved and taken up, it ends some day.
+        # One that takes longer than any call is started all the same: saved and resumed, it gets done.
         if left >= least and needed is not None and needed > self.limit - AROUND:
             return
         takes = "" if needed is None else f"it takes about {needed:.0f} s, and "
@@ -308,7 +308,7 @@ class Runs:
         speed = result["images_per_second"]
         if speed and self.limit is not None and result["environment"]["device"] == self._this_device:
             arm = name.rpartition("/")[0]
-            for place in (arm, arm.rpartition("/")[0]):  # the fastest: results may be of days when training was slower
+            for place in (arm, arm.rpartition("/")[0]):  # the fastest: older results may be slower
                 self._speeds[place] = max(speed, self._speeds.get(place, 0.0))
 
     def _count(self) -> int:
@@ -351,8 +351,8 @@ class Runs:
 
     @contextlib.contextmanager
     def _compiled_once(self, config: Config) -> Iterator[None]:
-        """Runs of one form, one after the other, are compiled once. Before another form everything is forgotten: else
-        the graphs of earlier ones count against torch's limit, beyond which it runs eagerly."""
+        """Runs of one form, one after the other, are compiled once. Before another form the compiler is reset:
+        otherwise earlier graphs count against torch's recompile limit, beyond which it runs eagerly."""
         form = self._form(config)
         if not config.compile:
             yield
@@ -374,7 +374,7 @@ class Runs:
 
 
 def made_by(result: Result) -> dict[str, Any]:
-    """Which device and which state of the code trained it: the runs of one experiment may be of several days."""
+    """Which device and which commit trained it: the runs of one experiment may be days apart."""
     environment = result["environment"]
     return {"device": environment["device"], "commit": environment["commit"]}
 

@@ -87,7 +87,7 @@ def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
-        with torch.no_grad():  # a token of one pixel says little: with timm's 0.02 it takes long to learn where it is
+        with torch.no_grad():  # a token of one pixel says little: with timm's std of 0.02 positions take long to learn
             model.get_parameter("pos_embed").normal_()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         steps = -(-len(digits.labels) // BATCH)
@@ -199,7 +199,7 @@ def _write(path: Path, tensors: dict[str, Tensor], what: str, measured: dict[str
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums over several threads depend on how many there are."""
+    """Sums depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

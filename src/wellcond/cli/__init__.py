@@ -69,9 +69,9 @@ def main() -> None:
 def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
     """SIGTERM ends a command as Ctrl-C does, unless the command says otherwise, as training does: with 130.
 
-    Torch and timm take seconds to import, and pass over exceptions meanwhile; then there is nothing to clean up.
+    Torch and timm take seconds to import, and swallow exceptions meanwhile; there is nothing to clean up yet.
     """
-    if os.getpid() != main_process:  # forked by a command: it ends as any process
+    if os.getpid() != main_process:  # forked by a command: it ends as any process does
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     while frame is not None:
@@ -83,7 +83,7 @@ def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """A ValueError is our own and speaks for itself; anything else also gets its kind, and the way to see more."""
+    """A ValueError is our own and its message is enough; anything else also gets its type, and how to see more."""
     message = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return message

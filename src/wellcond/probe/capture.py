@@ -35,7 +35,7 @@ from wellcond.probe.places import Place, Wanted
 
 __all__ = ["Capture", "Padding", "Pass", "counted"]
 
-HIDDEN = -1e4  # what is added to logits that are not to count, or less
+HIDDEN = -1e4  # masks add this, or less, to logits that are not to count
 TORCHS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)  # for them True hides
 
 
@@ -84,7 +84,7 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
     hides = hides or "padding" in argument
     kept = _kept(mask, hides=hides)
     if mask.ndim == 2:
-        # Where there are as many samples as tokens the name decides.
+        # With as many samples as tokens, the name decides.
         by_sample = len(mask) == batch and (batch != n or hides or argument == "attention_mask" or "valid" in argument)
         return kept if by_sample else kept.any(0, keepdim=True) if len(mask) in (1, n) else None
     if len(mask) not in (1, batch):
@@ -117,7 +117,7 @@ class Capture:
         self.errors: dict[Place, Exception] = {}
         """What went wrong in a hook."""
         self.low_precision = False
-        """Whether autocast computed in less than float32 when a tensor came by, whatever its own dtype is."""
+        """Whether autocast computed in less than float32 when a tensor was caught, whatever its own dtype is."""
         self.padding = Padding()
         self._listening = False
         self._owner: object | None = None
@@ -251,8 +251,8 @@ def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
             tensor = projection.graying(tensor)
         height, width = projection.stride
         whole = tensor[..., : tensor.shape[-2] // height * height, : tensor.shape[-1] // width * width]
-        return tokens_of(whole, height, width)  # of what is left over the convolution sees nothing, either
-    if tensor.ndim == 2:  # one token a sample, without the dimension for it
+        return tokens_of(whole, height, width)  # the convolution does not see the remainder, either
+    if tensor.ndim == 2:  # one token a sample, without a dimension for tokens
         return tensor[:, None, :]
     if tensor.ndim == 4:
         return tensor.flatten(2).mT if want.channels_first else tensor.flatten(1, 2)
@@ -290,7 +290,7 @@ class Pass:
         for block, shape in list(self.padding.unread.items())[:1]:
             yield f"a mask {shape} of {block} does not tell padding apart: every token was measured"
         for block, error in self.unheard.items():
-            yield f"the attention of {block} could not be overheard: {error!r}"
+            yield f"the attention of {block} could not be measured: {error!r}"
         low = sorted({str(tensor.dtype) for tensor in self.tensors.values() if tensor.dtype.itemsize < 4})
         if self.exact and low:
             yield f"the model computes in {', '.join(low)} by itself, in the exact pass too"

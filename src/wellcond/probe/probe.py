@@ -10,7 +10,7 @@
 
 It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see passes.py.
 In training that pass reads the same samples each time, so that a curve shows the model and not the batch. It changes no
-output bit, no gradient and no random number, and takes its hooks away again, whatever happens.
+output bit, no gradient and no random number, and always removes its hooks, also after an exception.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Probe:
         rank_samples: how many of the samples get what costs more: the effective rank and the spectrum, which need all
             singular values, and the attention's entropy and largest logit.
         spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
-        attention: also the entropy of the attention and its largest logit, where they can be overheard.
+        attention: also the entropy of the attention and its largest logit, where they can be intercepted.
         near_unit: also the share of each block's linear map that is near the unit circle (numerics/layer_map.py), at
             the cost of an eigenvalue decomposition on the CPU for each block.
         run: the name of the run, for the rows.
@@ -147,13 +147,13 @@ class Probe:
             raise ValueError("this probe is attached already; detach it first, or make another")
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(self.model, self._before, self._after))
-            stack.callback(lambda: self._during.close())  # a pass that was interrupted from the keyboard left it open
+            stack.callback(lambda: self._during.close())  # after a KeyboardInterrupt it is still open
             self._attached = stack.pop_all()
         self._passes_before = self._passes
         return self
 
     def detach(self) -> None:
-        """Take every hook away again, and warn if no pass came by; at the end of a `with` that is an error."""
+        """Remove every hook, and warn if no forward pass was seen; at the end of a `with` that is an error."""
         if self._let_go():
             warnings.warn(self._saw_nothing(), stacklevel=2)
 
@@ -165,7 +165,7 @@ class Probe:
             raise RuntimeError(self._saw_nothing())
 
     def _let_go(self) -> bool:
-        """Detach; whether no pass came by since it was attached."""
+        """Detach; True if no forward pass was seen since it was attached."""
         if self._attached is None:
             return False
         stack, self._attached = self._attached, None
@@ -259,7 +259,7 @@ class Probe:
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._busy:
             return
-        self._during.close()  # of a pass that was interrupted from the keyboard, of which hooks are not told
+        self._during.close()  # left by a KeyboardInterrupt, which hooks are not told of
         self._passes += 1
         self._pass = None
         if not self._pace.due(self._step) or self._measured_step == self._step or batch_size(args, kwargs) == 0:
@@ -272,7 +272,7 @@ class Probe:
                     self._pass.samples = min(batch_size(args, kwargs), self.max_samples)
                 self._begin(self._pass, args, kwargs)
         except Exception as error:
-            self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
+            self._pass.error = error  # the model's own pass may fail in the same way, with a better message
 
     def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """(args, kwargs): the samples that were given, in training those that came first, else the batch that came."""
@@ -348,7 +348,7 @@ class Probe:
             except Exception as raised:
                 error = raised
         if self._reduces():
-            # A process that failed takes part, with nothing: else the others would wait for it.
+            # A process that failed takes part with nothing, or the others would wait for it.
             sums = (sums or Sums.measure(self._places, {}, {})).over_ranks()
         if error is not None:
             if not self._in_training:
@@ -480,7 +480,7 @@ class Pace:
         """Seconds that the last measurement took."""
         self._timing, self._measurements = 0.0, 0
         self._step, self._ended, self._look = 0, 0.0, 1
-        self._answer: tuple[int, bool] | None = None  # one question a step, however often it is put
+        self._answer: tuple[int, bool] | None = None  # one answer a step, however often it is asked
 
     def due(self, step: int) -> bool:
         if step == self.last:
@@ -504,15 +504,15 @@ class Pace:
 
     @contextlib.contextmanager
     def timed(self, device: torch.device) -> Iterator[None]:
-        """What happens within it is (a part of) a measurement."""
+        """A context whose time counts as that of a measurement, or of a part of one."""
         if self.every != "auto":
             yield
-        elif device.type == "cuda":  # the work that was asked for before is none of it
+        elif device.type == "cuda":  # events, so that work queued before does not count
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             try:
                 yield
-            finally:  # what fails has taken its time, too
+            finally:  # a failure has taken its time, too
                 end.record()
                 end.synchronize()
                 self._timing += start.elapsed_time(end) / 1e3

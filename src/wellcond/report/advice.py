@@ -144,7 +144,7 @@ def skip_does_not_help(state: BlockState) -> str | None:
     for site, add in ADDS.items():
         before, after = state.value(site), state.value(add)
         unseen = state.lower_bound(site), state.lower_bound(add)
-        if unseen == (True, False):  # it came out of where nobody sees: how far, nobody knows
+        if unseen == (True, False):  # it came back from beyond the ceiling: how far is unknown
             continue
         alike = abs(after - before) <= SAME
         if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):

@@ -86,7 +86,7 @@ def run_style(position: int) -> tuple[str, bool]:
 
 
 def alone(names: Sequence[str], runs: Sequence[Any]) -> str:
-    """Whose line it is where a chart of several runs has only one, which then bears no name."""
+    """Which run a line belongs to where a chart of several runs has only one, which then has no label."""
     return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
 
 

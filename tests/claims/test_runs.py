@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from wellcond.claims import runs as module
-from wellcond.claims.ends import measure_ends
+from wellcond.claims.measurements import measure_ends
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import wellcond
 from wellcond.claims import CLAIMS, SKIPS, Arm, Claim, Measured, TrainedArms, ledger, register_measurement, reproduce
-from wellcond.claims.runs import MEASUREMENTS
+from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.records import read_json, write_json
 from wellcond.verdicts import at_least, within
 

@@ -11,8 +11,8 @@ To add one: a file under the id's name with a `CLAIM` in it, and the id in catal
 from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
 from .claim import Claim, Measured, Options, Statement
+from .measurements import register_measurement
 from .reproduce import reproduce
-from .runs import register_measurement
 
 __all__ = [
     "CLAIMS",

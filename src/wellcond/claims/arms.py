@@ -200,7 +200,7 @@ class TrainedArms(Claim):
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
-    """What is measured of every trained model before its run ends: names of `runs.MEASUREMENTS`."""
+    """What is measured of every trained model before its run ends: names of `measurements.MEASUREMENTS`."""
     keeps: tuple[str, ...] = ()
     """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -9,7 +9,7 @@
 Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
 run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on. What
-is measured of the trained model is measured before the run ends, by name (`MEASUREMENTS`). What another claim asks for
+is measured of the trained model is measured before the run ends, by name (measurements.py). What another claim asks for
 later is measured then, if the weights are still there.
 With one job everything happens in this process; with more, each run in one of its own (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
@@ -33,8 +33,8 @@ import torch
 from rich.console import Console
 
 from wellcond import records
-from wellcond.claims.ends import measure_ends
 from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.environment import environment
 from wellcond.models.surgery import keep_compiled_code
 from wellcond.train.checkpoint import saved_steps
@@ -44,31 +44,12 @@ from wellcond.train.interrupt import Interrupted
 from wellcond.train.loop import Diverged, train
 from wellcond.train.time_limit import OutOfTime, process_age
 
-__all__ = [
-    "MEASUREMENTS", "Measurement", "Planned", "Result", "Runs", "config_difference", "made_by", "register_measurement",
-]  # fmt: skip
+__all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
 config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
-Measurement = Callable[[Config, Path, str | None], Any]
-"""(configuration, run folder, device) → what JSON can hold."""
-MEASUREMENTS: dict[str, Measurement] = {}
-
-
-def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
-    """Let claims ask for a measurement of trained models by `name`. ValueError for a name that is taken."""
-
-    def register(function: Measurement) -> Measurement:
-        if MEASUREMENTS.setdefault(name, function) is not function:
-            raise ValueError(f"there is a measurement {name!r} already; they are {', '.join(MEASUREMENTS)}")
-        return function
-
-    return register
-
-
-register_measurement("log_kappa")(measure_ends)
 RESULT = "result.json"
 LOG = "log.txt"
 ELSEWHERE = {

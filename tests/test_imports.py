@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wellcond"
 EVERYBODY_MAY_IMPORT = {"words"}
 MAY_IMPORT = {
     "words": set(),
+    "plugins": set(),
     "numerics": set(),
     "environment": set(),
     "records": {"environment"},
@@ -41,7 +42,7 @@ MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 NUMERICS_MAY_IMPORT = {"torch", "triton", "numpy"} | sys.stdlib_module_names  # numpy: fits on the host, untraced
-WITHOUT_TORCH = {"words", "environment", "records", "report"}
+WITHOUT_TORCH = {"words", "plugins", "environment", "records", "report"}
 TORCH = {"torch", "torchvision", "timm", "triton"}
 KERNELS = "wellcond.numerics.triton"
 

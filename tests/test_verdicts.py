@@ -11,6 +11,7 @@ from wellcond.verdicts import (
     clopper_pearson,
     combine,
     differences,
+    in_most,
     interval,
     not_run,
     smallest_effect,
@@ -115,3 +116,15 @@ def test_no_rate_without_draws(failures, draws):
 def test_a_confidence_is_a_part():
     with pytest.raises(ValueError, match="between 0 and 1"):
         clopper_pearson(1, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("far", "near", "outcome"), [(10, 2, "holds"), (9, 3, "undecided"), (9, 0, "does not hold"), (0, 12, "undecided")]
+)
+def test_most_blocks_count_by_their_whole_intervals(far, near, outcome):
+    blocks = [interval([2.0, 2.1, 2.2])] * far + [interval([1.4, 1.5, 1.6])] * near
+    blocks += [interval([0.0, 0.1, 0.2])] * (12 - len(blocks))
+    part = in_most("gap", blocks, 1.5, share=10 / 12)
+    assert part.outcome == outcome
+    assert f"in {far} of 12 blocks" in part.why
+    assert part.found == blocks[-1]

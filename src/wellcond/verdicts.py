@@ -14,24 +14,23 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
+
+from wellcond.words import Decided, Judgement, Outcome, Verdict
 
 __all__ = [
     "CONFIDENCE",
     "SECOND_LOOK",
-    "Decided",
     "Interval",
-    "Judgement",
-    "Outcome",
     "Part",
-    "Verdict",
     "Whole",
     "at_least",
     "clopper_pearson",
     "combine",
     "differences",
+    "in_most",
     "interval",
     "judgement",
     "not_run",
@@ -40,10 +39,6 @@ __all__ = [
     "within",
 ]
 
-Decided = Literal["holds", "does not hold", "undecided"]
-Outcome = Literal["holds", "does not hold", "undecided", "not run"]
-Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
-Verdict = Literal["holds", "holds in part", "does not hold", "undecided", "out of reach here"]
 CONFIDENCE, POWER = 0.95, 0.8
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
@@ -154,6 +149,21 @@ def within(
         return Part(name=name, outcome="does not hold", why=said, found=found)
     said = f"{said}; {_could_see(values, unit, confidence)}"
     return Part(name=name, outcome="undecided", why=said, found=found)
+
+
+def in_most(name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks") -> Part:
+    """Does the mean reach `bound` in at least this share of the blocks? Each counts by its whole interval.
+
+    Decided where those that surely do are enough, or those that perhaps do are too few.
+    """
+    need = share * len(found) - 1e-9
+    surely, perhaps = sum(one.low >= bound for one in found), sum(one.high >= bound for one in found)
+    lowest = min(found, key=lambda one: one.mean)
+    why = f"in {surely} of {len(found)} {of}, by the interval of each; the smallest gap is {lowest}"
+    outcome: Decided = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
+    if outcome == "undecided":
+        why += f"; in {perhaps} the interval reaches {bound:g}"
+    return Part(name=name, outcome=outcome, why=why, found=lowest)
 
 
 def undecided(part: Part, why: str) -> Part:

@@ -1,6 +1,6 @@
-"""The words that code, JSON, plots and prose share: sites, skips and statuses. They stand here once.
+"""The words that code, JSON, plots and prose share: sites, skips, statuses and verdicts. They stand here once.
 
-    from wellcond.words import BLOCK_SITES, DEFAULT_SITES, SITES, STATUSES, Site
+    from wellcond.words import BLOCK_SITES, DEFAULT_SITES, SITES, SKIPS, STATUSES, VERDICTS, Site
 
 This file imports nothing of ours, and nothing but typing, so that everybody may import it.
 """
@@ -9,15 +9,24 @@ from typing import Literal, get_args
 
 __all__ = [
     "BLOCK_SITES",
+    "BRANCH_SITES",
     "DEFAULT_SITES",
     "ENDS",
+    "LEFT_OUT",
+    "NO_KAPPA",
+    "OUTCOMES",
     "OUTSIDE_SITES",
     "SITES",
     "SKIPS",
     "STATUSES",
+    "VERDICTS",
+    "Decided",
     "End",
+    "Judgement",
+    "Outcome",
     "Site",
     "Status",
+    "Verdict",
 ]
 
 OutsideSite = Literal["tokens", "embed"]
@@ -36,6 +45,8 @@ DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
 
 SKIPS = ("sa", "mlp")
 """The identity branches of a block: around the attention and around the MLP."""
+BRANCH_SITES = SKIPS
+"""The sites before the add have the names of the skips that are added there; after it, with a plus: `+sa`, `+mlp`."""
 
 End = Literal["input", "output"]
 """Of a module or of a whole block: what it reads, or what it gives out. No sites, and no rows are about them."""
@@ -45,3 +56,18 @@ Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single
 """What a value is worth."""
 STATUSES: tuple[str, ...] = get_args(Status)
 """The order is that of the codes in tensors of statuses (`numerics.singular`)."""
+NO_KAPPA: tuple[str, ...] = ("non_finite", "zero", "single")
+"""Statuses of values that are no condition numbers."""
+LEFT_OUT: tuple[str, ...] = ("non_finite", "zero")
+"""Statuses of samples that no mean counts."""
+
+Decided = Literal["holds", "does not hold", "undecided"]
+"""What can come out of one test."""
+Outcome = Literal[Decided, "not run"]
+"""What can come out of one part of a claim."""
+Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
+"""What several tests can add up to."""
+Verdict = Literal[Judgement, "out of reach here"]
+"""What the ledger says of a claim."""
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+VERDICTS: tuple[str, ...] = get_args(Verdict)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from wellcond.claims import asa_fig1c
 from wellcond.claims import runs as runs_module
-from wellcond.claims.arms import HELD_OUT, SKIPS, Comparison
+from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, tune
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.claim import Options
 from wellcond.claims.image_sets import IMAGE_SETS, parse_data
@@ -234,3 +234,42 @@ def test_a_statement_is_reproduced_like_any_claim(tmp_path, one_thread):
 def test_sets_are_those_of_the_catalogue():
     for one in CLAIMS.values():
         assert set(one.sets) <= set(IMAGE_SETS)
+
+
+# ---- the learning rate of one arm
+
+RATES = (1e-4, 3e-4, 1e-3)
+
+
+@pytest.mark.parametrize("peak", LADDER)
+def test_the_grid_follows_the_best_wherever_it_is(peak):
+    asked = []
+
+    def score(lr: float) -> float:
+        asked.append(lr)
+        return -abs(math.log(lr / peak))
+
+    found = tune(score, grid=RATES)
+    assert found.lr == peak
+    assert list(found.scores) == sorted(asked)
+    assert len(asked) == len(set(asked))
+    assert set(RATES) <= set(asked)
+    assert found.at_edge is (peak in (LADDER[0], LADDER[-1]))
+
+
+def test_a_grid_may_be_fixed():
+    found = tune(lambda lr: lr, grid=(3e-4, 1e-3), extend=False)
+    assert (found.lr, found.at_edge, list(found.scores)) == (1e-3, True, [3e-4, 1e-3])
+
+
+def test_where_all_diverge_smaller_rates_are_tried():
+    found = tune(lambda lr: -math.inf, grid=RATES)
+    assert min(found.scores) == LADDER[0]
+    assert max(found.scores) == max(RATES)
+    assert found.at_edge
+
+
+def test_a_diverged_run_is_never_chosen():
+    assert tune(lambda lr: -math.inf if lr > 2e-4 else 0.1, grid=RATES).lr < 2e-4
+    with pytest.raises(ValueError, match="at least one"):
+        tune(lambda lr: 0.0, grid=())

@@ -1,7 +1,7 @@
 import pytest
 
 from wellcond.claims.asa_fig1b import CLAIM
-from wellcond.claims.ends import SITES
+from wellcond.words import DEFAULT_SITES as SITES
 
 
 def record(sa=9.0, *, others=4.0, blocks=12, seeds=3, weak=0, top1=90.0, distance=1e-4, **changes):

@@ -6,7 +6,14 @@ from wellcond.claims.image_sets import IMAGE_SETS, parse_data
 def test_every_set_is_read_as_as_many_tokens():
     for one in IMAGE_SETS.values():
         assert one.image_size % one.patch_size == 0
-        assert (one.image_size // one.patch_size) ** 2 == (16 if one.name == "digits" else 64)
+        tokens = {"digits": 16, "imagenette": 196}.get(one.name, 64)
+        assert (one.image_size // one.patch_size) ** 2 == tokens
+
+
+def test_imagenette_is_as_the_rules_have_it():
+    one = IMAGE_SETS["imagenette"]
+    assert (one.classes, one.train_images, one.epochs, one.batch_size) == (10, 9_469, 50, 256)
+    assert one.respectable == 0.75
 
 
 def test_a_path_is_read_as_what_it_holds(tmp_path):

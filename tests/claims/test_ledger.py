@@ -89,7 +89,7 @@ def test_a_page_that_differs_is_told_where(evidence, tmp_path):
 
 def test_a_stranger_is_refused(evidence):
     (evidence / "asa-fig99").mkdir()
-    with pytest.raises(ValueError, match="asa-fig99 is of no claim"):
+    with pytest.raises(ValueError, match="asa-fig99 belongs to no claim"):
         ledger.entries(evidence)
 
 

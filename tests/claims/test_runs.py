@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from wellcond.claims import runs as module
-from wellcond.claims.ends import SITES, measure_ends
+from wellcond.claims.measurements import measure_ends
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
@@ -16,6 +16,7 @@ from wellcond.train.config import Config
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import Interrupted
+from wellcond.words import DEFAULT_SITES as SITES
 
 TINY = {
     "epochs": 2,
@@ -26,7 +27,7 @@ TINY = {
 CONSOLE = Console(quiet=True)
 
 
-def plan(name="a", *, measure=False, **changes):
+def plan(name="a", *, measure=(), **changes):
     return Planned(name=name, config=recipe("digits", **TINY).changed(changes), measure=measure)
 
 
@@ -97,7 +98,7 @@ def test_a_setting_that_came_later_had_its_default():
 
 
 def test_a_result_holds_no_path_of_this_machine(runs, tmp_path):
-    runs.run(plan(measure=True))
+    runs.run(plan(measure=("log_kappa",)))
     assert str(tmp_path) not in (tmp_path / "a" / "result.json").read_text(encoding="utf-8")
     assert read_json(tmp_path / "a" / "result.json")["config"]["cache_dir"] == ""
 
@@ -114,7 +115,7 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
 
     from wellcond.data import EvalBatches, open_data
 
-    planned = plan(measure=True, remove_skips=["sa"])
+    planned = plan(measure=("log_kappa",), remove_skips=["sa"])
     found = runs.run(planned)["log_kappa"]
     assert found == measure_ends(planned.config, tmp_path / "a", device="cpu")
     assert (found["images"], found["blocks"]) == (36, 2)
@@ -141,12 +142,12 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
 
 def test_the_limit_leaves_time_to_measure_and_does_not_stay_in_the_result(tmp_path):
     runs = Runs(tmp_path, console=CONSOLE, device="cpu", time_limit="1h")
-    assert runs._config(plan(measure=True)).time_limit == "3590s"
+    assert runs._config(plan(measure=("log_kappa",))).time_limit == "3590s"
     assert runs._config(plan()).time_limit == "3600s"
-    result = runs.run(plan(measure=True))
+    result = runs.run(plan(measure=("log_kappa",)))
     assert result["log_kappa"]["trained"]
     assert result["config"]["time_limit"] == ""
-    assert Runs(tmp_path, console=CONSOLE, device="cpu").run(plan(measure=True)) == result
+    assert Runs(tmp_path, console=CONSOLE, device="cpu").run(plan(measure=("log_kappa",))) == result
 
 
 def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
@@ -163,3 +164,17 @@ def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
     assert [run["name"] for run in here.results("digits/vit/both/seed-*")] == ["digits/vit/both/seed-0"]
     with pytest.raises(ValueError, match="--evidence another one"):
         here.run(plan("digits/vit/both/seed-0", lr=0.5))
+
+
+def test_what_is_asked_for_later_is_measured_where_the_weights_are(tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    there = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept)
+    assert "log_kappa" not in there.run(plan())
+    here = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept)
+    assert here.run(plan(measure=("log_kappa",)))["log_kappa"] is None  # only the result was carried here
+    found = there.run(plan(measure=("log_kappa",)))["log_kappa"]
+    assert found["trained"]
+    assert read_json(kept / "a" / "result.json")["log_kappa"] == found
+    assert here.run(plan(measure=("log_kappa",)))["log_kappa"] == found
+    with pytest.raises(ValueError, match="there is no measurement 'kappa'; they are log_kappa"):
+        there.run(plan(measure=("kappa",)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellcond import cli, records
-from wellcond.claims.theory_page import write_page
+from wellcond.claims.theory import write_page
 from wellcond.theory import STATEMENTS, statement
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors import safe_open
+from torch.nn import functional as F
 
 from wellcond import records
 from wellcond.claims.trained_blocks import (
@@ -14,10 +16,11 @@ from wellcond.claims.trained_blocks import (
     Digits,
     blocks_of,
     load_digits,
-    read_blocks,
+    mlps_of,
     run,
     train,
 )
+from wellcond.theory.trained import read_blocks
 
 EVIDENCE = Path(__file__).parents[2] / "evidence" / "trained" / "digits-vit-blocks.safetensors"
 
@@ -57,20 +60,24 @@ def test_the_same_seed_gives_the_same_bits(digits):
 
 
 def test_biases_are_not_left_out_in_silence(digits):
-    import timm
-
     with pytest.raises(ValueError, match="qkv_bias=False"):
         blocks_of(timm.create_model("vit_tiny_patch16_224", **MODEL), digits.test_images)
 
 
 def test_what_is_written_is_read_back(digits, tmp_path, monkeypatch):
     monkeypatch.setattr("wellcond.claims.trained_blocks.load_digits", lambda seed: digits)
-    blocks = run(tmp_path / "new" / "blocks.safetensors", epochs=1)
-    found = read_blocks(tmp_path / "new" / "blocks.safetensors")
-    assert list(found) == list(BLOCKS)
-    for index, block in blocks.items():
-        assert all(torch.equal(value, vars(found[index])[name]) for name, value in vars(block).items())
-    assert records.read_json(tmp_path / "new" / "blocks.json")["epochs"] == 1
+    model = run(tmp_path / "new", epochs=1)
+    names = ("blocks", "mlps")
+    found = read_blocks([tmp_path / "new" / f"digits-vit-{name}.safetensors" for name in names])
+    blocks, mlps = blocks_of(model, digits.test_images), mlps_of(model, digits.test_images)
+    assert [block.name for block in found] == [f"blocks.{index}" for index in BLOCKS]
+    for index, block in zip(BLOCKS, found, strict=True):
+        assert all(torch.equal(value, block.tensors[name]) for name, value in vars(blocks[index]).items())
+        assert torch.equal(block.tensors["w_up"], mlps[f"blocks.{index}.w_up"])
+    for name in names:
+        record = records.read_json(tmp_path / "new" / f"digits-vit-{name}.json")
+        assert record["epochs"] == 1
+        assert record["source"].startswith("trained by wellcond.claims.trained_blocks, 1 epochs")
 
 
 def test_the_committed_blocks_are_trained_ones():
@@ -79,8 +86,32 @@ def test_the_committed_blocks_are_trained_ones():
     assert record["environment"]["commit"]
     with safe_open(EVIDENCE, framework="pt") as file:
         assert file.metadata()["model"] == record["model"]
-    for block in read_blocks(EVIDENCE).values():
-        assert block.x.shape == (IMAGES, 65, 64)
-        assert block.w_q.shape == block.w_k.shape == block.w_v.shape == (4, 64, 16)
-        assert all(value.isfinite().all() for value in vars(block).values())
-        assert block.w_q.std() > 0.03  # 0.02 at the start
+    for block in read_blocks([EVIDENCE]):
+        found = block.tensors
+        assert found["x"].shape == (IMAGES, 65, 64)
+        assert found["w_q"].shape == found["w_k"].shape == found["w_v"].shape == (4, 64, 16)
+        assert all(value.isfinite().all() for value in found.values())
+        assert found["w_q"].std() > 0.03  # 0.02 at the start
+
+
+def test_the_matrices_are_what_the_mlps_compute_with():
+    model = timm.create_model("vit_tiny_patch16_224", qkv_bias=False, **MODEL).eval()
+    images = torch.randn(2, 1, 8, 8)
+    outputs = {}
+    for index in BLOCKS:
+        model.get_submodule(f"blocks.{index}.mlp").register_forward_hook(
+            lambda _, args, output, index=index: outputs.update({index: output})
+        )
+    found = mlps_of(model, images)
+    assert len(found) == 3 * len(BLOCKS)
+    for index in BLOCKS:
+        x, up, down = (found[f"blocks.{index}.{name}"] for name in ("x_mlp", "w_up", "w_down"))
+        mlp = model.get_submodule(f"blocks.{index}.mlp")
+        expected = F.gelu(x @ up + mlp.fc1.bias) @ down + mlp.fc2.bias
+        torch.testing.assert_close(expected, outputs[index], atol=1e-6, rtol=1e-5)
+
+
+def test_it_leaves_no_hook_behind():
+    model = timm.create_model("vit_tiny_patch16_224", qkv_bias=False, **MODEL).eval()
+    mlps_of(model, torch.randn(1, 1, 8, 8))
+    assert not any(module._forward_pre_hooks for module in model.modules())

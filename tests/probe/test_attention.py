@@ -14,7 +14,9 @@ from wellcond.probe import attention as listening
 from wellcond.probe.attention import AttentionListener
 
 
-def overheard(attend: Any, *, share: float = 1.0, samples: int = 1, valid: Tensor | None = None) -> tuple[float, float]:
+def intercepted(
+    attend: Any, *, share: float = 1.0, samples: int = 1, valid: Tensor | None = None
+) -> tuple[float, float]:
     """(entropy, largest logit) of what a module that calls `attend` computes."""
 
     class Attention(nn.Module):
@@ -51,13 +53,13 @@ def test_fused_and_written_out(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value = qkv
     logits = query @ key.mT / math.sqrt(8)
     expected = pytest.approx(truth(logits), rel=1e-5)
-    assert overheard(lambda: F.scaled_dot_product_attention(query, key, value)) == expected
-    assert overheard(lambda: F.scaled_dot_product_attention(query=query, key=key, value=value)) == expected
-    assert overheard(lambda: logits.softmax(dim=-1) @ value) == expected
-    assert overheard(lambda: torch.softmax(logits, 3) @ value) == expected
-    assert overheard(lambda: F.softmax(logits, dim=-1, dtype=torch.float32) @ value) == expected
+    assert intercepted(lambda: F.scaled_dot_product_attention(query, key, value)) == expected
+    assert intercepted(lambda: F.scaled_dot_product_attention(query=query, key=key, value=value)) == expected
+    assert intercepted(lambda: logits.softmax(dim=-1) @ value) == expected
+    assert intercepted(lambda: torch.softmax(logits, 3) @ value) == expected
+    assert intercepted(lambda: F.softmax(logits, dim=-1, dtype=torch.float32) @ value) == expected
     scaled = pytest.approx(truth(query @ key.mT * 0.1), rel=1e-5)
-    assert overheard(lambda: F.scaled_dot_product_attention(query, key, value, scale=0.1)) == scaled
+    assert intercepted(lambda: F.scaled_dot_product_attention(query, key, value, scale=0.1)) == scaled
 
 
 def test_in_pieces(qkv: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +68,8 @@ def test_in_pieces(qkv: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.Monke
     mask = torch.randn(4, 1, 7, 7)
     for budget in (1, 4 * 7 * 3, 4 * 7 * 7 * 2):
         monkeypatch.setattr(listening, "BUDGET_BYTES", budget)
-        assert overheard(lambda: logits.softmax(-1) @ value) == pytest.approx(truth(logits), rel=1e-5)
-        assert overheard(lambda: F.scaled_dot_product_attention(query, key, value, mask)) == pytest.approx(
+        assert intercepted(lambda: logits.softmax(-1) @ value) == pytest.approx(truth(logits), rel=1e-5)
+        assert intercepted(lambda: F.scaled_dot_product_attention(query, key, value, mask)) == pytest.approx(
             truth(logits + mask), rel=1e-5
         )
 
@@ -81,9 +83,9 @@ def test_masks(qkv: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...], kind:
     mask = keep if kind == "bool" else torch.randn(shape).masked_fill(~keep, -math.inf)
     logits = query @ key.mT / math.sqrt(8)
     masked = logits.masked_fill(~keep, -math.inf) if kind == "bool" else logits + mask
-    found = overheard(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+    found = intercepted(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
     assert found == pytest.approx(truth(masked), rel=1e-5)
-    half = overheard(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=mask), share=0.5, samples=2)
+    half = intercepted(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=mask), share=0.5, samples=2)
     assert half == pytest.approx(truth(masked[:2]), rel=1e-5)
 
 
@@ -91,10 +93,10 @@ def test_causal_and_grouped_heads(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value = qkv
     logits = query @ key.mT / math.sqrt(8)
     causal = logits.masked_fill(~torch.ones(7, 7).tril().bool(), -math.inf)
-    found = overheard(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True))
+    found = intercepted(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True))
     assert found == pytest.approx(truth(causal), rel=1e-5)
     one_key = (key[:, :1], value[:, :1])
-    found = overheard(lambda: F.scaled_dot_product_attention(query, *one_key, enable_gqa=True))
+    found = intercepted(lambda: F.scaled_dot_product_attention(query, *one_key, enable_gqa=True))
     assert found == pytest.approx(truth(query @ key[:, :1].mT / math.sqrt(8)), rel=1e-5)
 
 
@@ -103,7 +105,7 @@ def test_a_query_that_may_attend_to_nothing_is_left_out(qkv: tuple[Tensor, Tenso
     keep = torch.ones(7, 7, dtype=torch.bool)
     keep[3] = False
     masked = (query @ key.mT / math.sqrt(8)).masked_fill(~keep, -math.inf)
-    found = overheard(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=keep).nan_to_num())
+    found = intercepted(lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=keep).nan_to_num())
     assert found == pytest.approx(truth(masked), rel=1e-5)
 
 
@@ -113,8 +115,8 @@ def test_padding_is_left_out(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     mask = valid[:, None, None, :]
     masked = (query @ key.mT / math.sqrt(8)).masked_fill(~mask, -math.inf)
     expected = pytest.approx(truth(masked.masked_fill(~valid[:, None, :, None], -math.inf)), rel=1e-5)
-    assert overheard(lambda: F.scaled_dot_product_attention(query, key, value, mask), valid=valid) == expected
-    assert overheard(lambda: masked.softmax(-1) @ value, valid=valid) == expected
+    assert intercepted(lambda: F.scaled_dot_product_attention(query, key, value, mask), valid=valid) == expected
+    assert intercepted(lambda: masked.softmax(-1) @ value, valid=valid) == expected
 
 
 def test_a_failure_to_hear_is_not_the_models(qkv: tuple[Tensor, Tensor, Tensor], monkeypatch: Any) -> None:
@@ -136,7 +138,7 @@ def test_the_probe_tells_of_attention_it_could_not_hear(vit: Any, images: Tensor
 
     monkeypatch.setattr(listening, "_sdpa_logits", fails)
     with (
-        pytest.warns(UserWarning, match=r"attention of blocks\.[01] could not be overheard.*memory"),
+        pytest.warns(UserWarning, match=r"attention of blocks\.[01] could not be measured.*memory"),
         Probe(vit) as probe,
     ):
         vit(images)

@@ -23,7 +23,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 import wellcond.numerics.singular as singular
-import wellcond.probe.pace
+import wellcond.probe.probe
 from wellcond import records
 from wellcond.probe import Probe
 
@@ -181,7 +181,7 @@ for policy in ({}, policy):
 
 # every="auto": clocks differ, steps do not
 clock = [0.0]
-wellcond.probe.pace.time = types.SimpleNamespace(perf_counter=lambda: clock[0])
+wellcond.probe.probe.time = types.SimpleNamespace(perf_counter=lambda: clock[0])
 for name, measured, settings in (("clock", parallel, {}), ("clock-sharded", sharded, {"reduce": False})):
     norm = next(module for path, module in measured.named_modules() if path.endswith("norm") and "." not in path[7:])
     handle = norm.register_forward_hook(lambda module, *_: clock.append(clock.pop() + 3 * (not module.training)))

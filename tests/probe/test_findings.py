@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from wellcond import records
-from wellcond.probe.findings import Findings
 from wellcond.probe.places import Place
-from wellcond.probe.statistics import Sums
+from wellcond.probe.statistics import Findings, Sums
 
 PLACE = Place(block="blocks.0", index=0, site="sa")
 

@@ -5,6 +5,7 @@ import copy
 import math
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 from wellcond.probe import Probe
 from wellcond.probe.steps import StepProbe
+from wellcond.records import Run
+from wellcond.train.config import Config
+from wellcond.train.loop import train as train_a_run
 
 BFLOAT16_CEILING = math.log(128)
 
@@ -430,3 +434,25 @@ def test_on_a_gpu_with_tf32(make_vit: Any, batches: list[Tensor], check: Any, ev
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
     assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
+
+
+# ---- in our own loop
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"probe_every": 4}, [0, 4, 8, 10]),
+        ({"probe_every": 5}, [0, 5, 10]),
+        ({"probe_every": 4, "probe_exact": "no"}, [0, 4, 8, 9]),  # training's own passes: the last is that of step 9
+        ({"probe_every": 4, "probe_marks": True, "steps": 20}, [0, 1, 2, *range(4, 21, 2)]),
+    ],
+    ids=str,
+)
+def test_the_last_step_of_a_training_is_measured(tmp_path: Path, settings: dict[str, Any], steps: list[int]) -> None:
+    model = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
+    changes = {"data": "digits", "image_size": 8, "model_kwargs": model, "batch_size": 16, "steps": 10, **settings}
+    for _ in range(2):  # once more, when it is finished: what was measured at its end is there again, once
+        train_a_run(Config().changed({**changes, "probe_samples": 4}), tmp_path, device="cpu", quiet=True)
+        rows = [row for row in Run.open(tmp_path).probe if (row["name"], row["site"]) == ("log_kappa", "sa")]
+        assert [row["step"] for row in rows] == steps

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellcond.probe import Probe
-from wellcond.probe.pace import SHARE, Pace
+from wellcond.probe.probe import SHARE, Pace
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("wellcond.probe.pace.time.perf_counter", clock)
+    monkeypatch.setattr("wellcond.probe.probe.time.perf_counter", clock)
     return clock
 
 
@@ -112,7 +112,7 @@ def test_what_fails_takes_its_time_too(clock: Clock) -> None:
 
 
 def test_every_so_many_steps_needs_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wellcond.probe.pace.time.perf_counter", None)
+    monkeypatch.setattr("wellcond.probe.probe.time.perf_counter", None)
     pace = Pace(3, agree=lambda _: pytest.fail("asked"))
     with pace.timed(CPU):
         pass
@@ -165,3 +165,19 @@ def test_measuring_by_oneself(vit: Any, images: Tensor, clock: Clock) -> None:
 def test_wrong_paces(vit: Any, wrong: Any) -> None:
     with pytest.raises(ValueError, match='every must be a whole number from 1 on, or "auto", got'):
         Probe(vit, every=wrong)
+
+
+@pytest.mark.parametrize("every", [4, "auto"])
+def test_the_last_step_is_measured_whatever_the_pace(clock: Clock, every: Any) -> None:
+    pace = Pace(every, last=10)
+    assert pace.due(0)
+    with pace.timed(CPU):
+        clock.now += 1.0
+    pace.measured(0)
+    found = []
+    for step in range(1, 11):
+        clock.now += 1e-3
+        if pace.due(step):
+            found.append(step)
+            pace.measured(step)
+    assert found == ([4, 8, 10] if every == 4 else [10])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond import Probe, register_blocks
-from wellcond.probe.padding import Padding, counted
+from wellcond.probe.capture import Padding, counted
 
 KEEP = torch.tensor([[True, True, False, False], [True, True, True, True]])
 ADDED = torch.zeros(2, 4).masked_fill(~KEEP, float("-inf"))

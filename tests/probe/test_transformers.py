@@ -162,7 +162,7 @@ def test_a_compiled_model_is_refused_without_the_trainer_and_measured_with_it(tm
     for name in ("BACKEND", "MODE"):  # TrainingArguments of older versions set them for good
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no" if name == "BACKEND" else "default")
     settings = {"torch_compile": True, "torch_compile_backend": "eager", "count": 12}
-    with pytest.raises(ValueError, match=r"torch\.compile and shows callbacks only the one inside.*trainer=trainer"):
+    with pytest.raises(ValueError, match=r"torch\.compile and shows callbacks the inner one.*trainer=trainer"):
         train(tiny(), ProbeCallback(), tmp_path, **settings)
     trainer = trainer_of(tiny(), tmp_path, **settings)
     callback = ProbeCallback(every=2, trainer=trainer)

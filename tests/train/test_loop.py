@@ -243,7 +243,7 @@ def test_the_probe_changes_no_bit(make_config: Make, tmp_path: Path) -> None:
     for folder in ("with", "accumulated"):
         rows = records.read_rows(tmp_path / folder / "probe.jsonl")
         kappas = [row for row in rows if row["name"] == "log_kappa"]
-        assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9]
+        assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9, 10]
         assert len(kappas) == 4 * 2 * 4  # steps × blocks × sites, each once
     assert not (tmp_path / "without/probe.jsonl").exists()
 

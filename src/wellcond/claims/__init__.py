@@ -11,6 +11,7 @@ To add one: a file under the id's name with a `CLAIM` in it, and the id in catal
 from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
 from .claim import Claim, Measured, Options, Statement
+from .measurements import register_measurement
 from .reproduce import reproduce
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "TrainedArms",
     "claim",
     "register_claim",
+    "register_measurement",
     "reproduce",
 ]

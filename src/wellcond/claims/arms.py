@@ -21,7 +21,6 @@ from typing import Any
 from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
 from wellcond.claims.image_sets import IMAGE_SETS, GivenData, ImageSet
 from wellcond.claims.runs import Planned, Result, Runs, made_by
-from wellcond.claims.tuning import Tuned, tune
 from wellcond.records import write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
@@ -37,10 +36,24 @@ from wellcond.verdicts import (
     not_run,
     undecided,
 )
+from wellcond.words import BLOCK_SITES
 
-__all__ = ["GRID", "HELD_OUT", "SKIPS", "Arm", "Between", "Comparison", "TrainedArms", "scores"]
+__all__ = [
+    "GRID",
+    "HELD_OUT",
+    "LADDER",
+    "SKIPS",
+    "Arm",
+    "Between",
+    "Comparison",
+    "TrainedArms",
+    "Tuned",
+    "scores",
+    "tune",
+]
 
 GRID = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be extended to
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
@@ -54,11 +67,11 @@ SMOKE = {
         "global_pool": "avg", "weight_init": "jax",
     },
 }  # fmt: skip
-# Mixed images and smoothed labels: a ViT this small learns 50,000 images by heart without them, long before epoch 100.
-# κ in float64: without its attention skip a ViT's `sa` lies at float32's ceiling.
+# Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
+# κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
 LAB = {
     "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
-    "probe_exact": "float64", "probe_sites": ["embed", "in", "sa", "+sa", "mlp", "+mlp"],
+    "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
 }  # fmt: skip
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
 """Settings that differ from run to run or belong to this machine: a record's `settings` leaves them out."""
@@ -70,7 +83,11 @@ class Arm:
 
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its training, where it differs from the recipe."""
+    """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser."""
+    recipe: str = ""
+    """Another recipe than the claim's: another model."""
+    seeds: int | None = None
+    """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
 
 
 SKIPS = {
@@ -79,6 +96,17 @@ SKIPS = {
     "no-mlp": Arm(title="no MLP skip", settings={"remove_skips": ["mlp"]}),
 }
 """ViT-Tiny with and without its skips, for all claims that need them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The learning rate of one arm, and what it was chosen by."""
+
+    lr: float
+    scores: dict[float, float]
+    """Every rate that was tried, the whole grid, ascending."""
+    at_edge: bool
+    """Whether a better rate may lie outside: the best is the smallest or the largest that was tried."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +146,18 @@ class Comparison:
         """Seed → points."""
         return {run["seed"]: run[name] for run in self.runs(arm)}
 
-    def drops(self, arm: str, name: str = "top1") -> dict[int, float]:
-        """Seed → points that the plain arm has more."""
-        plain = self.values(self.plain, name)
+    def drops(self, arm: str, name: str = "top1", *, of: str = "") -> dict[int, float]:
+        """Seed → points that the plain arm, or the arm `of`, has more. Minus the gain."""
+        plain = self.values(of or self.plain, name)
         return dict(zip(sorted(plain), differences(plain, self.values(arm, name)), strict=True))
+
+    def measurements(self, arm: str, name: str = "log_kappa") -> list[dict[str, Any]]:
+        """What was measured of an arm's models, one for each run that finished."""
+        return [run[name] for run in self.runs(arm) if run.get(name)]
+
+    def log_kappa(self, arm: str, site: str, when: str = "trained") -> list[list[float]]:
+        """For each run that finished, log κ of each block; `when`: trained, or untrained (at its random start)."""
+        return [run[when][site] for run in self.measurements(arm)]
 
     def interval(self, values: Iterable[float]) -> Interval:
         """With the confidence that the number of looks asks for."""
@@ -151,16 +187,22 @@ class TrainedArms(Claim):
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
     rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
-    """What leaves a set undecided, beside the rules for all."""
+    """What leaves a set undecided, in addition to the rules for all claims."""
     plain: str = "both"
     """The arm that the others are compared with."""
     trains: tuple[str, ...] = ()
-    """Arms that the verdict needs; the others stand beside where another claim has trained them. By default all."""
+    """Arms that the verdict needs, by default all; the others are shown where another claim has trained them."""
     same_runs_as: str = ""
     """The claim whose runs these are, if it is not this one."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale: fields of every arm's training, beside the usual ones."""
+    """By scale: fields of every arm's training, in addition to the usual ones."""
+    grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
+    """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
+    measures: tuple[str, ...] = ("log_kappa",)
+    """What is measured of every trained model before its run ends: names of `measurements.MEASUREMENTS`."""
+    keeps: tuple[str, ...] = ()
+    """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By set: the paper's numbers."""
     multiplications: float = 1.1e9
@@ -173,12 +215,20 @@ class TrainedArms(Claim):
         scale = "smoke" if options.scale == "smoke" else "lab"
         settings = SMOKE if scale == "smoke" else {**data.set.settings, **LAB}
         settings = {**settings, **self.settings.get(scale, {})}
-        usual = recipe(self.recipe, scale=scale, data=data.spec, keep=1, **settings).as_defaults()
+        usual = recipe(self.recipe_of(arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
         config = usual.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
         if "warmup_epochs" not in config.given:
             config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
-        config.check()  # now, and not when the grid has been trained
+        config.check()  # now, not after the grid has been trained
         return config
+
+    def recipe_of(self, arm: str) -> str:
+        return self.arms[arm].recipe or self.recipe
+
+    @property
+    def needed(self) -> list[str]:
+        """The arms that the verdict needs."""
+        return [arm for arm in self.trains or self.arms if self.arms[arm].seeds is None]
 
     def reproduce(self, options: Options, runs: Runs) -> list[str]:
         """Run what is missing, write the evidence of each set, and say in words what came out."""
@@ -201,11 +251,11 @@ class TrainedArms(Claim):
     def _record(
         self, options: Options, data: GivenData, runs: Runs, *, seeds: int, confidence: float = CONFIDENCE
     ) -> dict[str, Any]:
-        needed = self.trains or tuple(self.arms)
-        runs.expect(len(needed) * (len(GRID[options.scale]) + seeds))
-        trained = runs.together([partial(self._train_arm, options, data, runs, arm, seeds) for arm in needed])
-        arms = dict(zip(needed, trained, strict=True))
-        beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in needed}
+        trains = {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in self.trains or self.arms}
+        runs.expect(sum(len(self._grid(options)) + count for count in trains.values()))
+        calls = [partial(self._train_arm, options, data, runs, arm, count) for arm, count in trains.items()]
+        arms = dict(zip(trains, runs.together(calls), strict=True))
+        beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in trains}
         config = self.configure(options, data, self.plain)
         of_arms = OF_ONE_ARM.union(*(arm.settings for arm in self.arms.values()))
         differ = config.differences(Config())
@@ -233,28 +283,60 @@ class TrainedArms(Claim):
             tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=grid, images=images, first=True))
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 
-        tuned = tune(score, grid=GRID[options.scale], extend=options.scale != "smoke", together=runs.together)
+        if grid := self._grid(options):
+            tuned = tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together)
+        else:
+            tuned = Tuned(lr=config.lr, scores={}, at_edge=False)
 
         def train_seed(seed: int) -> Result:
             final = config.changed({"lr": tuned.lr, "seed": seed, "eval_every": config.epochs})
             name, images = f"{folder}/seed-{seed}-lr-{tuned.lr:g}", data.set.train_images * config.epochs
-            return runs.run(Planned(name=name, config=final, images=images, measure=True))
+            return runs.run(Planned(name=name, config=final, images=images, measure=self.measures))
 
         results = runs.together([partial(train_seed, seed) for seed in range(seeds)])
-        return _arm_record(tuned, tried, results, data.set, epochs)
+        return self._arm_record(tuned, tried, results, data.set, epochs)
+
+    def _grid(self, options: Options) -> tuple[float, ...]:
+        return self.grid.get(options.scale, ())
 
     def _folder(self, data: GivenData, arm: str) -> str:
-        return f"{data.set.name}/{self.recipe}/{arm}"
+        return f"{data.set.name}/{self.recipe_of(arm)}/{arm}"
 
     def _trained_elsewhere(self, data: GivenData, runs: Runs, arm: str, seeds: int) -> list[dict[str, Any]]:
         """Finished runs of an arm that this claim does not train: at the rate with most seeds, should there be two."""
         found = [run for run in runs.results(f"{self._folder(data, arm)}/seed-*") if run["config"]["seed"] < seeds]
         rates = [run["config"]["lr"] for run in found]
         chosen = [run for run in found if run["config"]["lr"] == max(rates, key=rates.count)]
-        return [_run_record(run, data.set) for run in sorted(chosen, key=lambda run: run["config"]["seed"])]
+        return [self._run_record(run, data.set) for run in sorted(chosen, key=lambda run: run["config"]["seed"])]
+
+    def _arm_record(
+        self, tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ImageSet, epochs: int
+    ) -> dict[str, Any]:
+        rates = [{"lr": lr, **scores(tried[lr], set_), "losses": tried[lr]["losses"]} for lr in tuned.scores]
+        return {
+            "lr": tuned.lr,
+            "lr at the edge of the grid": tuned.at_edge,
+            "grid": {"epochs": epochs, "held out": HELD_OUT, "rates": rates},
+            "runs": [self._run_record(run, set_) for run in results],
+        }
+
+    def _run_record(self, run: Result, set_: ImageSet) -> dict[str, Any]:
+        """What the evidence keeps of a run; all of it, with what was measured while it trained, is in its result."""
+        course = {name: run["measured"][name] for name in self.keeps if name in run["measured"]}
+        return {
+            "seed": run["config"]["seed"],
+            "lr": run["config"]["lr"],
+            "run": run["name"],
+            **scores(run, set_),
+            "images per second": run["images_per_second"],
+            "losses": run["losses"],
+            **{name: run.get(name) for name in self.measures},
+            **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
+            **made_by(run),
+        }
 
     def _asks_for_more(self, record: Record) -> bool:
-        """Nothing but too wide an interval leaves it open, and a run is quick."""
+        """Only too wide an interval leaves it undecided, and a run is quick."""
         found = self._comparison(record)
         if record["scale"] != "lab" or self._broken_rules(found):
             return False
@@ -304,7 +386,7 @@ class TrainedArms(Claim):
         record, set_, problems = found.record, found.set, []
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
-        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.trains or self.arms))
+        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
         if seeds < LEAST_SEEDS:
             problems.append(f"{seeds} seeds are fewer than {LEAST_SEEDS}")
         if record["epochs"] < set_.epochs:
@@ -313,7 +395,7 @@ class TrainedArms(Claim):
         if reached < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
             problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
-        edges = [arm for arm, one in record["arms"].items() if one.get("lr at the edge of the grid")]
+        edges = [arm for arm in self.needed if record["arms"][arm].get("lr at the edge of the grid")]
         if edges and record["scale"] != "smoke":
             problems.append(f"the best rate of {', '.join(edges)} is the last that was tried")
         return [*problems, *self.rules(found)]
@@ -331,14 +413,15 @@ class TrainedArms(Claim):
 
     def plan_paper(self, options: Options) -> list[str]:
         config = recipe(self.recipe, scale="paper")
-        per_set = len(self.arms) * (len(GRID["paper"]) + options.seeds)
+        rates = len(self.grid.get("paper", ()))
+        per_set = len(self.arms) * (rates + options.seeds)
         images = sum(IMAGE_SETS[name].train_images for name in self.sets) * per_set * config.epochs
         flops = 6 * self.multiplications * images  # forward and backward: 6 per multiplication
         days = flops / 1e14 / 86400
         first = f"{self.id} needs the runs of {self.same_runs_as}, and nothing else."
         return [
             *([first] if self.same_runs_as else []),
-            f"{self.id} at paper scale: {len(self.sets)} sets × {len(self.arms)} arms × ({len(GRID['paper'])} rates + "
+            f"{self.id} at paper scale: {len(self.sets)} sets × {len(self.arms)} arms × ({rates} rates + "
             f"{options.seeds} seeds) = {len(self.sets) * per_set} trainings of {config.epochs} epochs at "
             f"{config.image_size} pixels, batch {config.batch_size}, the recipe of DeiT (the paper names none).",
             f"That is {images:.2g} images and {flops:.1g} floating point operations: {days:.1f} days at 100 TFLOP/s, "
@@ -350,32 +433,51 @@ class TrainedArms(Claim):
 
 
 def scores(run: Result, set_: ImageSet) -> dict[str, Any]:
-    """In points. A run that diverged knows nothing: it counts as guessing."""
+    """In points. A run that diverged counts as guessing."""
     chance = {"top1": 1 / set_.classes, "top5": min(1.0, 5 / set_.classes)}
     metrics = run["metrics"] or chance
     found = {name: round(100 * metrics[name], 3) for name in ("top1", "top5")}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
 
 
-def _arm_record(tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ImageSet, epochs: int) -> Any:
-    rates = [{"lr": lr, **scores(tried[lr], set_), "losses": tried[lr]["losses"]} for lr in tuned.scores]
-    return {
-        "lr": tuned.lr,
-        "lr at the edge of the grid": tuned.at_edge,
-        "grid": {"epochs": epochs, "held out": HELD_OUT, "rates": rates},
-        "runs": [_run_record(run, set_) for run in results],
-    }
+# ---- the learning rate of one arm
 
 
-def _run_record(run: Result, set_: ImageSet) -> dict[str, Any]:
-    """What a claim's evidence keeps of a run; all of it, with what was measured while it trained, is in its result."""
-    return {
-        "seed": run["config"]["seed"],
-        "lr": run["config"]["lr"],
-        "run": run["name"],
-        **scores(run, set_),
-        "images per second": run["images_per_second"],
-        "losses": run["losses"],
-        "log_kappa": run["log_kappa"],
-        **made_by(run),
-    }
+Together = Callable[[Sequence[Callable[[], float]]], list[float]]
+
+
+def tune(
+    score: Callable[[float], float], *, grid: Sequence[float], extend: bool = True, together: Together | None = None
+) -> Tuned:
+    """Try each rate of the grid; while the best is at an edge, the next rung of the ladder as well.
+
+    The rates of the grid do not depend on each other: `together` may call them side by side.
+    """
+    if not grid:
+        raise ValueError("a grid needs at least one learning rate")
+    rates = sorted(grid)
+    calls = [partial(score, lr) for lr in rates]
+    scores = dict(zip(rates, together(calls) if together else [call() for call in calls], strict=True))
+    while extend:
+        beyond = _beyond(scores)
+        if beyond is None:
+            break
+        scores[beyond] = score(beyond)
+    ordered = dict(sorted(scores.items()))
+    best = _best(ordered)
+    return Tuned(lr=best, scores=ordered, at_edge=best in (min(ordered), max(ordered)))
+
+
+def _best(scores: dict[float, float]) -> float:
+    """The rate with the best score; of equals the smallest, which is also where to look if all diverged."""
+    return max(sorted(scores), key=lambda lr: (scores[lr], -lr))
+
+
+def _beyond(scores: dict[float, float]) -> float | None:
+    """The next rate to try; None where the best is inside, or the ladder ends."""
+    best = _best(scores)
+    if best == min(scores):
+        return max((lr for lr in LADDER if lr < best * 0.99), default=None)
+    if best == max(scores) and math.isfinite(scores[best]):
+        return min((lr for lr in LADDER if lr > best * 1.01), default=None)
+    return None

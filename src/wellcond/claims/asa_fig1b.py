@@ -5,7 +5,7 @@
 
 It trains nothing of its own: these are the runs of asa-fig1c with both skips, every seed measured at its random start
 and after training, on every tenth test image, in float32 without TF32, checked in float64. Where the other arms have
-been trained, their condition numbers stand beside.
+been trained, their condition numbers are shown too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
-from wellcond.claims.ends import SITES
-from wellcond.claims.figures import INK, SITE_COLORS, altair, titled
-from wellcond.verdicts import Decided, Interval, Part
+from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
+from wellcond.verdicts import Interval, Part, in_most
+from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM", "gaps"]
 
@@ -26,49 +26,36 @@ NEAR = 0.05  # log κ in float32 may differ so much from float64
 
 def judge(found: Comparison) -> Iterable[Part]:
     """By block and over seeds: is log κ(sa) at least 1.5 above the largest of the other three, in 10 of 12 blocks?"""
-    blocks = gaps(found, "trained")
-    need = SHARE * len(blocks) - 1e-9
-    surely = sum(block.low >= GAP for block in blocks)
-    perhaps = sum(block.high >= GAP for block in blocks)
-    lowest = min(blocks, key=lambda block: block.mean)
-    why = f"in {surely} of {len(blocks)} blocks, by the interval of each; the smallest gap is {lowest}"
-    outcome: Decided = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
-    if outcome == "undecided":
-        why += f"; in {perhaps} the interval reaches {GAP:g}"
-    yield Part(name=CLAIM.asks, outcome=outcome, why=why, found=lowest)
+    yield in_most(CLAIM.asks, gaps(found, "trained"), GAP, share=SHARE)
 
 
 def rules(found: Comparison) -> Iterable[str]:
-    off = max(value or 0.0 for run in _ends(found) for value in run["largest distance from float64"].values())
+    ends = found.measurements("both")
+    off = max(value or 0.0 for run in ends for value in run["largest distance from float64"].values())
     if off > NEAR:
         yield f"float32 and float64 differ by {off:.2g} in log κ"
 
 
 def gaps(found: Comparison, when: str) -> list[Interval]:
     """For each block, over the seeds with both skips: log κ(sa) − the largest of the other sites."""
-    runs = [run[when] for run in _ends(found)]
-    others = [site for site in SITES if site != "sa"]
+    sa = found.log_kappa("both", "sa", when)
+    others = [found.log_kappa("both", site, when) for site in SITES if site != "sa"]
     return [
-        found.interval([run["sa"][block] - max(run[site][block] for site in others) for run in runs])
-        for block in range(len(runs[0]["sa"]))
+        found.interval([run[block] - max(other[seed][block] for other in others) for seed, run in enumerate(sa)])
+        for block in range(len(sa[0]))
     ]
-
-
-def _ends(found: Comparison, arm: str = "both") -> list[dict[str, Any]]:
-    """What was measured at both ends of the runs that finished."""
-    return [run["log_kappa"] for run in found.runs(arm) if run["log_kappa"]]
 
 
 def summary(found: Comparison) -> Iterable[str]:
     """log κ by arm, with what training changed."""
     for arm in found.trained:
-        runs = _ends(found, arm)
+        runs = found.measurements(arm)
         for when in ("trained", "untrained") if runs else ():
-            means = {site: fmean(fmean(run[when][site]) for run in runs) for site in SITES}
+            means = {site: fmean(map(fmean, found.log_kappa(arm, site, when))) for site in SITES}
             said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
             capped = sum(run["capped"][when] for run in runs)
             beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
-            yield f", {SKIPS[arm].title}, {when}: mean log κ {said}{beyond}"
+            yield f", {found.arms[arm].title}, {when}: mean log κ {said}{beyond}"
     yield (
         f": the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms too: its text "
         "writes e⁶ and e³"
@@ -82,36 +69,26 @@ def summary(found: Comparison) -> Iterable[str]:
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """log κ at the four sites, layer by layer, as in the paper; dashed the random start, dotted the paper."""
-    alt = altair()
-    rows = []
+    alt, rows = altair(), []
     for found in sets:
-        runs = _ends(found)
-        blocks = range(len(runs[0]["trained"]["sa"]))
         for site in SITES:
             for when, name in (("trained", "trained"), ("untrained", "random start")):
-                values = [fmean(run[when][site][block] for run in runs) for block in blocks]
+                means = map(fmean, zip(*found.log_kappa("both", site, when), strict=True))
                 rows += [
-                    {"set": found.title, "site": site, "when": name, "block": b, "value": values[b]} for b in blocks
+                    {"set": found.title, "site": site, "when": name, "block": block, "value": value}
+                    for block, value in enumerate(means)
                 ]
         for site, name in (("sa", "the paper, sa"), ("mlp", "the paper, the other three")):
             rows.append({"set": found.title, "paper": PAPER[site], "label": f"{name}: near {PAPER[site]:g}"})
     lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
         x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
         y=alt.Y("value:Q", title="log κ", scale=alt.Scale(zero=True)),
-        color=alt.Color("site:N", scale=alt.Scale(domain=list(SITES), range=[SITE_COLORS[s] for s in SITES]),
-                        legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3)),
+        color=site_color(),
         strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
                                   scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
     )  # fmt: skip
-    base = alt.Chart().transform_filter("isValid(datum.paper)").encode(y="paper:Q")
-    rules = base.mark_rule(color=INK, strokeDash=[1, 4], strokeWidth=2)
-    names = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, color=INK, fontSize=11).encode(
-        x=alt.value(0), text="label:N"
-    )
-    layers = alt.layer(lines, rules, names, data=alt.Data(values=rows))
-    chart = layers.properties(width=420, height=280)
-    chart = chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
-    seeds, images = sets[0].record["seeds"], _ends(sets[0])[0]["images"]
+    chart = by_set([lines, *paper_lines()], rows, sets, width=420, height=280)
+    seeds, images = sets[0].record["seeds"], sets[0].measurements("both")[0]["images"]
     caption = (
         f"Means over {seeds} seeds and {images} images, at {sets[0].record['scale']} scale. Dotted: what the "
         "paper says of every layer."

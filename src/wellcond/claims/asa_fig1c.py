@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Between, Comparison, TrainedArms
-from wellcond.claims.figures import ARM_COLORS, INK, altair, titled, with_interval
+from wellcond.claims.figures import INK, altair, arm_color, by_set, titled, with_interval
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM"]
@@ -35,15 +35,16 @@ def grows(name: str, smaller: Comparison, larger: Comparison) -> Part:
 
 
 def summary(found: Comparison) -> Iterable[str]:
-    for arm, one in found.record["arms"].items():
+    for arm in found.trained:
+        one = found.record["arms"][arm]
         top1, top5 = (found.interval(found.values(arm, name).values()) for name in ("top1", "top5"))
         lost = sum(run["status"] == "diverged" for run in one["runs"])
-        said = f", {SKIPS[arm].title}: top-1 {top1} %, top-5 {top5} %, at lr {one['lr']:g}"
+        said = f", {found.arms[arm].title}: top-1 {top1} %, top-5 {top5} %, at lr {one['lr']:g}"
         yield f"{said}{f', {lost} diverged' if lost else ''}; held out: {', '.join(map(_tried, one['grid']['rates']))}"
     for arm in ("no-sa", "no-mlp"):
         paper = found.paper.get(arm)
         beside = "" if paper is None else f"; the paper: {-paper:g}"
-        yield f", drop with {SKIPS[arm].title}: {found.interval(found.drops(arm).values())} points{beside}"
+        yield f", drop with {found.arms[arm].title}: {found.interval(found.drops(arm).values())} points{beside}"
 
 
 def _tried(rate: Mapping[str, Any]) -> str:
@@ -59,15 +60,14 @@ def figure(sets: Sequence[Comparison]) -> Any:
         for arm in found.trained:
             drop = found.paper.get(arm)
             ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": SKIPS[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
+            row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
             rows.append(row | {"paper": None if drop is None else plain + drop})
     names = [arm.title for arm in SKIPS.values()]
     base = alt.Chart().encode(
         x=alt.X("arm:N", sort=names, title=None, axis=alt.Axis(labels=False, ticks=False)),
         y=alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(domain=[0, 100])),
     )
-    colors = alt.Scale(domain=names, range=ARM_COLORS[:3])
-    bars = base.mark_bar(size=38).encode(color=alt.Color("arm:N", scale=colors, title=None))
+    bars = base.mark_bar(size=38).encode(color=arm_color(names))
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(dy=14, color="white", fontSize=11).encode(text="label:N")
     paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(MARK))
@@ -76,9 +76,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
         color=alt.value(INK),
     )
-    layers = alt.layer(bars, errors, numbers, paper, data=alt.Data(values=rows)).properties(width=170, height=240)
-    order = [found.title for found in sets]
-    chart = layers.facet(column=alt.Column("set:N", sort=order, title=None)).resolve_scale(shape="shared")
+    chart = by_set([bars, errors, numbers, paper], rows, sets, width=170, height=240).resolve_scale(shape="shared")
     seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
     levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
     caption = f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
-from wellcond.claims.figures import ARM_COLORS, altair, titled
+from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM", "smallest_distances"]
@@ -51,9 +51,10 @@ def summary(found: Comparison) -> Iterable[str]:
         lost = [f"{rate['lr']:g}" for rate in found.record["arms"][arm]["grid"]["rates"] if _diverged(rate)]
         seeds = sum(_diverged(run) for run in found.runs(arm))
         said = f"at the rates {', '.join(lost)} of the grid" if lost else "at no rate of the grid"
+        title, lr = found.arms[arm].title, found.record["arms"][arm]["lr"]
         yield (
-            f", {SKIPS[arm].title}: training loss {ends} at the end, lr {found.record['arms'][arm]['lr']:g}; diverged "
-            f"{said}, and {seeds} of {len(found.runs(arm))} seeds"
+            f", {title}: training loss {ends} at the end, lr {lr:g}; diverged {said}, and {seeds} of "
+            f"{len(found.runs(arm))} seeds"
         )
 
 
@@ -66,7 +67,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     """Loss over epochs, as in the paper's figure: the mean, and thin a line for each seed."""
     alt = altair()
     rows = [
-        {"set": found.title, "arm": SKIPS[arm].title, "run": f"{arm} {run['seed']}", "epoch": epoch, "loss": loss}
+        {"set": found.title, "arm": found.arms[arm].title, "run": f"{arm} {run['seed']}", "epoch": epoch, "loss": loss}
         for found in sets
         for arm in found.trained
         for run in found.runs(arm)
@@ -75,13 +76,12 @@ def figure(sets: Sequence[Comparison]) -> Any:
     names = [arm.title for arm in SKIPS.values()]
     base = alt.Chart().encode(
         x=alt.X("epoch:Q", title="epoch"),
-        color=alt.Color("arm:N", scale=alt.Scale(domain=names, range=ARM_COLORS[:3]), title=None),
+        color=arm_color(names),
     )
     y = alt.Y("mean(loss):Q", title="training loss", scale=alt.Scale(zero=False))
     seeds = base.mark_line(strokeWidth=1, opacity=0.25).encode(y=y, detail="run:N")
     means = base.mark_line(strokeWidth=2).encode(y=y)
-    chart = alt.layer(seeds, means, data=alt.Data(values=rows)).properties(width=460, height=280)
-    chart = chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+    chart = by_set([seeds, means], rows, sets, width=460, height=280)
     record = sets[0].record
     caption = (
         f"Losses of single steps on mixed images, at {record['scale']} scale, each arm at its own learning rate: means "

@@ -10,7 +10,7 @@ Verdicts are made from the rows of the evidence whenever they are asked for, so 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ class Options:
     """Epochs of the trainings that choose a learning rate; by default what the rules say."""
     device: str | None = None
     console: Console = field(default_factory=Console)
+    results: Callable[[str], list[dict[str, Any]]] = lambda pattern: []
+    """The results of finished runs under names like this, SET/RECIPE/ARM/seed-0-lr-0.001, of this scale."""
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -90,7 +92,7 @@ class Claim:
 
     def plan_paper(self, options: Options) -> list[str]:
         """What the paper's scale would take; nothing is run."""
-        return [f"{self.id} at paper scale: nobody has planned it yet. It is tested on: {self.test}."]
+        return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +100,16 @@ class Measured(Claim):
     """Decided by a measurement that trains nothing: one record, evidence/ID/SCALE.json."""
 
     measure: Callable[[Options], Mapping[str, Any]]
-    """What goes into the record: numbers that JSON can hold."""
+    """What goes into the record: numbers that JSON can hold. `options.data` says where the sets lie, if it names some;
+    `options.results("*/vit_tiny/*/seed-*")` gives the finished runs of other claims."""
     judge: Callable[[Record], Iterable[Part]]
     summary: Callable[[Record], Iterable[str]] = lambda record: ()
     figure: Callable[[Record], Any] | None = None
+    sets: tuple[str, ...] = ()
+    """Image sets that it is measured on, if it is."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+        options = replace(options, results=runs.results)
         record: dict[str, Any] = {"claim": self.id, "scale": options.scale, **self.measure(options)}
         record["verdict"] = self.verdict([record]).as_json()
         path = options.evidence / self.id / f"{options.scale}.json"
@@ -129,10 +135,10 @@ class Statement(Claim):
     """A statement of theory, computed over many draws and examples: wellcond/theory has a file for each."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[str]:
-        from wellcond.claims.theory_run import run
+        from wellcond.claims.theory import run
         from wellcond.theory.registry import DRAWS
 
-        smoke = options.scale == "smoke"  # which is no evidence, and replaces none
+        smoke = options.scale == "smoke"  # which is no evidence, and must not replace any
         where = options.output / "smoke" / "theory" if smoke else options.evidence / "theory"
         run([self.id], draws=SMOKE_DRAWS if smoke else DRAWS, output=where, console=options.console)
         return []

@@ -11,13 +11,14 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellcond.records import read_json, write_text
-from wellcond.report.colors import COLORS, SITES
+from wellcond.report import colors
 from wellcond.verdicts import Interval
+from wellcond.words import DEFAULT_SITES
 
 __all__ = [
     "ARM_COLORS",
@@ -25,16 +26,20 @@ __all__ = [
     "MUTED",
     "SITE_COLORS",
     "altair",
+    "arm_color",
+    "by_set",
     "can_draw",
     "is_current",
+    "paper_lines",
+    "site_color",
     "titled",
     "with_interval",
     "write_svg",
 ]
 
-LIGHT = {name: light for name, (light, _) in COLORS.items()}
+LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SITE_COLORS = {site: LIGHT[color] for site, color in SITES.items()}
+SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
 ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
@@ -71,6 +76,36 @@ def titled(chart: Any, title: str, caption: str) -> Any:
         .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelFontWeight="bold")
         .configure_view(stroke=None)
     )  # fmt: skip
+
+
+def by_set(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], sets: Sequence[Any], **size: int) -> Any:
+    """One panel for each of `sets` (comparisons), side by side, of the rows whose field `set` is its title."""
+    alt = altair()
+    chart = alt.layer(*layers, data=alt.Data(values=rows)).properties(**size)
+    return chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+
+
+def site_color() -> Any:
+    """The encoding of a field `site`: every figure gives a site the same colour."""
+    alt = altair()
+    scale = alt.Scale(domain=list(DEFAULT_SITES), range=[SITE_COLORS[site] for site in DEFAULT_SITES])
+    return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
+
+
+def arm_color(titles: Sequence[str]) -> Any:
+    """The encoding of a field `arm`, of these titles in this order."""
+    alt = altair()
+    scale = alt.Scale(domain=list(titles), range=[ARM_COLORS[at % len(ARM_COLORS)] for at in range(len(titles))])
+    return alt.Color("arm:N", scale=scale, title=None)
+
+
+def paper_lines() -> list[Any]:
+    """Layers that show the rows with a field `paper`, a number of the paper's: a dotted line with the row's `label`."""
+    alt = altair()
+    base = alt.Chart().transform_filter("isValid(datum.paper)").encode(y="paper:Q")
+    line = base.mark_rule(color=INK, strokeDash=[1, 4], strokeWidth=2)
+    text = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, color=INK, fontSize=11)
+    return [line, text.encode(x=alt.value(0), text="label:N")]
 
 
 def with_interval(found: Interval) -> dict[str, float | None]:

@@ -30,7 +30,7 @@ class ImageSet:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of a recipe: 64 tokens and a class token in each case."""
+        """Of a recipe: 64 tokens and a class token, of Imagenette 196, of the digits 16."""
         return {
             "image_size": self.image_size,
             "epochs": self.epochs,
@@ -55,6 +55,10 @@ IMAGE_SETS = _sets(
     ImageSet(
         name="tiny-imagenet", title="Tiny-ImageNet", classes=200, train_images=100_000, image_size=64, patch_size=8,
         epochs=50, batch_size=512, respectable=0.43,
+    ),
+    ImageSet(
+        name="imagenette", title="Imagenette", classes=10, train_images=9_469, image_size=224, patch_size=16,
+        epochs=50, respectable=0.75,
     ),
 )  # fmt: skip
 

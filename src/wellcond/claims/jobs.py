@@ -1,16 +1,17 @@
-"""Several runs at once, each in a process of its own: in which order they start, and how they end together.
+"""Several runs at once, each in a process of its own: in which order they start, how they stop together.
 
     jobs = Jobs(4)
     jobs.together([lambda: jobs.run(plan_a, …), lambda: jobs.run(plan_b, …)])       # side by side, results in order
 
-Who wants a run trained waits in a thread for its turn and for its process. SIGINT and SIGTERM, and a run that fails,
-let every process save and stop; `together` raises when the last one has. A process is told so by the end of its
-standard input, which also comes when this process is killed: none goes on alone. Runs are dealt over the GPUs there
-are, or share the one, or the cores.
+Each call waits in a thread for its turn and for its process. After SIGINT, SIGTERM or the failure of a run every
+process saves and stops; `together` raises when the last one has. A process is told to stop by the end of its standard
+input, which also comes if this process is killed, so that no run is left behind. Runs are spread over all GPUs, or
+share one, or the cores.
 """
 
 import contextlib
 import heapq
+import json
 import os
 import signal
 import subprocess
@@ -22,19 +23,26 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
+from rich.console import Console
 
+from wellcond.plugins import load_plugins
+from wellcond.train.config import Config
+from wellcond.train.folder import RunFolder
 from wellcond.train.stopping import SIGNALS, TWICE, Interrupted, OutOfTime
 
-__all__ = ["Jobs", "RunFailed", "deal"]
+__all__ = ["Jobs", "RunFailed", "deal", "one_run"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
 OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
+PATIENCE = 60.0  # seconds for a run of an earlier, killed start to save and exit
+ONE_RUN = "import sys; from wellcond.claims.jobs import one_run; sys.exit(one_run())"
+"""The program of each process; its only argument, the name of the run, is for people who list processes."""
 SAVED = "stopped, and what was running is saved"
 
 
-class RunFailed(ValueError):  # noqa: N818 (a run's error, told on)
+class RunFailed(ValueError):  # noqa: N818 (a run's error, passed on)
     """A run's process ended with an error, or was killed."""
 
     def __init__(self, name: str, how: str, log: Path):
@@ -76,7 +84,7 @@ class Jobs:
                 thread.start()
             for thread in threads:
                 thread.join()
-        if errors:  # an interruption is what the others end with
+        if errors:  # the others end with Interrupted
             raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
         return [results[number] for number in range(len(calls))]
 
@@ -117,7 +125,7 @@ class Jobs:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
 
         Args:
-            tell: says what the process reads, when it starts.
+            tell: called when the process starts; returns what it reads from its standard input.
             log: where its output goes, after that of earlier starts.
             urgent: before those that are not, since others wait for its result.
             started: called before the process starts.
@@ -136,7 +144,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _turn(self, urgent: bool) -> Iterator[dict[str, str]]:
-        """A place among those that run at once, as the variables of its environment."""
+        """One of the places for processes, as environment variables; waits until one is free."""
         with self._changed:
             self._tickets += 1
             mine = (not urgent, self._tickets)
@@ -158,43 +166,43 @@ class Jobs:
                 self._changed.notify_all()
 
     def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:
-        # A group of its own: Ctrl-C in a terminal comes to this process alone, which tells it on, once.
+        # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "wellcond.claims.one_run", name], stdin=subprocess.PIPE, stdout=output,
+            [sys.executable, "-P", "-c", ONE_RUN, name], stdin=subprocess.PIPE, stdout=output,
             stderr=subprocess.STDOUT, env={**os.environ, **_import_path(), **variables}, process_group=0,
         )  # fmt: skip
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died; its code says so
+        with contextlib.suppress(BrokenPipeError):  # it has died; its exit code says so
             process.stdin.write(told)
             process.stdin.flush()
         with self._changed:
             self._running.add(process)
             if self._stopping:
-                _let_go(process)
+                _close_input(process)
         try:
             return process.wait()
         finally:
             with self._changed:
                 self._running.discard(process)
-                _let_go(process)
+                _close_input(process)
 
     def stop(self) -> None:
         """Let every process save and stop, and start no more."""
         with self._changed:
             self._stopping = True
             for process in self._running:
-                _let_go(process)
+                _close_input(process)
             self._changed.notify_all()
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _close_input(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
 
 
 def _import_path() -> dict[str, str]:
-    """A source tree that is not installed is found by the other process, too."""
+    """So that the other process finds a source tree that is not installed."""
     root = Path(__file__).resolve().parents[2]
     if root.name in ("site-packages", "dist-packages"):
         return {}
@@ -210,7 +218,7 @@ def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> li
     """For each job the variables to set for its process.
 
     Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. On a CPU each gets its share of the
-    cores, unless OMP_NUM_THREADS is set: more threads than cores wait for each other.
+    cores, unless OMP_NUM_THREADS is set: more threads than cores slow each other down.
     """
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -221,7 +229,7 @@ def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> li
     if wanted.type != "cuda" or gpus == 1:
         return [{} for _ in range(jobs)]
     names = _visible(gpus)
-    if wanted.index is not None:  # the only one that its processes see: nothing of theirs lands on another
+    if wanted.index is not None:  # the only one that its processes see, so that nothing lands on another
         names = [names[wanted.index]]
     return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
 
@@ -236,3 +244,68 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+# ---- inside the process of a run
+
+
+def one_run() -> int:
+    """What the process of a run does: it reads its plan, one line of JSON, from the standard input, and trains.
+
+    The standard input stays open as long as the starting process wants this one to go on. When it ends, because that
+    process asks for it or has died, this one saves and stops, as after SIGTERM. Exit codes: 0 done (a diverged run,
+    too: its result says so), 1 failed, 75 out of time and 130 stopped, both after saving.
+    """
+    from wellcond.claims.runs import Planned, Runs  # which starts processes by this file
+
+    with open(0, "rb", buffering=0, closefd=False) as standard_input:
+        told = json.loads(standard_input.readline())
+    _stop_when_input_ends()
+    sys.argv = told["argv"]
+    for problem in load_plugins():  # an arm may use what they register
+        print(f"warning: {problem}", file=sys.stderr)
+    root = Path(told["root"])
+    plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=tuple(told["measure"]))
+    try:
+        _wait_for_earlier_process(root / plan.name)
+        Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
+    except ValueError as error:  # one of ours, which says it all
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _stop_when_input_ends() -> None:
+    """From now on: SIGTERM to this process, unless a signal came already, since a second one would not let it save."""
+    came, note = os.pipe()
+    os.set_blocking(came, False)
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python notes there each signal that has a handler
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        with contextlib.suppress(BlockingIOError):
+            if set(os.read(came, 65536)) & set(SIGNALS):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _wait_for_earlier_process(folder: Path) -> None:
+    """If an earlier main process was killed, its runs may still be saving: wait until the folder is free."""
+    if not folder.exists():
+        return
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with RunFolder(path=folder).held():
+                return
+        except ValueError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)

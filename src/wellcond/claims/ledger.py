@@ -73,12 +73,12 @@ class Entry:
 
 
 def entries(evidence: Path) -> list[Entry]:
-    """One entry for each claim, in their order. ValueError for a file that is of no claim, or cannot be read."""
-    _refuse_strangers(evidence)
+    """One entry for each claim, in their order. ValueError for a file that belongs to no claim, or cannot be read."""
+    _refuse_unknown(evidence)
     return [
         _statement(evidence, one) if isinstance(one, Statement) else _claim(evidence, one)
         for id_, one in CLAIMS.items()
-        if id_ in OURS or (evidence / id_).is_dir()  # others' claims have their evidence elsewhere
+        if id_ in OURS or (evidence / id_).is_dir()  # claims of plug-ins may keep their evidence elsewhere
     ]
 
 
@@ -188,16 +188,16 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
-def _refuse_strangers(evidence: Path) -> None:
-    """A file under a name that no claim has would be left out in silence."""
+def _refuse_unknown(evidence: Path) -> None:
+    """A file under a name that no claim has would silently be left out."""
     known = {*CLAIMS, "runs", "theory", "trained"}
     for path in sorted(evidence.glob("*")):
         if path.is_dir() and path.name not in known:
-            raise ValueError(f"{path} is of no claim; the ids are {', '.join(CLAIMS)}")
+            raise ValueError(f"{path} belongs to no claim; the ids are {', '.join(CLAIMS)}")
     for path in sorted((evidence / "theory").glob("*.json")):
         if not isinstance(CLAIMS.get(path.stem), Statement):
             statements = ", ".join(id_ for id_, one in CLAIMS.items() if isinstance(one, Statement))
-            raise ValueError(f"{path} is of no statement; those are {statements}")
+            raise ValueError(f"{path} belongs to no statement; those are {statements}")
 
 
 def _made(records: Sequence[Mapping[str, Any]]) -> str:
@@ -216,7 +216,7 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs of all arms that tell who made them: they may be older than the command that put them together."""
+    """The runs of all arms that name their device and commit, which may be older than the command's."""
     arms = record.get("arms", {}).values()
     runs = [run for arm in arms for run in arm["runs"]]
     return [run for run in runs if "commit" in run]

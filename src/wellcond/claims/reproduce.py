@@ -6,7 +6,7 @@
 
 One process runs them one after the other: runs that several claims share are trained once, and runs of one form are
 compiled once. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
-machine has finished and whose results lie beside the evidence; what was running goes on from its last state.
+machine has finished and whose results are with the evidence; what was running resumes from its last state.
 """
 
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ def reproduce(
     ids = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
     if bool(ids) == whole_queue:
         raise ValueError("name claims, or take all that there are with --all; wellcond ledger lists them")
-    for stranger in [id_ for id_ in ids[1:] if id_ not in CLAIMS] if settings else ():
-        raise ValueError(f"a setting is written name=value, got {stranger!r}; nor is there a claim of that name")
+    for unknown in [id_ for id_ in ids[1:] if id_ not in CLAIMS] if settings else ():
+        raise ValueError(f"a setting is written name=value, got {unknown!r}, which is no claim's id either")
     chosen = [claim(id_) for id_ in ids]
     for one in chosen:
         if not one.built:
@@ -77,9 +77,9 @@ def reproduce(
     check_device(device)
     given = parse_data(["digits"] if scale == "smoke" else data_dirs)
     for one in chosen if scale == "lab" else ():
-        strangers = [data.set.name for data in given if data.set.name not in one.sets]
-        if one.sets and len(strangers) == len(given):
-            raise ValueError(f"{one.id} is not decided on {strangers[0]}; its sets are {', '.join(one.sets)}")
+        others = [data.set.name for data in given if data.set.name not in one.sets]
+        if one.sets and len(others) == len(given):
+            raise ValueError(f"{one.id} is not decided on {others[0]}; its sets are {', '.join(one.sets)}")
     options = Options(
         scale=scale,
         seeds=seeds or (SMOKE_SEEDS if scale == "smoke" else SEEDS),
@@ -113,7 +113,7 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         except OutOfTime:
             on = f" on {', '.join(given.set.title for given in data)}" if data else ""
             unfinished.append(f"{one.id}{on}")
-            continue  # what is next may be shorter, or done already
+            continue  # the next may be shorter, or done already
         except (Interrupted, KeyboardInterrupt) as stopped:
             said = str(stopped) or "interrupted"
             options.say(f"{said}. The same command goes on; what is finished is not run again.")
@@ -148,9 +148,9 @@ def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tu
             if data or not one.sets:
                 steps.append((one, data))
     if missing:
-        options.say(f"Skipped, for they are not built yet: {', '.join(missing)}.")
+        options.say(f"Skipped, not built yet: {', '.join(missing)}.")
     if without:
-        options.say(f"Skipped, for no --data-dir says where they lie: {', '.join(without)}.")
+        options.say(f"Skipped, no --data-dir says where they are: {', '.join(without)}.")
     return steps
 
 

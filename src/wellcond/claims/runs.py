@@ -1,14 +1,17 @@
 """The queue of runs: planned by name, skipped where done, taken up where they stopped, as many as fit the time.
 
     runs = Runs(Path("runs/lab"), console=Console(), time_limit="9m")
-    found = runs.run(Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=True))     # trains, or reads
-    found["status"], found["metrics"]["top1"]                                                       # "finished", 0.87
-    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])                            # up to four at once
+    plan = Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=("log_kappa",))
+    found = runs.run(plan)                                                      # trains, or reads
+    found["status"], found["metrics"]["top1"], found["log_kappa"]["trained"]    # "finished", 0.87, {"sa": [8.4, …], …}
+    Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])        # up to four at once
 
 Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
-run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on.
-With one job everything happens in this process; with more, each run in one of its own (jobs.py, one_run.py).
+run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on. What
+is measured of the trained model is measured before the run ends, by name (measurements.py). What another claim asks for
+later is measured then, if the weights are still there.
+With one job everything happens in this process; with more, each run in one of its own (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
 that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
 """
@@ -30,8 +33,8 @@ import torch
 from rich.console import Console
 
 from wellcond import records
-from wellcond.claims.ends import measure_ends
 from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.environment import environment
 from wellcond.models.surgery import keep_compiled_code
 from wellcond.train.checkpoint import saved_steps
@@ -45,7 +48,7 @@ __all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
-log_kappa (at its ends), config, environment."""
+config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
 RESULT = "result.json"
 LOG = "log.txt"
 ELSEWHERE = {
@@ -54,14 +57,15 @@ ELSEWHERE = {
 """Neither where the data lies nor what is measured on the way changes what is trained."""
 POINTS = 60  # of a curve of the training loss
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
-AROUND = 10.0  # seconds that a run takes beside its steps: validation, κ at its ends, saving
+AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, measurements at its end, saving
 COMPILING = 60.0  # seconds, where the code for its form is not there yet
-FORM = {
-    "task", "data", "model", "model_kwargs", "remove_skips", "layer_scale", "attention", "attention_kwargs", "gray",
-    "epsilon", "image_size", "batch_size", "accumulate", "drop_path", "mixup", "cutmix", "label_smoothing", "amp_dtype",
-    "compile_mode", "mask_ratio", "normalize_pixels", "gray_masked", "decoder_dim", "decoder_depth", "decoder_heads",
-}  # fmt: skip
-"""Settings that the compiled code of a training depends on."""
+NOT_COMPILED = {
+    *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
+    "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
+    "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
+    "eval_steps", "log_every",
+} - {"data"}  # fmt: skip
+"""Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
 """Of what was measured in the course of a training."""
 
@@ -75,8 +79,8 @@ class Planned:
     config: Config
     images: int = 0
     """How many it trains on, over all epochs, for an estimate of its time; 0 where that is not known."""
-    measure: bool = False
-    """Whether its condition numbers are measured at the end, beside those of its random start."""
+    measure: tuple[str, ...] = ()
+    """What is measured of the trained model before the run ends: names of MEASUREMENTS."""
     first: bool = False
     """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
 
@@ -100,7 +104,7 @@ class Runs:
             )
         self.root, self.console, self.device = root, console, device
         self.kept = kept
-        """Where results are kept beside the evidence: what is there is done, whichever machine trained it."""
+        """Where results are kept with the evidence: what is there is done, whichever machine trained it."""
         self.expected = 0
         """How many runs are planned, as far as is known."""
         self.done = self.trained = 0
@@ -137,7 +141,7 @@ class Runs:
         return [one for one in found if not isinstance(one, OutOfTime)]
 
     def results(self, pattern: str) -> list[Result]:
-        """Of all finished runs under names like this, here and beside the evidence; each once."""
+        """Of all finished runs with names that match the pattern, here and with the evidence; each once."""
         paths = {}
         for root in (self.kept, self.root):
             if root is not None:
@@ -165,10 +169,13 @@ class Runs:
 
         With several jobs, to be called within `together`; RunFailed where the run's process fails.
         """
+        for name in plan.measure:
+            if name not in MEASUREMENTS:
+                raise ValueError(f"there is no measurement {name!r}; they are {', '.join(MEASUREMENTS)}")
         result = self.finished(plan)
         if result is not None:
             self._say(self._count(), plan, f"done before: {_words(result)}")
-            return result
+            return self._measure_later(plan, result)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
         self._check_time(plan)
@@ -192,7 +199,7 @@ class Runs:
             nonlocal number
             self._check_time(plan)
             number = self._count()
-            RunFolder.open(folder, self._config(plan))  # first of all its configuration: it says what the folder is
+            RunFolder.open(folder, self._config(plan))  # writes its configuration first
             self._say(number, plan, "training")
 
         try:
@@ -216,7 +223,7 @@ class Runs:
         return result
 
     def _keep(self, plan: Planned) -> Result:
-        """The result of a run that was just trained, put beside the evidence too."""
+        """The result of a run that was just trained, also copied to the evidence."""
         result = records.read_json(self.root / plan.name / RESULT)
         self._note_speed(plan.name, result)
         if self.kept is not None:
@@ -225,9 +232,9 @@ class Runs:
 
     def _told(self, plan: Planned) -> bytes:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
-        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # which one, it cannot see
-        told = {"name": plan.name, "config": plan.config.as_json(), "measure": plan.measure}
-        if self.limit is not None:  # its clock begins with its own process
+        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() says which
+        told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure)}
+        if self.limit is not None:  # its clock starts with its own process
             told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
 
@@ -245,14 +252,14 @@ class Runs:
         return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
 
     def _check_time(self, plan: Planned) -> None:
-        """OutOfTime where a run is better not begun: what is trained of it would wait, or be lost with the machine."""
+        """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
         if self.limit is None:
             return
         left, needed = self.limit - process_age(), self._needed(plan)
         least = min(LEAST_TIME, self.limit / 10)
         if left >= least and (needed is None or needed <= left):
             return
-        # One that fits into no call at all is begun all the same: saved and taken up, it ends some day.
+        # One that takes longer than any call is started all the same: saved and resumed, it gets done.
         if left >= least and needed is not None and needed > self.limit - AROUND:
             return
         takes = "" if needed is None else f"it takes about {needed:.0f} s, and "
@@ -281,7 +288,7 @@ class Runs:
         speed = result["images_per_second"]
         if speed and self.limit is not None and result["environment"]["device"] == self._this_device:
             arm = name.rpartition("/")[0]
-            for place in (arm, arm.rpartition("/")[0]):  # the fastest: results may be of days when training was slower
+            for place in (arm, arm.rpartition("/")[0]):  # the fastest: older results may be slower
                 self._speeds[place] = max(speed, self._speeds.get(place, 0.0))
 
     def _count(self) -> int:
@@ -300,14 +307,32 @@ class Runs:
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
         result |= {**_curves(folder), "measured": _measured(folder)}
-        measured = plan.measure and result["status"] == "finished"
-        result["log_kappa"] = measure_ends(config, folder, device=self.device) if measured else None
+        return result | self._measure(plan.measure, result, config, folder)
+
+    def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
+        """Of a run that diverged there is nothing to measure."""
+        finished = result["status"] == "finished"
+        return {name: MEASUREMENTS[name](config, folder, self.device) if finished else None for name in names}
+
+    def _measure_later(self, plan: Planned, result: Result) -> Result:
+        """What a run that is done was not asked for when it was trained: measured now, if its weights are here."""
+        missing = [name for name in plan.measure if name not in result]
+        if not missing:
+            return result
+        folder = self.root / plan.name
+        if result["status"] == "finished" and not saved_steps(folder / "checkpoints"):
+            self._say(self.done, plan, f"without {', '.join(missing)}: its weights are not here")
+            return result | dict.fromkeys(missing)
+        result |= self._measure(missing, result, self._config(plan), folder)
+        for root in (self.root, self.kept):
+            if root is not None:
+                records.write_json(root / plan.name / RESULT, result)
         return result
 
     @contextlib.contextmanager
     def _compiled_once(self, config: Config) -> Iterator[None]:
-        """Runs of one form, one after the other, are compiled once. Before another form everything is forgotten: else
-        the graphs of earlier ones count against torch's limit, beyond which it runs eagerly."""
+        """Runs of one form, one after the other, are compiled once. Before another form the compiler is reset:
+        otherwise earlier graphs count against torch's recompile limit, beyond which it runs eagerly."""
         form = self._form(config)
         if not config.compile:
             yield
@@ -321,7 +346,7 @@ class Runs:
 
     @staticmethod
     def _form(config: Config) -> dict[str, Any]:
-        return {name: value for name, value in config.as_json().items() if name in FORM}
+        return {name: value for name, value in config.as_json().items() if name not in NOT_COMPILED}
 
     def _say(self, number: int, plan: Planned, text: str) -> None:
         of = f"{number}/{max(number, self.expected)}"
@@ -329,7 +354,7 @@ class Runs:
 
 
 def made_by(result: Result) -> dict[str, Any]:
-    """Which device and which state of the code trained it: the runs of one experiment may be of several days."""
+    """Which device and which commit trained it: the runs of one experiment may be days apart."""
     environment = result["environment"]
     return {"device": environment["device"], "commit": environment["commit"]}
 

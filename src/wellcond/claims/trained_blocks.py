@@ -1,12 +1,13 @@
-"""Small real matrices of trained attention: a ViT trained on scikit-learn's digits, and what its blocks compute with.
+"""Small real matrices of trained blocks: a ViT trained on scikit-learn's digits, and what its blocks compute with.
 
-    python -m wellcond.claims.trained_blocks                # evidence/trained/digits-vit-blocks.safetensors, .json
-    blocks = read_blocks("evidence/trained/digits-vit-blocks.safetensors")
-    x, query = blocks[2].x, blocks[2].x @ blocks[2].w_q[0]       # eight test images' tokens; their queries of head 0
+    python -m wellcond.claims.trained_blocks        # evidence/trained/digits-vit-{blocks,mlps}.safetensors and .json
+    blocks_of(model, images)[2].x                   # what the attention of block 2 reads; .w_q, .w_k, .w_v, .w_o
+    mlps_of(model, images)["blocks.2.w_up"]
 
 Statements about attention are made about X, W_Q, W_K and W_V; random matrices obey many that trained ones do not. The
-model has no biases in query, key and value, so that these matrices are all there is. On one machine and with the same
-versions the same seed gives the same file.
+model has no biases in query, key and value, so that these matrices are all there is; of the MLPs the biases are left
+out, since the statements about MLPs have none. On one machine and with the same versions the same seed gives the same
+files. `wellcond.theory.trained` reads them.
 """
 
 import argparse
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.progress import track
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from wellcond.models.build import create_model
 from wellcond.records import write_record
 
-__all__ = ["AttentionBlock", "Digits", "blocks_of", "load_digits", "read_blocks", "run", "train"]
+__all__ = ["AttentionBlock", "Digits", "blocks_of", "load_digits", "mlps_of", "run", "train"]
 
 MODEL: dict[str, Any] = {
     "img_size": 8,
@@ -42,7 +42,8 @@ MODEL: dict[str, Any] = {
 BLOCKS, IMAGES = (0, 2, 5), 8
 EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 12, 32, 2e-3, 0.05
 TEST = 297  # of the 1,797 images
-OUTPUT = Path("evidence/trained/digits-vit-blocks.safetensors")
+OUTPUT = Path("evidence/trained")
+SELF = "wellcond.claims.trained_blocks"  # as a command it is called __main__
 
 
 class Digits(NamedTuple):
@@ -86,7 +87,7 @@ def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
-        with torch.no_grad():  # a token of one pixel says little: with timm's 0.02 it takes long to learn where it is
+        with torch.no_grad():  # a token of one pixel says little: with timm's std of 0.02 positions take long to learn
             model.get_parameter("pos_embed").normal_()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         steps = -(-len(digits.labels) // BATCH)
@@ -135,50 +136,70 @@ def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -
     return found
 
 
-def read_blocks(path: str | os.PathLike[str]) -> dict[int, AttentionBlock]:
-    """What `run` wrote: index of the block → its matrices."""
-    found: dict[int, dict[str, Tensor]] = {}
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (a file of safetensors is no dict)
-            _, index, matrix = name.split(".")
-            found.setdefault(int(index), {})[matrix] = file.get_tensor(name)
-    return {index: AttentionBlock(**matrices) for index, matrices in sorted(found.items())}
+@torch.no_grad()
+def mlps_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """`blocks.N.x_mlp` (images, n, d), `.w_up` (d, 4d) and `.w_down` (4d, d), multiplied from the right."""
+    found: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as hooks:
+        for index in BLOCKS:
+            mlp = model.get_submodule(f"blocks.{index}.mlp")
+
+            def keep(_: nn.Module, args: tuple[Tensor, ...], index: int = index) -> None:
+                found[f"blocks.{index}.x_mlp"] = args[0].clone()
+
+            hooks.callback(mlp.register_forward_pre_hook(keep).remove)
+            found[f"blocks.{index}.w_up"] = mlp.get_parameter("fc1.weight").T.contiguous()
+            found[f"blocks.{index}.w_down"] = mlp.get_parameter("fc2.weight").T.contiguous()
+        model(images)
+    return found
 
 
-def run(path: str | os.PathLike[str] = OUTPUT, *, epochs: int = EPOCHS, seed: int = 0) -> dict[int, AttentionBlock]:
-    """Train, and write the matrices, with a JSON beside them that says how they came about."""
+def run(folder: str | os.PathLike[str] = OUTPUT, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
+    """Train, and write the matrices of attention and of the MLPs, each with a JSON that says how they came about."""
     digits = load_digits(seed)
     model = train(digits, epochs=epochs, seed=seed)
-    blocks = blocks_of(model, digits.test_images[:IMAGES])
-    settings = ", ".join(f"{key}={value}" for key, value in MODEL.items())
-    about = {
-        "model": f"timm vit_tiny_patch16_224, qkv_bias=False, {settings}",
-        "source": f"trained by wellcond.claims.trained_blocks, {epochs} epochs, on 1,500 digits of scikit-learn",
-        "what": (
-            f"blocks {', '.join(map(str, blocks))}: x, the attention's normed input of {IMAGES} test images (images, "
-            "n, d); w_q, w_k, w_v (heads, d, d/heads), multiplied from the right; w_o (d, d) and b_o (d)"
-        ),
-        "licence": "Apache-2.0; the images are scikit-learn's (BSD-3-Clause)",
+    images = digits.test_images[:IMAGES]
+    blocks = ", ".join(map(str, BLOCKS))
+    attention = {
+        f"blocks.{i}.{name}": value.contiguous()
+        for i, block in blocks_of(model, images).items()
+        for name, value in vars(block).items()
     }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"blocks.{i}.{name}": value.contiguous() for i, block in blocks.items() for name, value in vars(block).items()
-    }
-    save_file(tensors, path, metadata={**about, "seed": str(seed)})
+    what = (
+        f"blocks {blocks}: x, the attention's normed input of {IMAGES} test images (images, n, d); w_q, w_k, w_v "
+        "(heads, d, d/heads), multiplied from the right; w_o (d, d) and b_o (d)"
+    )
     measured = {
         "accuracy": accuracy(model, digits.test_images, digits.test_labels),
         "accuracy on the training images": accuracy(model, digits.images, digits.labels),
         "test images": len(digits.test_labels),
         "epochs": epochs,
     }
+    _write(Path(folder) / "digits-vit-blocks.safetensors", attention, what, measured, seed)
+    what = (
+        f"blocks {blocks}: x_mlp, the MLP's normed input of {IMAGES} test images (images, n, d); w_up (d, 4d) and "
+        "w_down (4d, d), multiplied from the right; no biases"
+    )
+    _write(Path(folder) / "digits-vit-mlps.safetensors", mlps_of(model, images), what, measured, seed)
+    return model
+
+
+def _write(path: Path, tensors: dict[str, Tensor], what: str, measured: dict[str, Any], seed: int) -> None:
+    settings = ", ".join(f"{key}={value}" for key, value in MODEL.items())
+    about = {
+        "model": f"timm vit_tiny_patch16_224, qkv_bias=False, {settings}",
+        "source": f"trained by {SELF}, {measured['epochs']} epochs, on 1,500 digits of scikit-learn",
+        "what": what,
+        "licence": "Apache-2.0; the images are scikit-learn's (BSD-3-Clause)",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={**about, "seed": str(seed)})
     write_record(path.with_suffix(".json"), {**about, **measured}, seed=seed)
-    return blocks
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums over several threads depend on how many there are."""
+    """Sums depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -188,7 +209,7 @@ def _one_thread() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a small ViT on digits, and keep the matrices of its attention.")
+    parser = argparse.ArgumentParser(description="Train a small ViT on digits, and keep the matrices of its blocks.")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0)

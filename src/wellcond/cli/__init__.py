@@ -12,7 +12,8 @@
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure is one line; with
 WELLCOND_DEBUG=1, a traceback.
-Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once.
+Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once. Commands
+that take names import the plug-ins of other packages first (plugins.py).
 `wellcond --install-completion` completes commands, recipes, claims and models in your shell.
 """
 
@@ -32,6 +33,7 @@ from wellcond.cli.demo import demo
 from wellcond.cli.info import info
 from wellcond.cli.ledger import ledger
 from wellcond.cli.measure import measure
+from wellcond.cli.plugins import with_plugins
 from wellcond.cli.report import report
 from wellcond.cli.reproduce import reproduce
 from wellcond.cli.theory import theory
@@ -67,9 +69,9 @@ def main() -> None:
 def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
     """SIGTERM ends a command as Ctrl-C does, unless the command says otherwise, as training does: with 130.
 
-    Torch and timm take seconds to import, and pass over exceptions meanwhile; then there is nothing to clean up.
+    Torch and timm take seconds to import, and swallow exceptions meanwhile; there is nothing to clean up yet.
     """
-    if os.getpid() != main_process:  # forked by a command: it ends as any process
+    if os.getpid() != main_process:  # forked by a command: it ends as any process does
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     while frame is not None:
@@ -81,7 +83,7 @@ def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """A ValueError is our own and speaks for itself; anything else also gets its kind, and the way to see more."""
+    """A ValueError is our own and its message is enough; anything else also gets its type, and how to see more."""
     message = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return message
@@ -105,6 +107,11 @@ def _common(
     """Measure and improve the conditioning of transformer training."""
 
 
-for command in (info, demo, report, measure, theory, train, reproduce, ledger):
+for command in (info, demo, report):
     app.command()(command)
+app.command()(with_plugins(measure))
+app.command()(theory)
+app.command()(with_plugins(train))
+app.command()(with_plugins(reproduce))
+app.command()(with_plugins(ledger))
 app.add_typer(bench, name="bench")

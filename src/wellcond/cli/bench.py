@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from wellcond.cli.plugins import with_plugins
+
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True)
@@ -69,6 +71,7 @@ def bench_probe(
 
 
 @bench.command("attention")
+@with_plugins
 def bench_attention(output: BenchOutput = None, device: Device = None, quick: Quick = False) -> None:
     """Every attention over the length: time and memory, against torch's own and the published order of operations."""
     from wellcond.bench import attention

@@ -15,8 +15,9 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of t
     """Show versions, devices, and which fast paths are available, which will be taken, and why."""
     from wellcond.environment import environment
     from wellcond.numerics.fastpaths import fast_paths
+    from wellcond.plugins import find_plugins
 
-    facts = environment()
+    facts = {**environment(), "plugins": [f"{point.name} ({point.module})" for point in find_plugins()]}
     paths = [{"name": p.name, "available": p.available, "taken": p.taken, "why": p.why} for p in fast_paths()]
     if as_json:
         typer.echo(json.dumps({**facts, "fast_paths": paths}, indent=2, ensure_ascii=False))
@@ -29,6 +30,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     commit = f"{facts['commit']}{', with changes' if facts['dirty'] else ''}" if facts["commit"] else None
     rows = facts["versions"] | {"torch's CUDA": facts.get("cuda"), "platform": facts["platform"], "CPU": cpu}
     rows |= {"device": ", ".join(facts["devices"]) or "CPU only", "commit": commit}
+    rows["plug-ins"] = ", ".join(facts["plugins"]) or None
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
         if value is not None:

@@ -42,7 +42,7 @@ def theory(
         raise typer.BadParameter(
             f"unknown statement {unknown[0]!r}; there are {', '.join(STATEMENTS)}", param_hint="ID"
         )
-    from wellcond.claims import theory_run
+    from wellcond.claims.theory import run
 
     wanted = list(dict.fromkeys(ids or STATEMENTS))
-    theory_run.run(wanted, draws=draws or DRAWS, seed=seed, trained=trained, output=output, page=page)
+    run(wanted, draws=draws or DRAWS, seed=seed, trained=trained, output=output, page=page)

@@ -38,7 +38,7 @@ USAGE = """\
 import timm, wellcond
 
 model = timm.create_model("vit_base_patch16_224")
-wellcond.gray(model, "dct", epsilon=0.95)    # in place; train it as ever
+wellcond.gray(model, "dct", epsilon=0.95)    # in place; train it as usual
 """
 MEASURE = """\
 kappa = wellcond.condition_number(tokens)           # (…, n, d) → (…)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.claims import ledger
-from wellcond.claims.ends import SITES
 from wellcond.data.digits import VALIDATION as DIGITS
 from wellcond.demo.graying import Grayed, Photograph
 from wellcond.demo.graying_page import graying_sections
@@ -32,6 +31,7 @@ from wellcond.report import (
 )
 from wellcond.report.by_block import block_section
 from wellcond.report.readings import SITE_WORDS, Readings
+from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["build"]
 

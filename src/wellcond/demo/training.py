@@ -19,11 +19,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from wellcond.claims.ends import SITES
 from wellcond.claims.runs import Planned, Result, Runs
 from wellcond.records import Run
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
+from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["ARMS", "TrainedArm", "as_record", "configure", "mean_log_kappa", "terminal_table", "train_arms"]
 
@@ -67,7 +67,7 @@ def train_arms(root: Path, *, console: Console, settings: Sequence[str] = ()) ->
     for arm, (title, _) in ARMS.items():
         config = configure(arm, settings)
         name = f"{arm}-{_digest(config)}"  # another configuration is another folder: an old demo is not in the way
-        result = runs.run(Planned(name=name, config=config, measure=True))
+        result = runs.run(Planned(name=name, config=config, measure=("log_kappa",)))
         found.append(TrainedArm(name=arm, title=title, config=config, result=result, run=Run.open(root / name)))
     return found
 

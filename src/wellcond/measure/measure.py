@@ -4,8 +4,7 @@
     # measure-vit_tiny_patch16_224/: config.json, probe.jsonl, untrained.jsonl, report.html
 
 Without data it measures crops of two embedded photographs; without weights, random ones, and says so. `untrained`
-measures the same architecture at its random start beside the trained one: much of what looks like a result of training
-is there before it.
+also measures the same architecture with random weights: much of what looks like a result of training is there before.
 """
 
 import os
@@ -28,10 +27,10 @@ from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.words import DEFAULT_SITES
 
 __all__ = ["Measurement", "measure"]
 
-SITES = ("sa", "+sa", "mlp", "+mlp")
 PLAIN = (
     bool,
     int,
@@ -110,7 +109,7 @@ def measure(
     sites = _sites_of(built) if sites is None else sites
     probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples, "exact": True}
     probed |= {"spectrum": spectrum, "attention": attention}
-    probe = Probe(built.model, run=name, **probed)  # whatever it refuses, it refuses before images are read
+    probe = Probe(built.model, run=name, **probed)  # before images are read, since it may refuse its settings
     sample = _read(built, data_dir, samples, seed)
 
     _run(probe, sample, where, console)
@@ -127,7 +126,7 @@ def measure(
     def say(line: Any) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"log κ of {measured.title}")  # first of all, for a disk may be full
+    say(f"log κ of {measured.title}")  # before anything is written: the disk may be full
     for table in kappa_tables(console, rows, start):
         console.print(table)
     for line in (*legend(console, rows, start), *notes):
@@ -171,7 +170,7 @@ def _build(model_name: str, seed: int, **how: Any) -> BuiltModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return build_model(model_name, **how)
-    except OSError as error:  # ours say what is missing; the system's know a reason
+    except OSError as error:  # ours have a message; the system's have errno
         raise ValueError(
             f"{how['checkpoint']} cannot be read ({error.strerror})" if error.errno else str(error)
         ) from None
@@ -192,7 +191,7 @@ def _gray(built: BuiltModel, method: str | None, epsilon: float) -> list[str]:
 def _sites_of(built: BuiltModel) -> list[str]:
     """The usual sites without those that no block has: a ConvMixer has no `+mlp`, parallel blocks have no `+sa`."""
     blocks = find_blocks(built.model)
-    return [site for site in SITES if any(site in block.taps for block in blocks)]
+    return [site for site in DEFAULT_SITES if any(site in block.taps for block in blocks)]
 
 
 def _read(built: BuiltModel, data_dir: str | os.PathLike[str] | None, samples: int, seed: int) -> ImageSample:
@@ -218,7 +217,7 @@ def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Conso
 
 
 def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, Any], seed: int) -> None:
-    """Give the model a random start and keep what was done to it: surgery changes no name of a weight."""
+    """Give the model random weights and keep its surgery, which changes no name of a weight."""
     classes = getattr(built.model, "num_classes", None)
     if classes is not None:  # the checkpoint may have decided it
         settings = {**settings, "num_classes": classes}
@@ -234,7 +233,7 @@ def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int)
         _write_rows(folder / ROWS, measured.rows)
         _write_rows(folder / UNTRAINED_ROWS, measured.untrained)
         return measured.page().write(folder / PAGE)
-    except OSError as error:  # it could be written before
+    except OSError as error:  # it was writable before
         raise ValueError(
             f"{folder} can no longer be written to ({error.strerror}); the table is all there is"
         ) from None

@@ -1,4 +1,4 @@
-"""log κ of a model in the terminal: blocks × sites, coloured from harmless to hopeless.
+"""log κ of a model in the terminal: blocks × sites, coloured from green (well conditioned) to red.
 
     for table in kappa_tables(console, rows, untrained_rows):      # several where the terminal is narrow
         console.print(table)
@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from wellcond.probe.table import lower_bounds, marks
+from wellcond.words import SITES
 
 __all__ = ["kappa_table", "kappa_tables", "legend"]
 
-SITES = ("tokens", "embed", "in", "sa", "+sa", "mlp", "+mlp")
 CEILING = 15.9  # ln κ beyond which float32 cannot see
 SCALE = (
     (0x2E, 0x9E, 0x5B),
@@ -39,7 +39,7 @@ def kappa_tables(console: Console, rows: Sequence[Row], untrained: Sequence[Row]
     while left:
         parts = [kappa_table(rows, untrained, sites=left[:count]) for count in range(1, len(left) + 1)]
         widths = [Measurement.get(console, unlimited, part).maximum for part in parts]
-        count = max(1, sum(width <= console.width for width in widths))  # one at least, which then breaks its lines
+        count = max(1, sum(width <= console.width for width in widths))  # at least one, with wrapped lines
         tables.append(parts[count - 1])
         left = left[count:]
     return tables
@@ -53,7 +53,7 @@ def kappa_table(
     sites = _sites(rows) if sites is None else sites
     blocks = list(dict.fromkeys(place[:2] for place in kappas.rows))
     table = Table(pad_edge=False)
-    table.add_column("block", overflow="fold")  # where even one site is too wide, lines break and nothing is cut off
+    table.add_column("block", overflow="fold")  # wrapped where even one site is too wide: nothing is cut off
     for site in sites:
         table.add_column(Text(site), justify="right", overflow="fold")
 

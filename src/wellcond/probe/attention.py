@@ -1,13 +1,13 @@
-"""Attention as the model computes it, overheard: the entropy of its weights and the largest logit.
+"""Attention as the model computes it, intercepted: the entropy of its weights and the largest logit.
 
     listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256, samples=64)
-    with listener.hooks():               # inside them a torch function mode: every call of torch's passes by
+    with listener.hooks():               # within it a torch function mode sees every call of torch's
         model(images)
     listener.found                       # {"blocks.3": Heard(entropy=…, largest_logit=…, count=…)}
 
-Inside the modules named it hears `scaled_dot_product_attention`, whose weights no hook ever sees, and `softmax` over
-the last dimension, wherever the attention is written out. The logits are computed again from query and key, in float32
-or better, a few rows at a time. What is heard is passed on unchanged, also where hearing it fails: see `failed`.
+Inside these modules it intercepts `scaled_dot_product_attention`, whose weights no hook ever sees, and `softmax` over
+the last dimension, for attention that is written out. The logits are recomputed from query and key, in float32 or
+better, a few rows at a time. Every call is passed on unchanged, even if measuring it fails: see `failed`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from wellcond.numerics.autocast import no_autocast
-from wellcond.probe.separate import whose_pass
+from wellcond.probe.passes import whose_pass
 
 __all__ = ["AttentionListener", "Heard"]
 
@@ -45,8 +45,7 @@ class Heard(NamedTuple):
 class AttentionListener(TorchFunctionMode):
     """Listens to `modules`, in the first `share` of each batch, which are `samples` samples (one has several windows).
 
-    `valid` says for one of the keys which tokens, (b, n) or (1, n), are none of the padding: a query of the padding is
-    left out.
+    `valid` says for one of the keys which tokens, (b, n) or (1, n), are not padding; queries of padding are left out.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class AttentionListener(TorchFunctionMode):
                 stack.callback(leave.remove)
             yield
 
-    # The mode is on inside attention alone: elsewhere it would cost every call of torch's some time for nothing.
+    # The mode is on only inside attention: elsewhere it would slow down every call of torch's for nothing.
 
     def _arrived(self, key: Any) -> None:
         self._inside.append(key)
@@ -88,7 +87,7 @@ class AttentionListener(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def _leave_all(self) -> None:
-        """After an interruption from the keyboard, of which hooks are not told."""
+        """After a KeyboardInterrupt, which hooks are not told of."""
         while self._inside:
             self._left()
 
@@ -112,7 +111,7 @@ class AttentionListener(TorchFunctionMode):
             self._hear(_chunks_of(_first(logits, self.share), self._counts(logits)), logits)
 
     def _counts(self, x: Tensor) -> Tensor | None:
-        """Which queries of (b, heads, queries, …) are none of the padding, (b, heads, queries); None where all are."""
+        """Which queries of (b, heads, queries, …) are not padding, (b, heads, queries); None if none is."""
         first, valid = _first(x, self.share), self.valid(self._inside[-1])
         if valid is None or x.ndim != 4 or valid.shape[1] != x.shape[2] or 1 < len(valid) < len(first):
             return None
@@ -124,9 +123,9 @@ class AttentionListener(TorchFunctionMode):
         with torch.no_grad(), no_autocast(like):
             for logits in chunks:  # (…, queries, keys)
                 top = logits.amax(-1)
-                attends = ~top.isneginf()  # a query without keys attends to nothing, one of the padding too
+                attends = ~top.isneginf()  # a query without keys attends to nothing, nor does one of padding
                 weights = torch.softmax(logits, -1)
-                # A weight of zero has no share in the entropy: that of a masked key, say.
+                # A weight of zero, such as a masked key's, adds nothing to the entropy.
                 each = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
                 total[0] += torch.where(attends, each, 0).sum(dtype=torch.float64)
                 total[1] += attends.sum()
@@ -136,7 +135,7 @@ class AttentionListener(TorchFunctionMode):
 
 @functools.cache
 def _made_of_others(func: Any) -> Any:
-    """A function of torch's that asks for listeners itself, without that question: those it calls are what we hear."""
+    """A torch function that dispatches to function modes itself, without that: we intercept the functions it calls."""
     scope = {**func.__globals__, "has_torch_function": lambda _tensors: False}
     twin = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     twin.__kwdefaults__ = func.__kwdefaults__

@@ -1,4 +1,4 @@
-"""Tensors at a model's sites, caught during one forward pass without touching the model's code.
+"""What one forward pass gives: the tensors at a model's sites, which of their tokens are padding, what went wrong.
 
     capture = Capture(wanted, max_samples=64)
     with capture.hooks():               # always removed, also after an exception
@@ -8,11 +8,20 @@
 
 A hook detaches, cuts to the first `max_samples` samples and copies: nothing of the pass changes, no later in-place
 operation reaches the copy, and no graph is kept alive. Nor does an error in it end the pass: it is kept in `errors`.
+
+    padding = Padding(whole)                        # (b, n) of the model's own mask: True counts; or None
+    padding.see("layer.3", block, args, kwargs)     # what the block is called with
+    padding.of("layer.3")                           # (b, n), or None where every token counts
+
+A block's own mask says more than the model's: a wrapper may call its mask something else, and of a model with two
+towers only one may be padded. A token is padding where no query may attend to it. Where blocks are given masks, a block
+without one has no padding; where none is, the model's mask stands for all.
 """
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +29,82 @@ from torch import Tensor, nn
 
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
-from wellcond.probe.padding import Padding
+from wellcond.probe.attention import Heard
+from wellcond.probe.passes import whose_pass
 from wellcond.probe.places import Place, Wanted
-from wellcond.probe.separate import whose_pass
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "Padding", "Pass", "counted"]
+
+HIDDEN = -1e4  # masks add this, or less, to logits that are not to count
+TORCHS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)  # for them True hides
+
+
+class Padding:
+    """The tokens that count in one pass, block by block."""
+
+    def __init__(self, whole: Tensor | None = None, *, samples: int | None = None):
+        self.whole, self.samples = whole, samples
+        self.unread: dict[str, tuple[int, ...]] = {}
+        """By block, the shape of a mask that does not tell padding apart."""
+        self._blocks: dict[str, Tensor | None] = {}
+        self._masked = False
+
+    def see(self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What block `name` is called with, the first time."""
+        if name in self._blocks:
+            return
+        self._blocks[name] = None
+        tokens = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(tokens, Tensor) or tokens.ndim != 3:
+            return
+        for argument, mask in _masks(block, args, kwargs).items():
+            self._masked = True
+            found = counted(mask, argument, tokens.shape[:2], hides=isinstance(block, TORCHS))
+            if found is None:
+                self.unread[name] = tuple(mask.shape)
+                continue
+            before = self._blocks[name]
+            self._blocks[name] = found[: self.samples] if before is None else before & found[: self.samples]
+
+    def of(self, name: str) -> Tensor | None:
+        """Which tokens count there, (b, n) or (1, n); None for all."""
+        return self._blocks.get(name) if self._masked else self.whole
+
+
+def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool = False) -> Tensor | None:
+    """Which of `tokens` (b, n) count by a mask that a block was given as `argument`: bool, (b, n) or (1, n).
+
+    Shapes: (b, n) for keys, (n, n), (b, n, n) or (b, heads, n, n) for pairs, with ones that broadcast. True counts, or
+    what is not zero, or what is not hidden by a large negative number; the other way round where `hides`, as in torch's
+    own layers, and for what is called padding. None where it does not tell.
+    """
+    batch, n = tokens
+    if mask.ndim < 2 or mask.shape[-1] != n:
+        return None
+    hides = hides or "padding" in argument
+    kept = _kept(mask, hides=hides)
+    if mask.ndim == 2:
+        # With as many samples as tokens, the name decides.
+        by_sample = len(mask) == batch and (batch != n or hides or argument == "attention_mask" or "valid" in argument)
+        return kept if by_sample else kept.any(0, keepdim=True) if len(mask) in (1, n) else None
+    if len(mask) not in (1, batch):
+        return None
+    return kept.flatten(1, -2).any(1)
+
+
+def _kept(mask: Tensor, *, hides: bool) -> Tensor:
+    if mask.is_floating_point():
+        of_ones = mask.ndim == 2 and not hides and bool((mask >= 0).all()) and bool((mask > 0).any())
+        return mask > 0 if of_ones else mask > HIDDEN
+    return mask == 0 if hides else mask != 0
+
+
+def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Tensors among the arguments whose name says that they are masks."""
+    given = kwargs
+    if len(args) > 1:
+        given = {**dict(zip(inspect.signature(block.forward).parameters, args, strict=False)), **kwargs}
+    return {n: t for n, t in given.items() if isinstance(t, Tensor) and ("mask" in n or "valid" in n)}
 
 
 class Capture:
@@ -37,7 +117,7 @@ class Capture:
         self.errors: dict[Place, Exception] = {}
         """What went wrong in a hook."""
         self.low_precision = False
-        """Whether autocast computed in less than float32 when a tensor came by, whatever its own dtype is."""
+        """Whether autocast computed in less than float32 when a tensor was caught, whatever its own dtype is."""
         self.padding = Padding()
         self._listening = False
         self._owner: object | None = None
@@ -171,9 +251,51 @@ def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
             tensor = projection.graying(tensor)
         height, width = projection.stride
         whole = tensor[..., : tensor.shape[-2] // height * height, : tensor.shape[-1] // width * width]
-        return tokens_of(whole, height, width)  # of what is left over the convolution sees nothing, either
-    if tensor.ndim == 2:  # one token a sample, without the dimension for it
+        return tokens_of(whole, height, width)  # the convolution does not see the remainder, either
+    if tensor.ndim == 2:  # one token a sample, without a dimension for tokens
         return tensor[:, None, :]
     if tensor.ndim == 4:
         return tensor.flatten(2).mT if want.channels_first else tensor.flatten(1, 2)
     return tensor
+
+
+@dataclass
+class Pass:
+    """What one measured pass has given: tensors, masks, attention, and what went wrong."""
+
+    exact: bool
+    samples: int
+    padding: Padding = field(default_factory=Padding)
+    tensors: dict[Place, Tensor] = field(default_factory=dict)
+    ends: dict[Place, Tensor] = field(default_factory=dict)
+    """What blocks read and gave out, where the map between is asked for."""
+    heard: dict[str, Heard] = field(default_factory=dict)
+    unheard: dict[str, Exception] = field(default_factory=dict)
+    error: Exception | None = None
+    """What kept the pass from being measured at all."""
+    errors: dict[Place, Exception] = field(default_factory=dict)
+    """What kept single places from it."""
+    low_precision: bool = False
+    """Whether autocast computed in less than float32."""
+
+    def remarks(self, missed: Iterable[Place], *, failed: bool) -> Iterator[str]:
+        """In words; `missed` are the places that gave nothing, `failed` tells that this was said already."""
+        if not failed:
+            if self.errors:
+                why = next(iter(self.errors.values()))
+                yield f"{len(self.errors)} places could not be measured: {_some(self.errors)}: {why!r}"
+            unreached = [place for place in missed if place not in self.errors]
+            if unreached:
+                yield f"{len(unreached)} places were not reached: {_some(unreached)}"
+        for block, shape in list(self.padding.unread.items())[:1]:
+            yield f"a mask {shape} of {block} does not tell padding apart: every token was measured"
+        for block, error in self.unheard.items():
+            yield f"the attention of {block} could not be measured: {error!r}"
+        low = sorted({str(tensor.dtype) for tensor in self.tensors.values() if tensor.dtype.itemsize < 4})
+        if self.exact and low:
+            yield f"the model computes in {', '.join(low)} by itself, in the exact pass too"
+
+
+def _some(places: Iterable[Place]) -> str:
+    names = [f"{place.site} of {place.block}" for place in places]
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")

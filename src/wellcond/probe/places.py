@@ -1,4 +1,4 @@
-"""Which places of a model are meant: the user's patterns of sites and blocks, and where each tensor comes by.
+"""Which places of a model to measure: the user's patterns of sites and blocks, and where to catch each tensor.
 
 wanted = choose(model, sites="*sa", blocks=["blocks.1?", 3])
 wanted[0].place                     # Place(block='blocks.3', index=3, site='sa')
@@ -28,22 +28,22 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One place, and where its tensor comes by."""
+    """One place, and where to catch its tensor."""
 
     place: Place
     block: nn.Module
-    """The module that runs once a pass, and to which the tap is relative."""
+    """The module that runs once a pass; the tap is relative to it."""
     tap: Tap
     channels_first: bool = False
     attention: nn.Module | None = None
 
 
 def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: Which = None) -> list[Wanted]:
-    """The places meant, in order of execution; ValueError where a pattern means nothing, with what there is."""
+    """The places, in order of execution; ValueError where a pattern matches nothing, with what there is."""
     found, known = find_blocks(model), SITES
-    if sites is None:  # no family has all of them in every block: what there is
+    if sites is None:  # no family has all of them in every block: take those there are
         sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
-        sites = sites or DEFAULT_SITES  # nothing at all: the message below says why
+        sites = sites or DEFAULT_SITES  # none at all: the message below says why
     patterns: list[str] = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else [sites]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f"sites are names or patterns such as '*sa', got {sites!r}; the sites are {', '.join(known)}")

@@ -8,14 +8,15 @@
     with probe:                                   # while training: every 100th forward pass, rows on disk as they come
         train(model)
 
-It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see separate.py.
+It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see passes.py.
 In training that pass reads the same samples each time, so that a curve shows the model and not the batch. It changes no
-output bit, no gradient and no random number, and takes its hooks away again, whatever happens.
+output bit, no gradient and no random number, and always removes its hooks, also after an exception.
 """
 
 import contextlib
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,20 +30,27 @@ from wellcond.models.families import unwrap
 from wellcond.models.sites import Which
 from wellcond.numerics.layer_map import near_unit_shares
 from wellcond.probe.attention import AttentionListener
-from wellcond.probe.batch import argument, batch_size, first_samples
-from wellcond.probe.capture import Capture
-from wellcond.probe.findings import Findings
-from wellcond.probe.one_pass import Pass
-from wellcond.probe.pace import Pace
-from wellcond.probe.padding import Padding
+from wellcond.probe.capture import Capture, Padding, Pass
+from wellcond.probe.passes import (
+    argument,
+    batch_size,
+    first_samples,
+    is_compiled,
+    is_sharded,
+    needs_separate_pass,
+    own_pass,
+    run_apart,
+    watching,
+    whose_pass,
+)
 from wellcond.probe.places import Place, block_ends, choose, form_of
-from wellcond.probe.separate import is_compiled, is_sharded, needs_separate_pass, own_pass, run_apart, whose_pass
-from wellcond.probe.statistics import Sums
+from wellcond.probe.statistics import Findings, Sums
 from wellcond.probe.table import table
-from wellcond.probe.trigger import watching
 from wellcond.words import ENDS
 
-__all__ = ["Probe"]
+__all__ = ["SHARE", "Pace", "Probe"]
+
+SHARE = 0.01  # of the time
 
 
 class Probe:
@@ -55,6 +63,7 @@ class Probe:
         blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
         every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to. "auto"
             measures as often as a hundredth of the time allows.
+        last: also measure at this step, the last one of a training, whatever `every` says.
         max_samples: how many samples are measured; it bounds the memory.
         exact: measure a pass of its own with autocast and TF32 off, in float32 (True) or "float64", or look at the pass
             that happens, in whatever precision (False): in bfloat16 that shows little but its ceiling.
@@ -63,7 +72,7 @@ class Probe:
         rank_samples: how many of the samples get what costs more: the effective rank and the spectrum, which need all
             singular values, and the attention's entropy and largest logit.
         spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
-        attention: also the entropy of the attention and its largest logit, where they can be overheard.
+        attention: also the entropy of the attention and its largest logit, where they can be intercepted.
         near_unit: also the share of each block's linear map that is near the unit circle (numerics/layer_map.py), at
             the cost of an eigenvalue decomposition on the CPU for each block.
         run: the name of the run, for the rows.
@@ -80,6 +89,7 @@ class Probe:
         blocks: Which = None,
         *,
         every: int | Literal["auto"] = 1,
+        last: int | None = None,
         max_samples: int = 64,
         exact: bool | Literal["float64"] = True,
         samples: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
@@ -90,7 +100,7 @@ class Probe:
         run: str = "",
         reduce: bool | None = None,
     ):
-        self._pace = Pace(every, agree=self._agree)
+        self._pace = Pace(every, last=last, agree=self._agree)
         for name, value in (("max_samples", max_samples), ("rank_samples", rank_samples)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
@@ -137,13 +147,13 @@ class Probe:
             raise ValueError("this probe is attached already; detach it first, or make another")
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(self.model, self._before, self._after))
-            stack.callback(lambda: self._during.close())  # a pass that was interrupted from the keyboard left it open
+            stack.callback(lambda: self._during.close())  # after a KeyboardInterrupt it is still open
             self._attached = stack.pop_all()
         self._passes_before = self._passes
         return self
 
     def detach(self) -> None:
-        """Take every hook away again, and warn if no pass came by; at the end of a `with` that is an error."""
+        """Remove every hook, and warn if no forward pass was seen; at the end of a `with` that is an error."""
         if self._let_go():
             warnings.warn(self._saw_nothing(), stacklevel=2)
 
@@ -155,7 +165,7 @@ class Probe:
             raise RuntimeError(self._saw_nothing())
 
     def _let_go(self) -> bool:
-        """Detach; whether no pass came by since it was attached."""
+        """Detach; True if no forward pass was seen since it was attached."""
         if self._attached is None:
             return False
         stack, self._attached = self._attached, None
@@ -191,7 +201,7 @@ class Probe:
         self._pace.measured(self._step)
 
     def due(self, step: int) -> bool:
-        """Whether `every` asks for a measurement at this step."""
+        """Whether a measurement is due at this step, by `every` or because it is the `last`."""
         return self._pace.due(step)
 
     # Results
@@ -249,7 +259,7 @@ class Probe:
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._busy:
             return
-        self._during.close()  # of a pass that was interrupted from the keyboard, of which hooks are not told
+        self._during.close()  # left by a KeyboardInterrupt, which hooks are not told of
         self._passes += 1
         self._pass = None
         if not self._pace.due(self._step) or self._measured_step == self._step or batch_size(args, kwargs) == 0:
@@ -262,7 +272,7 @@ class Probe:
                     self._pass.samples = min(batch_size(args, kwargs), self.max_samples)
                 self._begin(self._pass, args, kwargs)
         except Exception as error:
-            self._pass.error = error  # perhaps the model's own pass fails in the same way, and says so better
+            self._pass.error = error  # the model's own pass may fail in the same way, with a better message
 
     def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """(args, kwargs): the samples that were given, in training those that came first, else the batch that came."""
@@ -338,7 +348,7 @@ class Probe:
             except Exception as raised:
                 error = raised
         if self._reduces():
-            # A process that failed takes part, with nothing: else the others would wait for it.
+            # A process that failed takes part with nothing, or the others would wait for it.
             sums = (sums or Sums.measure(self._places, {}, {})).over_ranks()
         if error is not None:
             if not self._in_training:
@@ -445,3 +455,75 @@ def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"with at least one sample, got {type(samples).__name__}"
         )
     return call
+
+
+class Pace:
+    """When to measure: every so many steps, or ("auto") as often as a hundredth of the time allows; and at the `last`.
+
+        if pace.due(step):
+            with pace.timed(device):
+                …                           # the measurement
+            pace.measured(step)
+
+    For "auto" the time since the last measurement is looked at 1, 2, 4, 8, … steps after it: processes have to answer
+    alike, and so rarely need to ask each other. The first measurement costs more than the others (kernels are
+    compiled), and so it does not count: the second comes when training has taken as long as the first did.
+
+    `agree` turns an answer into the one that all processes give. ValueError for an `every` that is none.
+    """
+
+    def __init__(self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool):
+        if every != "auto" and (not isinstance(every, int) or every < 1):
+            raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
+        self.every, self.last, self.agree = every, last, agree
+        self.cost = 0.0
+        """Seconds that the last measurement took."""
+        self._timing, self._measurements = 0.0, 0
+        self._step, self._ended, self._look = 0, 0.0, 1
+        self._answer: tuple[int, bool] | None = None  # one answer a step, however often it is asked
+
+    def due(self, step: int) -> bool:
+        if step == self.last:
+            return True
+        if isinstance(self.every, int):
+            return step % self.every == 0
+        if self._answer is None or self._answer[0] != step:
+            self._answer = step, self._is_due(step)
+        return self._answer[1]
+
+    def _is_due(self, step: int) -> bool:
+        since = step - self._step
+        if self._measurements == 0 or since < 0:  # since < 0: the training went back to an earlier state
+            return True
+        if since < self._look:
+            return False
+        while self._look <= since:
+            self._look *= 2
+        rest = 1.0 if self._measurements == 1 else 1 / SHARE - 1
+        return self.agree(time.perf_counter() - self._ended >= rest * self.cost)
+
+    @contextlib.contextmanager
+    def timed(self, device: torch.device) -> Iterator[None]:
+        """A context whose time counts as that of a measurement, or of a part of one."""
+        if self.every != "auto":
+            yield
+        elif device.type == "cuda":  # events, so that work queued before does not count
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            try:
+                yield
+            finally:  # a failure has taken its time, too
+                end.record()
+                end.synchronize()
+                self._timing += start.elapsed_time(end) / 1e3
+        else:
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._timing += time.perf_counter() - began
+
+    def measured(self, step: int) -> None:
+        self.cost, self._timing = self._timing, 0.0
+        self._step, self._ended, self._look = step, time.perf_counter(), 1
+        self._measurements += 1

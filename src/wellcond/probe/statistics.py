@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -24,8 +25,9 @@ from wellcond.numerics import singular
 from wellcond.numerics.device_memory import free_memory
 from wellcond.probe.attention import Heard
 from wellcond.probe.places import Place
+from wellcond.words import NO_KAPPA
 
-__all__ = ["MEANS", "SPECTRUM_POINTS", "Sums", "spectrum_indices"]
+__all__ = ["MEANS", "SPECTRUM_POINTS", "Findings", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
@@ -36,7 +38,7 @@ NEAR_UNIT = ENTROPY + 3  # after the entropies' total, their number, and that of
 SPECTRUM = NEAR_UNIT + 2
 TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
 LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, DTYPE, HEARD_DTYPE, MAXIMA = range(6)  # columns of `maxima`
-# As numbers they travel between ranks with the rest, one that measured nothing included; the largest is the coarsest.
+# Sent between ranks as numbers, with the rest, also by a rank that measured nothing; the largest is the coarsest.
 DTYPES = (
     "float64",
     "float32",
@@ -77,9 +79,9 @@ class Sums:
     ) -> "Sums":
         """The sums of these tensors, (b, n, d) each; a place without one counts nothing.
 
-        `heard` is by block. `valid` says for a block which tokens, (b, n) or (1, n), are none of the padding: only they
-        are measured. `low_precision`: float32 tensors too were computed in less. `near_unit`: by block, the share, and
-        of how many samples; it is told at the block's last place.
+        `heard` is by block. `valid` says for a block which tokens, (b, n) or (1, n), are not padding: only they are
+        measured. `low_precision`: float32 tensors, too, were computed in less. `near_unit`: by block, the share, and of
+        how many samples; its row is at the block's last place.
         """
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
@@ -110,7 +112,7 @@ class Sums:
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
         totals, maxima = self.totals.to(device), self.maxima.to(device)
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
-        # A NaN would be lost in a maximum: it travels as the largest number there is.
+        # A maximum would lose a NaN: it is sent as infinity.
         maxima = maxima.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
         return Sums(places=self.places, totals=totals.cpu(), maxima=maxima.cpu())
@@ -121,7 +123,7 @@ class Sums:
 
     def rows(self, *, run: str, step: int) -> list[records.Row]:
         """One row per place and name; places where nothing was measured have none."""
-        # As plain numbers: training waits for these rows, and to look into a tensor takes longer than into a list.
+        # As plain numbers: training waits for these rows, and indexing a tensor is slower than indexing a list.
         lines = zip(self.places, self.totals.tolist(), self.maxima.tolist(), strict=True)
         return [row for place, totals, maxima in lines for row in _rows_of(place, totals, maxima, run, step)]
 
@@ -129,7 +131,7 @@ class Sums:
 def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, step: int) -> Iterator[records.Row]:
     status = _worst(totals[:COUNTS])
     for name, value, count in _values(totals, maxima):
-        here = status if math.isfinite(value) or status in ("non_finite", "zero", "single") else "non_finite"
+        here = status if math.isfinite(value) or status in NO_KAPPA else "non_finite"
         yield _row(run, step, place, name, value, count, DTYPES[int(maxima[DTYPE])], here)
     for name, value, count in _values_heard(totals, maxima):
         dtype = int(maxima[HEARD_DTYPE])
@@ -198,7 +200,7 @@ def _batches(
 ) -> Iterator[tuple[list[Span], Tensor]]:
     """All matrices, those of one shape and dtype together: (how many are of which line, (b, n, d))."""
     groups: dict[tuple[object, ...], list[tuple[int, Tensor]]] = defaultdict(list)
-    # Site by site: what is hard for some sites (`sa`, where κ is largest) then does not hold up the others.
+    # Site by site, so that a site that takes longer (`sa`, where κ is largest) does not hold up the others.
     for place, tensor in sorted(tensors.items(), key=lambda item: item[0].site):
         for part in _without_padding(tensor, valid(place.block)):
             groups[*part.shape[1:], part.dtype, part.device].append((lines[place], part))
@@ -230,7 +232,7 @@ def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
 
 
 def _first_of_each(spans: list[Span], left: dict[int, int]) -> list[int]:
-    """Indices of the first matrices of each line, as many as are left to it; what is taken is left no more."""
+    """Indices of the first matrices of each line, as many as `left` allows; it is reduced by what is taken."""
     kept, start = [], 0
     for line, length in spans:
         taken = min(length, left[line])
@@ -257,7 +259,7 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
 
 
 def _frobenius(matrices: Tensor) -> Tensor:
-    """‖X‖_F of each, float64. Sums in float32 are exact enough, and take a GPU a fifth of the time, if they fit."""
+    """‖X‖_F of each, float64. Sums in float32 are exact enough, and a fifth of the time on a GPU, if they fit."""
     if matrices.dtype == torch.float32:
         norms = torch.linalg.vector_norm(matrices, dim=(-2, -1))
         if bool(((norms > 1e-15) & (norms < 1e15)).all()):
@@ -283,7 +285,7 @@ def _hears(place: Place, heard: Mapping[str, Heard]) -> bool:
 def _add_heard(totals: Tensor, maxima: Tensor, heard: Mapping[int, Heard]) -> None:
     if not heard:
         return
-    device = next(iter(heard.values())).entropy.device  # one transfer for all: each makes the host wait
+    device = next(iter(heard.values())).entropy.device  # one transfer for all, since each synchronises
     numbers = [torch.stack([found.entropy, found.rows, found.largest_logit]).to(device) for found in heard.values()]
     for (line, found), (entropy, rows, largest) in zip(heard.items(), torch.stack(numbers).tolist(), strict=True):
         totals[line, ENTROPY : ENTROPY + 3] = torch.tensor([entropy, rows, found.samples], dtype=torch.float64)
@@ -297,7 +299,7 @@ def _add(totals: Tensor, line_of: Tensor, column: int, values: Tensor) -> None:
 
 
 def _worst(statuses: list[float]) -> str:
-    """The status of a row that stands for samples of several: the one that a reader has to know first."""
+    """The status of a row over samples of several statuses: the one that a reader has to know first."""
     for code in (singular.NON_FINITE, singular.CEILING, singular.ZERO, singular.LOW_PRECISION):
         if statuses[code]:
             return singular.STATUSES[code]
@@ -306,3 +308,60 @@ def _worst(statuses: list[float]) -> str:
 
 def _number_of(dtype: torch.dtype) -> int:
     return DTYPES.index(str(dtype).removeprefix("torch."))
+
+
+class Findings:
+    """The measurements of one run: sums, of which rows are made when somebody asks for them.
+
+    Right after a pass a GPU would sit idle while rows are made; `add` costs nothing. With a file, rows are written as
+    they are added.
+    """
+
+    def __init__(self, run: str):
+        self.run = run
+        self._rows: list[records.Row] = []
+        self._sums: list[tuple[Sums, int]] = []  # and their steps: no rows were made of these yet
+        self._file: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._sums)
+
+    def add(self, sums: Sums, step: int, *, write: bool = True) -> None:
+        """One measurement; `write=False` where another process writes the file."""
+        if self._file is None or not write:
+            self._sums.append((sums, step))
+            return
+        before = len(self.rows())
+        self._sums.append((sums, step))
+        records.append_rows(self._file, self.rows()[before:])
+
+    def rows(self) -> list[records.Row]:
+        for sums, step in self._sums:
+            self._rows += sums.rows(run=self.run, step=step)
+        self._sums.clear()
+        return self._rows
+
+    def write_to(self, path: Path, *, write: bool = True) -> None:
+        """ValueError where there can be no such file."""
+        if path == self._file:
+            return
+        if write:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab"):
+                    pass
+                records.append_rows(path, self.rows())
+            except OSError as error:
+                raise ValueError(f"rows cannot be written to {path}: {error.strerror or error}") from None
+        self._file = path
+
+    def keep(self, step: int) -> bool:
+        """Forget all but those of this step, if there are any; whether there are."""
+        of_step = [row for row in self.rows() if row["step"] == step]
+        self._rows = of_step or self._rows
+        return bool(of_step)
+
+    def clear(self) -> None:
+        """Forget the rows, not the file."""
+        self._rows.clear()
+        self._sums.clear()

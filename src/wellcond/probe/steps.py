@@ -7,9 +7,9 @@
         if probe.end():                 # True where something was measured
             log(summary(probe.rows()))  # {"probe/sa/mean_log_kappa": 8.4, "probe/sa/worst_log_kappa": …}
 
-So validation passes are not measured, of the micro-batches of one optimiser step only the first is, and an exception
-leaves no hooks behind even in a loop that tells nobody of it. The rows are those of the last measurement: a long
-training would fill the memory with all of them, and they are in the file.
+So validation passes are not measured, only the first of the micro-batches of an optimiser step is, and an exception
+leaves no hooks behind, even in a loop without a callback for it. The rows are those of the last measurement: in a long
+training all of them would fill the memory, and they are in the file.
 """
 
 import inspect
@@ -18,14 +18,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from wellcond.probe.pace import Pace
-from wellcond.probe.probe import Probe
+from wellcond.probe.probe import Pace, Probe
 
 __all__ = ["StepProbe", "check_settings", "summary"]
 
 
 class StepProbe(Probe):
-    """`Probe`, whose steps are begun and ended by somebody else."""
+    """`Probe`, with steps that a training loop begins and ends."""
 
     _awaited = False  # whether the pass of this step was to be measured
 
@@ -54,7 +53,7 @@ class StepProbe(Probe):
         return awaited and self._findings.keep(self.step)
 
     def detach(self) -> None:
-        """Take the hooks away; what was not seen is told by `end`."""
+        """Remove the hooks; `end` says if nothing was seen."""
         self._let_go()
 
     def _after(self, finished: bool) -> None:
@@ -79,7 +78,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         here = [row for row in here if row["status"] != "single"]
         if not here:
             continue
-        # A block without one finite sample has no κ to average, but it is the worst there is.
+        # A block without a finite sample has no κ to average, but it is the worst of all.
         finite = [row["value"] for row in here if math.isfinite(row["value"])]
         worst = max(here, key=lambda row: row["value"] if math.isfinite(row["value"]) else math.inf)
         name = f"probe/{site.replace('+', 'plus_')}"
@@ -90,7 +89,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def check_settings(settings: Mapping[str, Any], every: int | Literal["auto"] = 1) -> None:
-    """Refuse what `Probe` does not take when the callback is made, not when the training starts."""
+    """Refuse settings that `Probe` does not take when the callback is made, not when the training starts."""
     Pace(every)
     known = [name for name in inspect.signature(Probe).parameters if name not in ("model", "every")]
     unknown = [name for name in settings if name not in known]

@@ -10,13 +10,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from wellcond.words import SITES
+from wellcond.words import LEFT_OUT, SITES
 
 __all__ = ["lower_bounds", "marks", "place_of", "table"]
 
 BOUNDED = ("log_kappa", "log_kappa_max")  # what the ceiling cuts off; ranks, say, are right beyond it
 ROUNDED = ("sigma_min",)  # what rounding decides there
-LEFT_OUT = ("non_finite", "zero")
 
 Row = Mapping[str, Any]
 Place = tuple[int, int, str, str]  # step, index, block, site

@@ -66,7 +66,7 @@ class ProbeCallback(TrainerCallback):
         self._detach()  # an earlier training may have failed
         if self.trainer is None and (what := _wrapped_in(args)):
             raise ValueError(
-                f"the Trainer puts the model into {what} and shows callbacks only the one inside, which nobody calls. "
+                f"the Trainer puts the model into {what} and shows callbacks the inner one, which is never called. "
                 "Give the probe the Trainer: trainer.add_callback(ProbeCallback(…, trainer=trainer))"
             )
         called = model if self.trainer is None else self.trainer.model_wrapped

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from wellcond.words import BRANCH_SITES
+
 from .axes import format_number
 from .readings import Cell, Readings, bounded
 
@@ -43,7 +45,7 @@ LARGE_LOGIT = 50.0
 LOW_ENTROPY = 0.3
 """In nats: exp(0.3) = 1.35, so that the average query looks at little more than one token."""
 
-ADDS = {"sa": "+sa", "mlp": "+mlp"}
+ADDS = {site: f"+{site}" for site in BRANCH_SITES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ def skip_does_not_help(state: BlockState) -> str | None:
     for site, add in ADDS.items():
         before, after = state.value(site), state.value(add)
         unseen = state.lower_bound(site), state.lower_bound(add)
-        if unseen == (True, False):  # it came out of where nobody sees: how far, nobody knows
+        if unseen == (True, False):  # it came back from beyond the ceiling: how far is unknown
             continue
         alike = abs(after - before) <= SAME
         if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):

@@ -7,7 +7,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from .colors import SITES
+from wellcond.words import BRANCH_SITES
+
+from .colors import SITE_COLORS
 from .figures import Axis
 from .heat import NOTHING, Reading, bounds_of, heat_map
 from .markup import Html, join, tag
@@ -77,7 +79,7 @@ def _lines(runs: Sequence[Readings], shown: Sequence[int]) -> list[Html]:
 
     if len(runs) == 1:
         lines = [
-            SteppedLine(name=site, frames=frames(runs[0], site), color=SITES[site], dashed=site in ("sa", "mlp"))
+            SteppedLine(name=site, frames=frames(runs[0], site), color=SITE_COLORS[site], dashed=site in BRANCH_SITES)
             for site in runs[0].sites
         ]
         caption = "Dashed: what a branch puts out. Plain: the stream after its add, where the skip has come in."

@@ -6,7 +6,9 @@ ones written in.
 
 import re
 
-__all__ = ["CATEGORIES", "HEAT", "HEAT_LEVELS", "RAMP", "SITES", "heat_style", "resolve", "stylesheet"]
+from wellcond.words import BLOCK_SITES
+
+__all__ = ["CATEGORIES", "HEAT", "HEAT_LEVELS", "RAMP", "SITE_COLORS", "heat_style", "resolve", "stylesheet"]
 
 # name: (light, dark). Every line colour keeps a contrast of 3:1 or more with its background, every text colour 4.5:1.
 COLORS = {
@@ -48,7 +50,7 @@ HEAT = {
 }
 CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6")
 # Sites keep their colour from chart to chart; a branch is dashed, the stream after its add is not.
-SITES = {"in": "c5", "sa": "c2", "+sa": "c1", "mlp": "c6", "+mlp": "c3"}
+SITE_COLORS = dict(zip(BLOCK_SITES, ("c5", "c2", "c1", "c6", "c3"), strict=True))
 RAMP = ("r1", "r2", "r3", "r4", "r5")
 
 

@@ -44,7 +44,7 @@ class Difference(NamedTuple):
     def change(self) -> float:
         """How much worse the other run is; infinite where it alone has no number, NaN where both have none.
 
-        NaN also where both are lower bounds: what lies between two numbers that nobody has seen is not known.
+        NaN also where both are lower bounds: the difference of two unknown numbers is unknown.
         """
         if math.isfinite(self.first):
             if self.first_bound and self.other_bound and math.isfinite(self.other):

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from wellcond.words import LEFT_OUT
+
 from .axes import LARGEST
 from .colors import HEAT_LEVELS
 from .figures import CHARACTER, WIDTH, Chart, standalone
@@ -24,7 +26,6 @@ TOP, TALL, LOW, GAP = 24, 24, 19, 2  # pixels: the head, a cell's height (of few
 MANY_ROWS = 24
 LABEL_MOST = 20  # characters of a row's name; a longer one keeps its end, which tells blocks apart
 LEGEND = 46
-FLAGGED = ("non_finite", "zero")
 
 
 class Reading(NamedTuple):
@@ -105,7 +106,7 @@ def _cell(reading: Reading, low: float, high: float) -> tuple[str, str]:
         return "bad", "0" if reading.status == "zero" else "NaN" if math.isnan(reading.value) else "inf"
     share = (reading.value - low) / (high - low) if high > low else 0.5
     level = min(HEAT_LEVELS - 1, max(0, int(share * HEAT_LEVELS)))
-    mark = "≥" if reading.status == "ceiling" or reading.capped else "!" if reading.status in FLAGGED else ""
+    mark = "≥" if reading.status == "ceiling" or reading.capped else "!" if reading.status in LEFT_OUT else ""
     text = f"{reading.value:.1f}" if abs(reading.value) < 1e4 else f"{reading.value:.0e}"
     return f"h{level}", mark + text.replace("-", "−")
 

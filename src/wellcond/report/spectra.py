@@ -9,7 +9,7 @@ Both return no charts where nothing of the kind was measured.
 import math
 from collections.abc import Sequence
 
-from .colors import RAMP, SITES
+from .colors import RAMP, SITE_COLORS
 from .figures import Axis, Chart, Series, line_chart, ordered_colors
 from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Readings
 from .training import alone, run_style
@@ -107,7 +107,7 @@ def attention(runs: Sequence[Readings]) -> list[Chart]:
             points = [(place, cell.value) for place, cell in cells if cell]
             if not points:
                 continue
-            color, dashed = run_style(position) if len(runs) > 1 else (SITES["sa"], False)
+            color, dashed = run_style(position) if len(runs) > 1 else (SITE_COLORS["sa"], False)
             x, y = zip(*points, strict=True)
             lines.append(Series(run.run, x, y, color, marks=True, dashed=dashed))
         if lines:

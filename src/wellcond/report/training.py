@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wellcond.records import Event, TrainRow, ValidationRow
+from wellcond.words import BRANCH_SITES
 
 from .axes import drawable
-from .colors import CATEGORIES, SITES
+from .colors import CATEGORIES, SITE_COLORS
 from .figures import Axis, Chart, Series, line_chart
 from .markup import to_csv
 from .readings import Readings
@@ -85,7 +86,7 @@ def run_style(position: int) -> tuple[str, bool]:
 
 
 def alone(names: Sequence[str], runs: Sequence[Any]) -> str:
-    """Whose line it is where a chart of several runs has only one, which then bears no name."""
+    """Which run a line belongs to where a chart of several runs has only one, which then has no label."""
     return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
 
 
@@ -139,7 +140,7 @@ def kappa_charts(runs: Sequence[Readings], *, last: int) -> list[Chart]:
 
 def _of_one_run(run: Readings, end: int) -> list[Chart]:
     means = [
-        (site, [(step, run.mean(step, site)) for step in run.steps], SITES[site], site in ("sa", "mlp"))
+        (site, [(step, run.mean(step, site)) for step in run.steps], SITE_COLORS[site], site in BRANCH_SITES)
         for site in run.sites
     ]
     charts = []
@@ -166,7 +167,7 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
 
 def _of_runs(runs: Sequence[Readings], end: int) -> list[Chart]:
     charts = []
-    for site in SITES:
+    for site in SITE_COLORS:
         lines = [
             (run.run, [(step, run.mean(step, site)) for step in run.steps], *run_style(position))
             for position, run in enumerate(runs)

@@ -7,8 +7,13 @@ The paper assumes that the entries of X and of the weights are independent with 
 with one head are the claim; orthogonal and trained weights, heads and softmax lie beyond it. The bound is true for one
 head of linear attention with n ≥ d and invertible weights: there the output is X times a square matrix. For n < d the
 proof multiplies a wide XW_Q by a tall (XW_K)ᵀ, and with several heads a wide (XW_K)ᵀ by a tall XW_V of another column
-space: `products.py` says why that step fails. How often it does so with independent entries shows in small matrices
-alone, and in many draws: C is large.
+space. How often that step fails with independent entries shows in small matrices alone, and in many draws: C is large.
+
+The step is κ(AB) ≤ κ(A)κ(B), which every bound of the paper takes (`product_rule_applies`). κ is σmax over the smallest
+singular value that is not zero, ‖A‖‖A⁺‖. Let A be m × r and B r × k. If A has full column rank, no vector of B's image
+is lost: ‖ABx‖ ≥ σmin(A)·‖Bx‖ ≥ σmin(A)·σmin(B)·‖x‖ for x outside B's kernel, and the rule holds. If B has full row
+rank, the same argument holds for (AB)ᵀ. If A is wide and B is tall, A may shrink just the directions that B has: the
+rule is wrong, and both factors may be perfectly conditioned (`wide_times_tall`).
 """
 
 import math
@@ -31,11 +36,13 @@ from wellcond.theory.draws import (
     weights,
 )
 from wellcond.theory.findings import Case, Example, Line, Lines, compare, rate
-from wellcond.theory.products import wide_times_tall
 from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
-__all__ = ["STATEMENT", "bound_of", "cases", "chart", "constant", "examples", "mixing", "summary", "turned"]
+__all__ = [
+    "STATEMENT", "bound_of", "cases", "chart", "constant", "examples", "mixing", "product_rule_applies", "summary",
+    "turned", "wide_times_tall",
+]  # fmt: skip
 
 ID = "asa-prop41"
 D, HEADS = 32, 4
@@ -351,3 +358,30 @@ def summary(cases: Sequence[Case], lines: Lines) -> list[str]:
 def _range(cases: Sequence[Case], key: str) -> str:
     values = [case.settings[key] for case in cases]
     return f"{min(values):.2g} to {max(values):.2g}"
+
+
+def product_rule_applies(a: Tensor, b: Tensor) -> bool:
+    """Whether the inner dimension is kept: A (m × r) has full column rank or B (r × k) has full row rank."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"A {tuple(a.shape)} and B {tuple(b.shape)} have no product; pass m × r and r × k")
+    inner = a.shape[1]
+    ranks = (int(torch.linalg.matrix_rank(matrix.double())) for matrix in (a, b))
+    return any(rank == inner for rank in ranks)
+
+
+def wide_times_tall(degrees: float = 89.0) -> Example:
+    """A keeps two of three coordinates, B turns one of them away: κ(A) = κ(B) = 1, and κ(AB) = 1/cos."""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    a = torch.tensor([[1, 0, 0], [0, 1, 0]], dtype=torch.float64)
+    b = torch.tensor([[1, 0], [0, c], [0, s]], dtype=torch.float64)
+    return Example(
+        title="κ(AB) ≤ κ(A)κ(B) fails for a wide A and a tall B",
+        text=(
+            f"A and B have singular values 1 and 1 each. AB = diag(1, cos {degrees:g}°): what B turns into the third "
+            "coordinate, A drops. The rule needs the inner dimension kept: A of full column rank or B of full row "
+            "rank."
+        ),
+        matrices={"A": a.tolist(), "B": b.tolist()},
+        bound=float(kappa(a) * kappa(b)),
+        measured=float(kappa(a @ b)),
+    )

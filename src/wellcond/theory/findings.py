@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from wellcond.verdicts import Decided, Judgement, clopper_pearson, judgement
+from wellcond.verdicts import clopper_pearson, judgement
+from wellcond.words import Decided, Judgement
 
 __all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "compare", "rate", "verdict"]
 

@@ -364,6 +364,7 @@ class _Run:
             self.parts.called if self.listens else self.parts.model,
             config.probe_sites or None,
             every=cast(Any, config.probe_every or NEVER),
+            last=self.total - 1 if self.listens else self.total,  # of training's passes, or of the weights after them
             max_samples=config.probe_samples,
             exact=cast(Any, exact),
             samples=None if self.listens else self.validation.samples(config.probe_samples),

@@ -1,20 +1,28 @@
-"""A second forward pass, for measuring alone: it leaves no trace in the model, and can be more exact than the first.
+"""Forward passes: the model's own, noticed whatever the model is wrapped in, and one of ours, for measuring alone.
 
+    with watching(model, before, after):
+        model(images)                                   # before(args, kwargs), the pass, after(finished)
+    batch_size(args, kwargs)                            # 256: what the model was called with
     with own_pass(probe):
         run_apart(model, args, kwargs, samples=64, exact=True)
 
-It runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random
-state. `exact` turns autocast and TF32 off and computes in float32, or in float64 if so asked, for low precision can
-both hide and invent large condition numbers. Weights of less, and sharded ones (FSDP2), are upcast and gathered block
-by block, while the block runs, so that no second copy of the model is ever in memory. FullyShardedDataParallel gathers
-its weights itself, in the precision in which it keeps them.
+`after` is called also when the pass fails, with False, except for a KeyboardInterrupt, of which no hook is told. A
+model compiled in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
+`torch.compile(model)` is a module whose own hooks stand outside the compiled code.
+
+Our own pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without gradients,
+uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or in float64
+if asked, since low precision can both hide and invent large condition numbers. Weights below that precision, and
+sharded ones (FSDP2), are upcast and gathered block by block, while the block runs, so that no second copy of the model
+is ever in memory. FullyShardedDataParallel gathers its weights itself, in the precision in which it keeps them.
 """
 
 import contextlib
+import inspect
 import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -24,18 +32,151 @@ from torch.utils import _pytree as pytree
 from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.split_linear import linear_by_parts
-from wellcond.probe.batch import first_samples
 
-__all__ = ["is_compiled", "is_sharded", "needs_separate_pass", "own_pass", "run_apart", "whose_pass"]
+__all__ = [
+    "argument",
+    "batch_size",
+    "first_samples",
+    "is_compiled",
+    "is_sharded",
+    "needs_separate_pass",
+    "own_pass",
+    "run_apart",
+    "watching",
+    "whose_pass",
+]
 
 FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode
+Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[bool], None]
 
 _running = threading.local()
+
+# ---- the model's own pass
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    """A context in which `before` and `after` are called around each forward pass of `model`."""
+    around = _around_compiled_call if model._compiled_call_impl is not None else _by_hooks
+    with around(model, before, after):
+        yield
+
+
+@contextlib.contextmanager
+def _around_compiled_call(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    compiled: Any = model._compiled_call_impl
+
+    @torch.compiler.disable(recursive=False)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(args, kwargs)
+        finished = False
+        try:
+            result = compiled(*args, **kwargs)
+            finished = True
+        finally:
+            after(finished)
+        return result
+
+    model._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        if model._compiled_call_impl is call:  # else it was compiled anew meanwhile
+            model._compiled_call_impl = compiled
+
+
+@contextlib.contextmanager
+def _by_hooks(model: nn.Module, before: Before, after: After) -> Iterator[None]:
+    ends = Ends(before, after)
+    handles = (
+        model.register_forward_pre_hook(ends.enter, with_kwargs=True, prepend=True),
+        model.register_forward_hook(ends.finish),
+        model.register_forward_hook(ends.leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Ends:
+    """Both ends of a pass, as hooks of one module. In a copy of it, deep or pickled (an EMA's, say), they do nothing.
+
+    Nor do they where they are compiled into somebody's code: a probe of the inner model must not change that code. It
+    has then seen no pass, and says so.
+    """
+
+    def __init__(self, before: Before | None, after: After | None):
+        self.before, self.after = before, after
+        self._finished: list[bool] = []
+        # One for each pass that runs (a probe's own runs inside another); empty if attached in the middle of a pass.
+
+    def __reduce__(self) -> Any:
+        return Ends, (None, None)
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.before is None:
+            return
+        self._finished.append(False)
+        self.before(args, kwargs)
+
+    def finish(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        # Not called where the pass has failed. (The output tells nothing: a model may return None.)
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
+            return
+        self._finished[-1] = True
+        self.after(True)
+
+    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling() or self.after is None or not self._finished:
+            return
+        if not self._finished.pop():
+            self.after(False)
+
+
+# ---- what it was called with
+
+
+def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The length of the first tensor; 1 where there is none."""
+    sizes = _lengths((args, kwargs))
+    return sizes[0] if sizes else 1
+
+
+def first_samples(tree: Any, samples: int) -> Any:
+    """Copies of the tensors, of the first `samples` where a tensor's first dimension is the batch's.
+
+    Copies, since some models change their input in place, and the model's own pass is still to come.
+    """
+    size = next(iter(_lengths(tree)), 0)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
+
+    return pytree.tree_map_only(Tensor, cut, tree)
+
+
+def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the model was given as `name`, by position or by name; None if nothing."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    parameters = list(inspect.signature(model.forward).parameters)
+    place = parameters.index(name) if name in parameters else len(args)
+    return args[place] if place < len(args) else None
+
+
+def _lengths(tree: Any) -> list[int]:
+    return [len(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+
+
+# ---- a pass of our own
 
 
 @contextlib.contextmanager
 def own_pass(owner: object) -> Iterator[None]:
-    """Within it the model runs for `owner` alone: other probes neither count the pass nor measure it."""
+    """A context in which the model runs for `owner` alone: other probes neither count nor measure the pass."""
     before = whose_pass()
     _running.owner = owner
     try:
@@ -93,7 +234,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a pass of `model` needs all processes, for each has but a part of the weights."""
+    """Whether a pass of `model` needs all processes, because each holds only a part of the weights."""
     return bool(_wrapped_parts(model)) or any(map(_is_distributed, model.parameters()))
 
 
@@ -104,7 +245,7 @@ def needs_separate_pass(model: nn.Module) -> str | None:
     if isinstance(model, nn.DataParallel):
         return "DataParallel runs copies of the model, so the one underneath was measured in a pass of its own"
     if any(isinstance(module, FAST_WHEN_UNSEEN) and not module.training for module in model.modules()):
-        return "torch's own attention computes otherwise while someone listens, so it was measured in a pass of its own"
+        return "torch's own attention takes another path while someone listens, so it was measured in a pass of its own"
     return None
 
 
@@ -127,7 +268,7 @@ def _callable_inside(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    # The flags alone: `model.eval()` may be overridden to do more.
+    # Only the flags: `model.eval()` may be overridden to do more.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -154,7 +295,7 @@ def _own_random_state(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """torch's encoders take padding out for a path of theirs that hooks turn off: what is left cannot be computed."""
+    """torch's encoders drop padding (nested tensors) for a fast path; hooks disable it, and nothing else reads them."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -179,7 +320,7 @@ def _no_autocast(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for kind in filter(torch.amp.is_autocast_available, kinds):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        # accelerate writes autocast into the model's forward, and keeps the original beside it.
+        # accelerate wraps the model's forward in autocast, and keeps the original in _original_forward.
         for module in model.modules():
             original = vars(module).get("_original_forward")
             if original is not None and "forward" in vars(module):
@@ -203,7 +344,7 @@ def _no_tf32() -> Iterator[None]:
 
 
 def _wrapped_parts(model: nn.Module) -> list[Any]:
-    """Those in the older of the two, FullyShardedDataParallel, which keeps the weights to itself."""
+    """Those wrapped in FSDP1 (FullyShardedDataParallel), which manages its weights itself."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
@@ -217,13 +358,13 @@ def _sharded_parts(model: nn.Module) -> list[Any]:
 
 
 def _gathers_itself(model: nn.Module) -> bool:
-    """Whether the weights are not to be touched: of the older one, and where FSDP2 is joined to tensor parallelism."""
+    """Whether the weights must not be touched: those of FSDP1, and of FSDP2 combined with tensor parallelism."""
     return bool(_wrapped_parts(model)) or (bool(_sharded_parts(model)) and any(map(_is_parallel, model.parameters())))
 
 
 @contextlib.contextmanager
 def _as_stored(model: nn.Module) -> Iterator[None]:
-    """Within it FullyShardedDataParallel computes, in evaluation mode, in the precision in which it keeps the weights,
+    """A context in which FullyShardedDataParallel, in evaluation mode, computes in the precision of its weights,
     whatever it trains in: float32, unless the whole model is in less."""
     handles = [module._handle for module in _wrapped_parts(model) if module._handle is not None]
     before = [handle._use_full_prec_in_eval for handle in handles]
@@ -234,13 +375,13 @@ def _as_stored(model: nn.Module) -> Iterator[None]:
     finally:
         for handle, value in zip(handles, before, strict=True):
             if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_full_param_padded"):  # it has run
-                handle.reshard(True)  # of the outermost, which stay gathered, it would find these again in a later pass
+                handle.reshard(True)  # the outermost stay gathered, and a later pass would reuse them
             handle._use_full_prec_in_eval = value
 
 
 @contextlib.contextmanager
 def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Within it weights and buffers below `dtype` are in `dtype`, and sharded ones whole: a block's while it runs."""
+    """A context in which weights and buffers below `dtype` are upcast, and sharded ones gathered, block by block."""
     blocks = {id(block.module): block.module for block in find_blocks(model)}
     inside = {id(module) for block in blocks.values() for module in block.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
@@ -313,7 +454,7 @@ def _no_gathering(model: nn.Module) -> Iterator[bool]:
     sharded = _sharded_parts(model)
     kept: list[tuple[Any, Any]] = []
     for module in sharded:
-        module.reshard()  # a pass without a backward one leaves weights gathered, and rounded
+        module.reshard()  # a forward without a backward leaves weights gathered, and rounded
         state: Any = module._get_fsdp_state()
         for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
             for one in getattr(handle, "handles", (handle,)):  # several, where modules are sharded as one
@@ -334,7 +475,7 @@ def _is_distributed(tensor: Tensor) -> bool:
 
 
 def _is_parallel(tensor: Any) -> bool:
-    """Whether more than FSDP2 has cut it: that leaves one dimension of the mesh, or a second one of whole copies."""
+    """Whether more than FSDP2 has sharded it: FSDP2 alone uses one mesh dimension, or a second one of replicas."""
     if not _is_distributed(tensor):
         return False
     *others, _last = tensor.placements

@@ -1,14 +1,21 @@
-"""The two ends of a training measured alike: log κ by block and site at its random start, and after it.
+"""What is measured of a trained model before its run ends: measurements by name, for claims to ask for.
+
+    MEASUREMENTS["log_kappa"](config, Path("runs/a"), "cuda")       # what `Planned(measure=("log_kappa",))` does
+
+    @register_measurement("mine")
+    def mine(config: Config, folder: Path, device: str | None) -> dict[str, Any]: …
+
+Here is log κ by block and site, at the random start and after training:
 
     found = measure_ends(config, Path("runs/a"))         # the run must be finished
     found["trained"]["sa"], found["untrained"]["sa"]     # one number per block: the mean of log κ over the images
     found["largest distance from float64"]               # of the trained model, on the first images
 
-A pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs. The
-random start is built again from the seed, so it is the very one that was trained.
+In a pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs.
+The random start is rebuilt from the seed, so it is the one that was trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +28,32 @@ from wellcond.records import Row
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
+from wellcond.words import DEFAULT_SITES
 
-__all__ = ["SITES", "by_site", "log_kappa_rows", "measure_ends"]
+__all__ = ["MEASUREMENTS", "Measurement", "by_site", "log_kappa_rows", "measure_ends", "register_measurement"]
 
-SITES = ("sa", "+sa", "mlp", "+mlp")
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
 
+Measurement = Callable[[Config, Path, str | None], Any]
+"""(configuration, run folder, device) → what JSON can hold."""
+MEASUREMENTS: dict[str, Measurement] = {}
 
-def measure_ends(config: Config, folder: Path, *, device: str | None = None) -> dict[str, Any]:
+
+def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
+    """Let claims ask for a measurement of trained models by `name`. ValueError for a name that is taken."""
+
+    def register(function: Measurement) -> Measurement:
+        if MEASUREMENTS.setdefault(name, function) is not function:
+            raise ValueError(f"there is a measurement {name!r} already; they are {', '.join(MEASUREMENTS)}")
+        return function
+
+    return register
+
+
+@register_measurement("log_kappa")
+def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
@@ -85,7 +108,9 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
             total[0] += row["value"] * row["count"]
             total[1] += row["count"]
     found: dict[str, list[float]] = {}
-    for (site, _), (total, count) in sorted(sums.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
+    for (site, _), (total, count) in sorted(
+        sums.items(), key=lambda item: (DEFAULT_SITES.index(item[0][0]), item[0][1])
+    ):
         found.setdefault(site, []).append(round(total / count, 6))
     return found
 

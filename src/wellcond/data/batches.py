@@ -47,7 +47,9 @@ DRAWN = 16_384  # images whose random numbers are drawn at once
 class Share:
     """Which rows of an epoch's order a process gets, step by step."""
 
-    def __init__(self, count: int, *, batch_size: int, rank: int, world: int, drop_last: bool) -> None:
+    def __init__(
+        self, count: int, *, batch_size: int, rank: int, world: int, drop_last: bool, what: str = "images"
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it needs to be 1 or more")
         if not 0 <= rank < world:
@@ -57,12 +59,12 @@ class Share:
         rest = count % self.total
         if not drop_last and 0 < rest < world:
             raise ValueError(
-                f"the last batch would have {rest} images for {world} processes; change batch_size, or set drop_last"
+                f"the last batch would have {rest} {what} for {world} processes; change batch_size, or set drop_last"
             )
         self.steps = count // self.total + (rest > 0 and not drop_last)
         if self.steps == 0:
             raise ValueError(
-                f"{count} training images are less than one batch of {self.total} "
+                f"{count} training {what} are less than one batch of {self.total} "
                 f"({batch_size} × {world} processes); make batch_size smaller"
             )
 

@@ -154,6 +154,13 @@ class ImageFiles:
         assert torch.equal(std, self.std), "streamed images are normalised by ImageNet's numbers"
         return self
 
+    def like(self, train: "ImageFiles") -> "ImageFiles":
+        return self.normalised_by(train.mean, train.std)
+
+    def content(self) -> list[bytes]:
+        """What changes when the data does, beside the labels: their names, since they are not decoded yet."""
+        return ["\n".join(self.source.name(row) for row in self.rows.tolist()).encode()]
+
     def to(self, device: torch.device | str, *, share: float = 0.0) -> "ImageFiles":
         """Itself: there is nothing to move yet."""
         return self

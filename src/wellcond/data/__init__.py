@@ -12,6 +12,7 @@ from wellcond.data import (  # noqa: F401 (they register their words)
     folders,
     hub,
     listops,
+    pathfinder,
 )
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import EvalBatches, TrainBatches

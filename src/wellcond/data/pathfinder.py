@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
+from zipfile import ZIP_LZMA
 
 import numpy as np
 import torch
@@ -45,7 +46,8 @@ TRIES, SNAKE_TRIES = 3, 5
 DASHES_OF_DISTRACTORS = 20
 DEGREES = 360
 DRAWN = 1 << 10  # random numbers at once
-PIECE = 1000  # images in a file
+PIECE, SMALL_PIECE = 1000, 50  # images in a file, of a set that has more than that, and of a small one
+WORTH_WORKERS = 4  # pieces
 SAMPLES = 200_000
 VOCAB = 512
 WANTED = (
@@ -300,25 +302,20 @@ Tips = tuple[tuple[int, int], tuple[int, int]]
 
 def _targets(contour: int, draw: Callable[[], float]) -> tuple[list[_Picture], Floats, list[Tips]] | None:
     """Both targets' dashes, the mask, and where each begins and ends; None at a dead end."""
+    while not (places := _first_places(ENDS[direction := int(draw() * DEGREES)])):
+        pass
+    y, x = places[int(draw() * len(places))]
+    snakes = [_Snake((y, x), direction)]
+    for _ in range(TRIES):
+        direction, angle = int(draw() * DEGREES), math.radians(int(draw() * DEGREES))
+        tail = round(y + SEED_DISTANCE * math.sin(angle)), round(x + SEED_DISTANCE * math.cos(angle))
+        second = _Snake(tail, direction)
+        if second.fits:
+            snakes.append(second)
+            break
+    else:
+        return None
     mask = FRAME.reshape(-1).astype(np.float32)
-    snakes: list[_Snake] = []
-    for _ in range(2):
-        for _ in range(TRIES):
-            direction = int(draw() * DEGREES)
-            if not snakes:
-                places = _first_places(ENDS[direction])
-                if not places:
-                    return None
-                tail = places[int(draw() * len(places))]
-            else:
-                angle, (y, x) = math.radians(int(draw() * DEGREES)), snakes[0].tip
-                tail = round(y + SEED_DISTANCE * math.sin(angle)), round(x + SEED_DISTANCE * math.cos(angle))
-            snake = _Snake(tail, direction)
-            if snake.fits:
-                snakes.append(snake)
-                break
-        else:
-            return None
     begins = [snake.tip for snake in snakes]
     pictures = [snake.last for snake in snakes if snake.last is not None]
     for _ in range(contour - 1):
@@ -371,3 +368,110 @@ def draw_images(*, seed: int, first: int, count: int, contour: int = 14) -> Rows
     drawn = [draw_image(seed=seed, index=index, contour=contour) for index in range(first, first + count)]
     tokens = np.concatenate([pixels for pixels, _ in drawn])
     return Rows(tokens, np.full(count, PIXELS, np.int32), np.array([label for _, label in drawn], np.uint8))
+
+
+# ---- the source
+
+
+@register_source("lra_pathfinder", takes="[FOLDER]", wants=WANTED)
+def _pathfinder(
+    rest: str, settings: Settings, *, samples: int | None = None, contour: Contour = 14, mask: MaskRule = "published"
+) -> DataSet:
+    check_choice("contour", contour, get_args(Contour))
+    if rest:
+        pieces = _read(Path(rest).expanduser(), settings)
+    else:
+        pieces = _generated(settings, SAMPLES if samples is None else samples, contour)
+    whole = SequenceSet.of(pieces, length=PIXELS, vocab=VOCAB, mask=mask)
+    train, val, test = _split(whole, settings.seed if rest else None)
+    if rest:
+        train, val, test = (spread(part, samples) for part in (train, val, test))
+    return DataSet(
+        name="lra_pathfinder", classes=["apart", "connected"], train=train, val=val, test=test, skipped=[]
+    )  # fmt: skip
+
+
+def _split(whole: SequenceSet, seed: int | None) -> list[SequenceSet]:
+    """80 %, 10 % and 10 %: of a random order that the seed decides, or of images that have none to begin with."""
+    count = len(whole)
+    if count < 10:
+        raise ValueError(f"{count} images are too few for train, val and test; ten are the least")
+    order = torch.arange(count)
+    if seed is not None:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(make_key(seed, 0x5B17) >> 1))
+    cuts = [0, count * 8 // 10, count * 9 // 10, count]
+    return [whole.part(order[low:high]) for low, high in zip(cuts, cuts[1:], strict=False)]
+
+
+def _generated(settings: Settings, samples: int, contour: int) -> list[Rows]:
+    piece = PIECE if samples > PIECE else SMALL_PIECE
+    key = {"seed": settings.seed, "contour": contour, "piece": piece}
+    made = Made(
+        settings.cache_dir, "pathfinder", key,
+        lambda i: draw_images(seed=settings.seed, first=i * piece, count=piece, contour=contour),
+        compression=ZIP_LZMA,
+    )  # fmt: skip
+    count = -(-samples // piece)
+    if count >= WORTH_WORKERS and piece == PIECE:
+        made.fill(count, "wellcond.data.pathfinder:make_piece", key, progress=settings.progress, unit=piece)
+    pieces, have = [], 0
+    for number in range(count):
+        pieces.append(made.piece(number).first(samples - have))
+        have += len(pieces[-1].labels)
+        if settings.progress is not None and made.was_made:
+            settings.progress("generating lra_pathfinder", have, samples)
+    return pieces
+
+
+def make_piece(number: int, *, seed: int, contour: int, piece: int) -> Rows:
+    """In a worker."""
+    return draw_images(seed=seed, first=number * piece, count=piece, contour=contour)
+
+
+# ---- the published files
+
+
+def _read(folder: Path, settings: Settings) -> list[Rows]:
+    lists = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
+    if not lists:
+        raise ValueError(f"there is no {folder / 'metadata'} with .npy files; lra_pathfinder:FOLDER is {WANTED}")
+    key = stat_key(folder, [f"metadata/{path.name}" for path in lists])
+    made = Made(
+        settings.cache_dir, "pathfinder-files", key, lambda i: _read_images(folder, lists[i]), compression=ZIP_LZMA
+    )  # fmt: skip
+    pieces = []
+    for number in range(len(lists)):
+        pieces.append(made.piece(number))
+        if settings.progress is not None and made.was_made:
+            settings.progress("reading lra_pathfinder", number + 1, len(lists))
+    return pieces
+
+
+def _read_images(folder: Path, listed: Path) -> Rows:
+    """The images that one file of metadata names. An empty file among them is left out: the easy level has one."""
+    from PIL import Image
+
+    pixels, labels = [], []
+    for line in _lines(listed):
+        try:
+            where, name, label = folder / line[0] / line[1], line[1], int(float(line[3]))
+            if where.stat().st_size == 0:
+                continue
+            with Image.open(where) as image:
+                found = np.asarray(image.convert("L"))
+        except (OSError, ValueError, IndexError) as error:
+            raise ValueError(f"{listed} says {' '.join(line)!r}, which cannot be read: {error}") from error
+        if found.shape != (SIDE, SIDE) or label not in (0, 1):
+            raise ValueError(f"{name} of {listed} has {found.shape} pixels and the label {label}; wanted: 32 × 32, 0 or 1")
+        pixels.append(found.reshape(-1))
+        labels.append(label)
+    tokens = np.concatenate(pixels) if pixels else np.zeros(0, np.uint8)
+    return Rows(tokens, np.full(len(labels), PIXELS, np.int32), np.array(labels, np.uint8))
+
+
+def _lines(listed: Path) -> list[list[str]]:
+    """Folder, file, number, label, …: lines of text under the name of an array, in the arena's files, or an array."""
+    content = listed.read_bytes()
+    if content.startswith(b"\x93NUMPY"):
+        return [[str(cell) for cell in row] for row in np.load(listed, allow_pickle=False)]
+    return [line.split() for line in content.decode(errors="replace").splitlines() if line.strip()]

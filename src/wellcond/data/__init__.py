@@ -10,9 +10,11 @@ from wellcond.data import (  # noqa: F401 (they register their words)
     cifar,
     digits,
     folders,
+    gray_tokens,
     hub,
     listops,
     pathfinder,
+    texts,
 )
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import EvalBatches, TrainBatches

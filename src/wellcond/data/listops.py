@@ -16,11 +16,13 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from wellcond.data.cache import Progress
 from wellcond.data.dataset import DataSet
 from wellcond.data.draws import make_key
 from wellcond.data.made import Made, stat_key
 from wellcond.data.sequences import MaskRule, Rows, SequenceSet, check_choice, kept_tokens, spread
 from wellcond.data.sources import Settings, register_source
+from wellcond.data.texts import read_lines
 
 __all__ = ["CLOSE", "OPERATORS", "Tokenizer", "drop_brackets", "generate", "parse", "tokens_of"]
 
@@ -146,21 +148,19 @@ def tokens_of(source: bytes) -> bytes:
     return tokens
 
 
-def parse(path: Path) -> Rows:
+def parse(path: Path, progress: Progress | None = None) -> Rows:
     """A file with the columns Source and Target; brackets are kept."""
     texts, labels = [], []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            source, _, target = line.rstrip(b"\r\n").partition(b"\t")
-            if not line.strip() or (number == 1 and source == b"Source"):
-                continue
-            try:
-                texts.append(tokens_of(source))
-                labels.append(int(target))
-            except ValueError as error:
-                raise ValueError(f"line {number} of {path} cannot be read: {error}") from error
-            if not 0 <= labels[-1] < 10:
-                raise ValueError(f"line {number} of {path} has the value {labels[-1]}; values are 0 to 9")
+    for number, (source, *targets) in read_lines(path, "lra_listops", progress):
+        if number == 1 and source == b"Source":
+            continue
+        try:
+            texts.append(tokens_of(source))
+            labels.append(int(targets[0]))
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"line {number} of {path} cannot be read: {error}") from error
+        if not 0 <= labels[-1] < 10:
+            raise ValueError(f"line {number} of {path} has the value {labels[-1]}; values are 0 to 9")
     if not texts:
         raise ValueError(f"{path} has no expressions; it needs the columns Source and Target")
     lengths = np.array([len(text) for text in texts], np.int32)
@@ -173,14 +173,14 @@ def parse(path: Path) -> Rows:
 @register_source("lra_listops", takes="[FOLDER]", wants=WANTED)
 def _listops(
     rest: str, settings: Settings, *, samples: int | None = None, length: int = 2048,
-    tokenizer: Tokenizer = "brackets_dropped", mask: MaskRule = "published",
+    tokenizer: Tokenizer = "brackets_dropped", mask: MaskRule = "published", data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
     check_choice("tokenizer", tokenizer, get_args(Tokenizer))
     tokenised = drop_brackets if tokenizer == "brackets_dropped" else _same
     if rest:
         pieces = [[piece] for piece in _read(Path(rest).expanduser(), settings, kept_tokens(length))]
     else:
-        pieces = _generated(settings, samples or SAMPLES, kept_tokens(length))
+        pieces = _generated(settings, SAMPLES if samples is None else samples, kept_tokens(length), data_seed)
     parts = [
         SequenceSet.of([tokenised(rows) for rows in part], length=length, vocab=VOCAB, mask=mask) for part in pieces
     ]
@@ -195,13 +195,15 @@ def _same(rows: Rows) -> Rows:
     return rows
 
 
-def _generated(settings: Settings, samples: int, longest: int) -> list[list[Rows]]:
+def _generated(settings: Settings, samples: int, longest: int, seed: int) -> list[list[Rows]]:
     """Pieces of train, val and test: the first `samples` expressions of an endless list that the seed decides."""
+    if samples < 3:
+        raise ValueError(f"samples is {samples}; train, val and test need one each")
     window = {"shortest": longest // 4, "longest": longest}
     raw = RAW if samples > 100 else RAW // 8
-    key = {"seed": settings.seed, "raw": raw, **window}
+    key = {"seed": seed, "raw": raw, **window}
     made = Made(
-        settings.cache_dir, "listops", key, lambda i: generate(make_key(settings.seed, 0x1157, i), **window, raw=raw)[0]
+        settings.cache_dir, "listops", key, lambda i: generate(make_key(seed, 0x1157, i), **window, raw=raw)[0]
     )
     pieces: list[Rows] = []
     seen: set[bytes] = set()
@@ -214,8 +216,6 @@ def _generated(settings: Settings, samples: int, longest: int) -> list[list[Rows
             settings.progress("generating lra_listops", have, samples)
     whole = Rows(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
     counts = [max(1, round(share * samples)) for share in SHARES]
-    if samples < 3:
-        raise ValueError(f"samples is {samples}; train, val and test need one each")
     ends = np.cumsum([samples - counts[1] - counts[2], counts[1], counts[2]])
     return [[_between(whole, low, high)] for low, high in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -242,12 +242,9 @@ def _read(folder: Path, settings: Settings, kept: int) -> list[Rows]:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"there is no {folder / missing[0]}; lra_listops:FOLDER is {WANTED}")
-    made = Made(settings.cache_dir, "listops-files", stat_key(folder, FILES), lambda i: parse(folder / FILES[i]))
-    found = []
-    for number in range(len(FILES)):
-        found.append(made.piece(number))
-        if settings.progress is not None and made.was_made:
-            settings.progress("reading lra_listops", number + 1, len(FILES))
+    key = stat_key(folder, FILES)
+    made = Made(settings.cache_dir, "listops-files", key, lambda i: parse(folder / FILES[i], settings.progress))
+    found = [made.piece(number) for number in range(len(FILES))]
     longest = max(int(rows.lengths.max()) for rows in found)
     if longest > kept:
         raise ValueError(f"an expression in {folder} has {longest} tokens; {kept} fit: set length higher")

@@ -119,6 +119,8 @@ class Made:
             return [number for number in range(count) if not self.path(number).exists()]
 
         left = missing()
+        if not left:
+            return
         jobs = [
             json.dumps(
                 {

@@ -375,15 +375,16 @@ def draw_images(*, seed: int, first: int, count: int, contour: int = 14) -> Rows
 
 @register_source("lra_pathfinder", takes="[FOLDER]", wants=WANTED)
 def _pathfinder(
-    rest: str, settings: Settings, *, samples: int | None = None, contour: Contour = 14, mask: MaskRule = "published"
-) -> DataSet:
+    rest: str, settings: Settings, *, samples: int | None = None, contour: Contour = 14, mask: MaskRule = "published",
+    data_seed: int = 0,
+) -> DataSet:  # fmt: skip
     check_choice("contour", contour, get_args(Contour))
     if rest:
         pieces = _read(Path(rest).expanduser(), settings)
     else:
-        pieces = _generated(settings, SAMPLES if samples is None else samples, contour)
+        pieces = _generated(settings, SAMPLES if samples is None else samples, contour, data_seed)
     whole = SequenceSet.of(pieces, length=PIXELS, vocab=VOCAB, mask=mask)
-    train, val, test = _split(whole, settings.seed if rest else None)
+    train, val, test = _split(whole, data_seed if rest else None)
     if rest:
         train, val, test = (spread(part, samples) for part in (train, val, test))
     return DataSet(
@@ -403,13 +404,11 @@ def _split(whole: SequenceSet, seed: int | None) -> list[SequenceSet]:
     return [whole.part(order[low:high]) for low, high in zip(cuts, cuts[1:], strict=False)]
 
 
-def _generated(settings: Settings, samples: int, contour: int) -> list[Rows]:
+def _generated(settings: Settings, samples: int, contour: int, seed: int) -> list[Rows]:
     piece = PIECE if samples > PIECE else SMALL_PIECE
-    key = {"seed": settings.seed, "contour": contour, "piece": piece}
+    key = {"seed": seed, "contour": contour, "piece": piece}
     made = Made(
-        settings.cache_dir, "pathfinder", key,
-        lambda i: draw_images(seed=settings.seed, first=i * piece, count=piece, contour=contour),
-        compression=ZIP_LZMA,
+        settings.cache_dir, "pathfinder", key, lambda number: make_piece(number, **key), compression=ZIP_LZMA
     )  # fmt: skip
     count = -(-samples // piece)
     if count >= WORTH_WORKERS and piece == PIECE:
@@ -424,7 +423,7 @@ def _generated(settings: Settings, samples: int, contour: int) -> list[Rows]:
 
 
 def make_piece(number: int, *, seed: int, contour: int, piece: int) -> Rows:
-    """In a worker."""
+    """One file of a set."""
     return draw_images(seed=seed, first=number * piece, count=piece, contour=contour)
 
 

@@ -177,7 +177,7 @@ class EvalBatches:
     ) -> None:
         self.images, self.device = images, torch.device(device)
         self.normalise = Normalising(images, self.device)
-        rows = torch.arange(rank, len(images), world, device=images.device)
+        rows = torch.arange(len(images), device=images.device)[rank::world]
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if len(part)]
 

@@ -74,7 +74,7 @@ class Made:
     def read(self, number: int) -> Rows | None:
         """None where it is missing or damaged."""
         try:
-            with np.load(self.path(number), allow_pickle=False) as file:
+            with open(self.path(number), "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 rows = Rows(file["tokens"], file["lengths"], file["labels"])
         except DAMAGED:
             return None
@@ -101,9 +101,11 @@ class Made:
         They are started by name, not forked: whoever calls may hold a GPU, threads, or a script without a guard.
         """
         missing = [number for number in range(count) if not self.path(number).exists()]
-        workers = min(workers or len(os.sched_getaffinity(0)), len(missing))
-        if workers < 2:
-            return
+        if workers is None:
+            workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            if min(workers, len(missing)) < 2:
+                return  # `piece` makes them
+        workers = min(workers, len(missing))
         from filelock import FileLock
 
         self.was_made = True

@@ -199,7 +199,7 @@ class SequenceSet:
     ) -> Iterator[Batch]:
         """Every sequence once over all the ranks, in order, and as many batches on each; the last may be blank."""
         here, device = self, torch.device(device)
-        rows = torch.arange(rank, len(self), world, device=self.device)
+        rows = torch.arange(len(self), device=self.device)[rank::world]
         for cut in eval_cuts(len(self), batch_size=batch_size, world=world):
             mine = rows[cut]
             count = len(mine)

@@ -76,13 +76,13 @@ def test_what_is_wrong_with_a_table(tmp_path: Path) -> None:
     write_tables(root)
     (root / "train.tsv").unlink()
     (root / "train.tsv.gz").write_bytes((root / "train.tsv.gz").read_bytes()[:-12])
-    with pytest.raises(ValueError, match="train.tsv.gz is damaged"):
+    with pytest.raises(ValueError, match=r"train.tsv.gz is damaged"):
         open_data(f"lra_text:{root}", cache_dir=tmp_path / "c")
 
 
 def test_the_pairs_of_aan(tmp_path: Path) -> None:
     for name in ("train", "eval", "test"):
-        lines = [f"1.0\tP1\tP2\tfirst \"of\" {name}\t{'y' * 12_000}", "0.0\tP3\tP4\ta\tb"]
+        lines = [f'1.0\tP1\tP2\tfirst "of" {name}\t{"y" * 12_000}', "0.0\tP3\tP4\ta\tb"]
         (tmp_path / f"new_aan_pairs.{name}.tsv").write_text("\n".join(lines))
     data: Any = open_data(f"lra_retrieval:{tmp_path}", cache_dir=tmp_path / "c")
     assert data.train.pairs
@@ -118,10 +118,10 @@ def test_no_review_is_in_two_parts_of_the_pairs(tmp_path: Path) -> None:
         (tmp_path / f"{split}.tsv").write_text("".join(lines))
     data: Any = open_data(f"imdb_pairs:{tmp_path}", cache_dir=tmp_path / "c", options={"length": 32})
     assert data.name == "imdb_pairs"
-    seen = [
-        {bytes((t[:n] - 1).tolist()) for pair, ns in zip(part.tokens, part.lengths, strict=True) for t, n in zip(pair, ns, strict=True)}
-        for part in (data.train, data.val, data.test)
-    ]  # fmt: skip
+    seen = []
+    for part in (data.train, data.val, data.test):
+        sequences = zip(part.tokens.flatten(0, 1), part.lengths.flatten(), strict=True)
+        seen.append({bytes((tokens[:length] - 1).tolist()) for tokens, length in sequences})
     assert all(text.startswith(b"train") for text in seen[0] | seen[1])
     assert all(text.startswith(b"test") for text in seen[2])
     assert not seen[0] & seen[1]
@@ -142,7 +142,13 @@ def test_stand_ins_need_nothing(word: str, tmp_path: Path) -> None:
 def test_made_up_text_can_be_learnt() -> None:
     data: Any = open_data("made_up_text")
     for part in (data.train, data.val):
-        good = [text.count(b"good") + text.count(b"best") + text.count(b"great") + text.count(b"fine") for text in texts(part)]
-        bad = [text.count(b"bad") + text.count(b"dull") + text.count(b"worst") + text.count(b"weak") for text in texts(part)]
+        good = [
+            text.count(b"good") + text.count(b"best") + text.count(b"great") + text.count(b"fine")
+            for text in texts(part)
+        ]
+        bad = [
+            text.count(b"bad") + text.count(b"dull") + text.count(b"worst") + text.count(b"weak")
+            for text in texts(part)
+        ]
         right = (np.array(good) > np.array(bad)) == part.labels.numpy()
         assert right.mean() > 0.9

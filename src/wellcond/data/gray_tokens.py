@@ -1,8 +1,8 @@
 """Gray images as sequences of pixels, for the Image task of the Long Range Arena.
 
-    data = open_data("lra_image:cifar-10-batches-py")      # CIFAR-10: 45,000 + 5,000 + 10,000, 1,024 tokens of 0 to 255
-    data = open_data("lra_image:wds:shards")               # in any other form that a source reads
-    data = open_data("digit_tokens")                       # not CIFAR: scikit-learn's digits, 64 tokens, embedded
+data = open_data("lra_image:cifar-10-batches-py")      # CIFAR-10: 45,000 + 5,000 + 10,000, 1,024 tokens of 0 to 255
+data = open_data("lra_image:wds:shards")               # in any other form that a source reads
+data = open_data("digit_tokens")                       # not CIFAR: scikit-learn's digits, 64 tokens, embedded
 """
 
 from dataclasses import replace

@@ -202,9 +202,7 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     window = {"shortest": longest // 4, "longest": longest}
     raw = RAW if samples > 100 else RAW // 8
     key = {"seed": seed, "raw": raw, **window}
-    made = Made(
-        settings.cache_dir, "listops", key, lambda i: generate(make_key(seed, 0x1157, i), **window, raw=raw)[0]
-    )
+    made = Made(settings.cache_dir, "listops", key, lambda i: generate(make_key(seed, 0x1157, i), **window, raw=raw)[0])
     pieces: list[Rows] = []
     seen: set[bytes] = set()
     have = number = 0

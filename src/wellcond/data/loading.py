@@ -6,8 +6,8 @@
     for batch in eval_batches(data.val, batch_size=256, rank=0, world=8, device="cuda"):
 
 A part of a data set is anything with the methods of `Part`, of which sequences (`SequenceSet`) give batches themselves;
-cached images (`Images`) and streamed ones (`ImageFiles`) are served here. Lengths may vary from batch to batch: whoever captures or
-compiles looks at the shapes.
+cached images (`Images`) and streamed ones (`ImageFiles`) are served here. Lengths may vary from batch to batch:
+whoever captures or compiles looks at the shapes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

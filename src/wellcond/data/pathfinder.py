@@ -14,6 +14,7 @@ twice as large and then reduced.
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 from zipfile import ZIP_LZMA
@@ -110,7 +111,7 @@ def _marker(y: int, x: int) -> tuple[NDArray[np.intp], Floats]:
     disc = (rows - y * FINE) ** 2 + (columns - x * FINE) ** 2 <= (MARKER_RADIUS * FINE) ** 2
     pixels = _reduce(disc, SIDE).reshape(-1)
     places = np.flatnonzero(pixels)
-    return places, pixels[places].astype(np.float32) / 255
+    return places, pixels[places].astype(np.float32) / np.float32(255)
 
 
 # ---- directions: 360 that a curve may begin with, then those that it may go on in
@@ -401,7 +402,7 @@ def _split(whole: SequenceSet, seed: int | None) -> list[SequenceSet]:
     if seed is not None:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(make_key(seed, 0x5B17) >> 1))
     cuts = [0, count * 8 // 10, count * 9 // 10, count]
-    return [whole.part(order[low:high]) for low, high in zip(cuts, cuts[1:], strict=False)]
+    return [whole.part(order[low:high]) for low, high in pairwise(cuts)]
 
 
 def _generated(settings: Settings, samples: int, contour: int, seed: int) -> list[Rows]:
@@ -461,7 +462,9 @@ def _read_images(folder: Path, listed: Path) -> Rows:
         except (OSError, ValueError, IndexError) as error:
             raise ValueError(f"{listed} says {' '.join(line)!r}, which cannot be read: {error}") from error
         if found.shape != (SIDE, SIDE) or label not in (0, 1):
-            raise ValueError(f"{name} of {listed} has {found.shape} pixels and the label {label}; wanted: 32 × 32, 0 or 1")
+            raise ValueError(
+                f"{name} of {listed} has {found.shape} pixels and the label {label}; wanted: 32 × 32, 0 or 1"
+            )
         pixels.append(found.reshape(-1))
         labels.append(label)
     tokens = np.concatenate(pixels) if pixels else np.zeros(0, np.uint8)

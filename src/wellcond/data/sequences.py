@@ -69,7 +69,8 @@ class SequenceSet:
         assert lengths.shape == tokens.shape[:-1], (lengths.shape, tokens.shape)
         assert labels.shape == tokens.shape[:1], (labels.shape, tokens.shape)
         check_choice("mask", mask, get_args(MaskRule))
-        self.vocab, self.mask = vocab, mask
+        self.vocab = vocab
+        self.mask: MaskRule = mask
         self.rows = rows
         self.labels = labels if rows is None else labels[rows]
         self.lengths = lengths if rows is None else lengths[rows]
@@ -167,7 +168,7 @@ class SequenceSet:
         total = 0
         for chunk in split_rows(len(self), self.nbytes):
             tokens = self.gather(torch.arange(chunk.start, chunk.stop)).cpu().numpy()
-            total = zlib.crc32(tokens, total)
+            total = zlib.crc32(tokens.tobytes(), total)
         return [total.to_bytes(4, "little"), self.lengths.to("cpu", torch.int32).numpy().tobytes()]
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, ...]:

@@ -1,14 +1,14 @@
 """Texts as bytes, for the Text and Retrieval tasks of the Long Range Arena, and stand-ins that need no download.
 
     data = open_data("lra_text:aclImdb")                  # IMDB: is a review positive? train/pos/*.txt, …
-    data = open_data("lra_text:imdb")                     # the same from train.tsv.gz and test.tsv.gz: label, rating, text
-    data = open_data("lra_retrieval:aan")                 # AAN: does one paper cite the other? new_aan_pairs.train.tsv, …
+    data = open_data("lra_text:imdb")                     # the same, train.tsv.gz and test.tsv.gz: label, rating, text
+    data = open_data("lra_retrieval:aan")                 # AAN: does one paper cite the other?
     data = open_data("imdb_pairs:aclImdb")                # not AAN: are two reviews of the same opinion?
     data = open_data("made_up_text")                      # no text at all, but learnt within seconds, for tests
     data = open_data("made_up_pairs")
 
-A token is a byte plus 1, and 0 is padding; 4,000 bytes are kept and padded to 4,096. Text is validated on its test part,
-as published: with `holdout`, on a part of train.
+A token is a byte plus 1, and 0 is padding; 4,000 bytes are kept and padded to 4,096. Text is validated on its test
+part, as published; with `holdout`, on a part of train.
 """
 
 import gzip
@@ -55,7 +55,7 @@ def read_lines(path: Path, what: str, progress: Progress | None) -> Iterator[tup
     """(number, columns) of each line of a TSV file, which may be compressed. Quotes mean nothing."""
     size = path.stat().st_size
     with open(path, "rb") as raw:
-        file = gzip.open(raw) if path.suffix == ".gz" else raw
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
@@ -102,7 +102,9 @@ def _open_imdb(rest: str, settings: Settings, kept: int, what: str) -> list[Rows
         if missing:
             raise ValueError(f"there is no {folder / missing[0]}; {what}:FOLDER is {IMDB}")
         key = stat_key(folder, sides)
-        reads = [lambda split=split: _read_reviews(folder / split, kept, settings.progress) for split in ("train", "test")]
+        reads = [
+            lambda split=split: _read_reviews(folder / split, kept, settings.progress) for split in ("train", "test")
+        ]
     made = Made(settings.cache_dir, "imdb", {**key, "kept": kept}, lambda i: reads[i]())
     return [made.piece(number) for number in range(2)]
 
@@ -243,9 +245,9 @@ def _imdb_pairs(
 # ---- made up
 
 WORDS = {
-    0: "bad dull weak boring awful poor tired flat wrong worst".split(),
-    1: "good great fine moving superb rich fresh strong right best".split(),
-    2: "the a film plot actor scene it was with and of in one story camera".split(),
+    0: ["bad", "dull", "weak", "boring", "awful", "poor", "tired", "flat", "wrong", "worst"],
+    1: ["good", "great", "fine", "moving", "superb", "rich", "fresh", "strong", "right", "best"],
+    2: ["the", "a", "film", "plot", "actor", "scene", "it", "was", "with", "and", "of", "in", "one", "story", "camera"],
 }
 
 

@@ -21,7 +21,7 @@ from wellcond.data.batches import EvalBatches, TrainBatches
 from wellcond.data.dataset import DataSet, Images
 from wellcond.data.files import ImageFiles
 from wellcond.data.images import ImageSample, read_images, sample_images
-from wellcond.data.loading import Batch, Batches, eval_batches, train_batches
+from wellcond.data.loading import Batch, Batches, Part, eval_batches, train_batches
 from wellcond.data.sequences import SequenceSet
 from wellcond.data.sources import SOURCES, Settings, open_data, register_source
 from wellcond.data.stream import StreamBatches, StreamEvalBatches
@@ -38,6 +38,7 @@ __all__ = [
     "Augmentation",
     "Batch",
     "Batches",
+    "Part",
     "train_batches",
     "eval_batches",
     "TrainBatches",

@@ -6,7 +6,6 @@ batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cu
 """
 
 from wellcond.data import (  # noqa: F401 (they register their words)
-    archives,
     cifar,
     digits,
     folders,

@@ -19,11 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellcond.data.augment import Augmentation
-from wellcond.data.dataset import Images
-from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
-from wellcond.data.varying import (
+from wellcond.data.augment import (
     DRAWS,
+    Augmentation,
     StepPart,
     draw_mixing,
     draw_places,
@@ -32,6 +30,8 @@ from wellcond.data.varying import (
     mix_labels,
     vary_images,
 )  # fmt: skip
+from wellcond.data.dataset import Images
+from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
 
 __all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
 

@@ -19,12 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellcond.data.augment import Augmentation
+from wellcond.data.augment import Augmentation, mix_labels
 from wellcond.data.batches import Share, eval_cuts
 from wellcond.data.dataset import GPU_SHARE, fits_on, split_rows
 from wellcond.data.draws import draw_order, send
 from wellcond.data.loading import Batch
-from wellcond.data.varying import mix_labels
 
 __all__ = ["MaskRule", "Rows", "SequenceSet", "check_choice", "kept_tokens", "spread"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from wellcond.data.finding import is_utf8, printable
+from wellcond.data.files import is_utf8, printable
 from wellcond.models.build import say_too_small
 from wellcond.train.config import AMP_DTYPES, COMPILE_MODES, GRAPH_MODES, SCHEDULES, TASKS, Config, as_seconds
 

@@ -7,15 +7,12 @@ train.gather(torch.tensor([4, 17]))    # (2, 3, 32, 32) uint8
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellcond.data.draws import make_key
-
-if TYPE_CHECKING:
-    from wellcond.data.loading import Part
 
 __all__ = ["DataSet", "Images", "fits_on", "hold_out", "pixel_sums", "split_rows"]
 
@@ -125,12 +122,13 @@ class DataSet:
 
     name: str
     classes: list[str]
-    train: "Part"
-    val: "Part"
+    train: Any
+    """Parts are `loading.Part`s: `Images`, `ImageFiles`, `SequenceSet`, or what a source of your own gives."""
+    val: Any
     """What is looked at while training: the set's own validation part, or what `holdout` took from `train`."""
     skipped: list[tuple[str, str]]
     """Files that could not be read, and why."""
-    test: "Part | None" = None
+    test: Any = None
     """For the end: the set's own test part, or with a holdout its validation part; None where there is neither."""
 
 

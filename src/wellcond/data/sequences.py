@@ -126,7 +126,7 @@ class SequenceSet:
 
     def gather(self, rows: Tensor) -> Tensor:
         """These sequences, in this order, uint8, where the tokens are."""
-        rows = rows.to(self.device)
+        rows = rows.to(self.device)  # nothing is copied where they are there already
         return self._tokens.index_select(0, rows if self.rows is None else self.rows[rows])
 
     def to(self, device: torch.device | str, *, share: float = GPU_SHARE) -> "SequenceSet":
@@ -172,16 +172,7 @@ class SequenceSet:
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
         """What a model is called with: tokens (b, length) int32 and mask (b, length) bool; of a pair, all four."""
-        tokens = self.gather(rows)
-        if self.mask == "published":
-            mask = tokens != PAD
-        else:
-            lengths = self.lengths.index_select(0, rows.to(self.device))
-            mask = torch.arange(self.length, device=self.device) < lengths[..., None]
-        tokens = tokens.to(torch.int32)
-        if not self.pairs:
-            return tokens, mask
-        return tokens[:, 0].contiguous(), mask[:, 0].contiguous(), tokens[:, 1].contiguous(), mask[:, 1].contiguous()
+        return self.batch(rows, len(rows), self.device).inputs
 
     def train_batches(
         self, *, batch_size: int, seed: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu",
@@ -198,17 +189,27 @@ class SequenceSet:
         self, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu", workers: int = 0
     ) -> Iterator[Batch]:
         """Every sequence once over all the ranks, in order, and as many batches on each; the last may be blank."""
-        here, device = self, torch.device(device)
+        device = torch.device(device)
         rows = torch.arange(len(self), device=self.device)[rank::world]
         for cut in eval_cuts(len(self), batch_size=batch_size, world=world):
             mine = rows[cut]
             count = len(mine)
             mine = mine if count else rows.new_zeros(1)  # sharded models wait for every process: it looks at the first
-            yield here.batch(mine, count, device)
+            yield self.batch(mine, count, device)
 
     def batch(self, rows: Tensor, count: int, device: torch.device) -> Batch:
-        inputs = tuple(send(tensor, device) for tensor in self.inputs(rows))
-        return Batch(inputs=inputs, targets=send(self.labels[rows], device), count=count)
+        """These sequences on a device. What travels there are bytes."""
+        tokens = send(self.gather(rows), device)
+        if self.mask == "published":
+            mask = tokens != PAD
+        else:
+            lengths = send(self.lengths.index_select(0, rows), device)
+            mask = torch.arange(self.length, device=device) < lengths[..., None]
+        tokens = tokens.to(torch.int32)  # an embedding takes it as it is, at half the size of int64
+        inputs: tuple[Tensor, ...] = (tokens, mask)
+        if self.pairs:
+            inputs = tuple(tensor[:, which].contiguous() for which in (0, 1) for tensor in (tokens, mask))
+        return Batch(inputs=inputs, targets=send(self.labels.index_select(0, rows), device), count=count)
 
 
 def _smoothing(augmentation: Augmentation | None) -> float:

@@ -202,7 +202,9 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     window = {"shortest": longest // 4, "longest": longest}
     raw = RAW if samples > 100 else RAW // 8
     key = {"seed": seed, "raw": raw, **window}
-    made = Made(settings.cache_dir, "listops", key, lambda i: generate(make_key(seed, 0x1157, i), **window, raw=raw)[0])
+    made = Made(
+        settings.cache_dir, "lra_listops", key, lambda i: generate(make_key(seed, 0x1157, i), **window, raw=raw)[0]
+    )
     pieces: list[Rows] = []
     seen: set[bytes] = set()
     have = number = 0
@@ -241,7 +243,7 @@ def _read(folder: Path, settings: Settings, kept: int) -> list[Rows]:
     if missing:
         raise ValueError(f"there is no {folder / missing[0]}; lra_listops:FOLDER is {WANTED}")
     key = stat_key(folder, FILES)
-    made = Made(settings.cache_dir, "listops-files", key, lambda i: parse(folder / FILES[i], settings.progress))
+    made = Made(settings.cache_dir, "lra_listops-files", key, lambda i: parse(folder / FILES[i], settings.progress))
     found = [made.piece(number) for number in range(len(FILES))]
     longest = max(int(rows.lengths.max()) for rows in found)
     if longest > kept:

@@ -50,7 +50,7 @@ class Made:
         self.folder, self.make, self.about = cache_dir / f"{name}-{digest}", make, about
         self.compression = compression
         self.was_made = False
-        """Whether any piece was not found on disk."""
+        """Whether `piece` has made any, since it was not found on disk."""
 
     def path(self, number: int) -> Path:
         return self.folder / f"{number:05d}.npz"
@@ -108,7 +108,6 @@ class Made:
         workers = min(workers, len(missing))
         from filelock import FileLock
 
-        self.was_made = True
         with _saying_full(self.folder):
             self._begin()
             with FileLock(self.folder / ".filling"):

@@ -409,7 +409,7 @@ def _generated(settings: Settings, samples: int, contour: int, seed: int) -> lis
     piece = PIECE if samples > PIECE else SMALL_PIECE
     key = {"seed": seed, "contour": contour, "piece": piece}
     made = Made(
-        settings.cache_dir, "pathfinder", key, lambda number: make_piece(number, **key), compression=ZIP_LZMA
+        settings.cache_dir, "lra_pathfinder", key, lambda number: make_piece(number, **key), compression=ZIP_LZMA
     )  # fmt: skip
     count = -(-samples // piece)
     if count >= WORTH_WORKERS and piece == PIECE:
@@ -437,7 +437,7 @@ def _read(folder: Path, settings: Settings) -> list[Rows]:
         raise ValueError(f"there is no {folder / 'metadata'} with .npy files; lra_pathfinder:FOLDER is {WANTED}")
     key = stat_key(folder, [f"metadata/{path.name}" for path in lists])
     made = Made(
-        settings.cache_dir, "pathfinder-files", key, lambda i: _read_images(folder, lists[i]), compression=ZIP_LZMA
+        settings.cache_dir, "lra_pathfinder-files", key, lambda i: _read_images(folder, lists[i]), compression=ZIP_LZMA
     )  # fmt: skip
     pieces = []
     for number in range(len(lists)):

@@ -251,14 +251,14 @@ WORDS = {
 }
 
 
-def _make_up(count: int, kept: int, key: int) -> Rows:
-    """Words that tell a class, one in three, among words that do not."""
+def _make_up(count: int, kept: int, key: int, *, share: float) -> Rows:
+    """Words that tell a class, in this share, among words that do not."""
     draw = np.random.default_rng(key)
     labels = np.arange(count) % 2
     texts = []
     for label in labels:
         length = int(draw.integers(kept // 2, kept + 1))
-        telling = draw.random(length // 4 + 1) < 1 / 3
+        telling = draw.random(length // 4 + 1) < share
         lists = [WORDS[int(label)] if tells else WORDS[2] for tells in telling]
         words = [some[int(draw.integers(len(some)))] for some in lists]
         texts.append(encode(" ".join(words).encode(), length))
@@ -270,24 +270,21 @@ def _made_up_text(
     _rest: str, _settings: Settings, *, samples: int = 320, length: int = 128, mask: MaskRule = "published",
     data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
-    counts = [samples * 8 // 10, samples // 10, samples // 10]
-    train, val, test = (
-        SequenceSet.of(
-            [_make_up(max(2, count), kept_tokens(length), make_key(data_seed, number))], length=length, vocab=VOCAB,
-            mask=mask,
-        )
-        for number, count in enumerate(counts)
-    )  # fmt: skip
+    parts = []
+    for number, count in enumerate((samples * 8 // 10, samples // 10, samples // 10)):
+        rows = _make_up(max(2, count), kept_tokens(length), make_key(data_seed, number), share=1 / 3)
+        parts.append(SequenceSet.of([rows], length=length, vocab=VOCAB, mask=mask))
+    train, val, test = parts
     return DataSet(name="made_up_text", classes=list(SIDES), train=train, val=val, test=test, skipped=[])
 
 
 @register_source("made_up_pairs", takes="")
 def _made_up_pairs(
-    _rest: str, _settings: Settings, *, samples: int = 320, length: int = 128, mask: MaskRule = "published",
+    _rest: str, _settings: Settings, *, samples: int = 640, length: int = 128, mask: MaskRule = "published",
     data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
     train, test = (
-        _make_up(max(8, count), kept_tokens(length), make_key(data_seed, 2, number))
+        _make_up(max(8, count), kept_tokens(length), make_key(data_seed, 2, number), share=1.0)
         for number, count in enumerate((max(80, samples * 9 // 10), samples // 10))
     )
     return _paired("made_up_pairs", train, test, seed=data_seed, length=length, mask=mask, samples=None)

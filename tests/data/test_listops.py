@@ -86,7 +86,7 @@ def drawn() -> tuple[Rows, int]:
 
 
 def test_every_expression_has_the_value_of_its_label(drawn: tuple[Rows, int]) -> None:
-    rows = drawn[0].first(300)
+    rows = drawn[0].between(0, 300)
     found = [evaluate(tokens) for tokens in expressions(rows)]
     assert [value for value, _ in found] == rows.labels.tolist()
     assert max(depth for _, depth in found) == 10

@@ -109,7 +109,7 @@ def test_pairs_of_reviews_are_balanced_and_each_is_used_twice() -> None:
     assert np.array_equal(pair_up(rows, 0).tokens, pairs.tokens)
     assert not np.array_equal(pair_up(rows, 1).tokens, pairs.tokens)
     with pytest.raises(ValueError, match="too few to make pairs of"):
-        pair_up(rows.first(4), 0)
+        pair_up(rows.between(0, 4), 0)
 
 
 def test_no_review_is_in_two_parts_of_the_pairs(tmp_path: Path) -> None:

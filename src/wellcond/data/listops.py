@@ -209,7 +209,7 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     seen: set[bytes] = set()
     have = number = 0
     while have < samples:
-        rows = _unseen(made.piece(number), seen).first(samples - have)
+        rows = _unseen(made.piece(number), seen).between(0, samples - have)
         pieces.append(rows)
         have, number = have + len(rows.labels), number + 1
         if settings.progress is not None and made.was_made:
@@ -217,12 +217,7 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     whole = Rows(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
     counts = [max(1, round(share * samples)) for share in SHARES]
     ends = np.cumsum([samples - counts[1] - counts[2], counts[1], counts[2]])
-    return [[_between(whole, low, high)] for low, high in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _between(rows: Rows, low: int, high: int) -> Rows:
-    ends = np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)])
-    return Rows(rows.tokens[ends[low] : ends[high]], rows.lengths[low:high], rows.labels[low:high])
+    return [[whole.between(low, high)] for low, high in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _unseen(rows: Rows, seen: set[bytes]) -> Rows:

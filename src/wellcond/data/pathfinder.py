@@ -416,7 +416,7 @@ def _generated(settings: Settings, samples: int, contour: int, seed: int) -> lis
         made.fill(count, "wellcond.data.pathfinder:make_piece", key, progress=settings.progress, unit=piece)
     pieces, have = [], 0
     for number in range(count):
-        pieces.append(made.piece(number).first(samples - have))
+        pieces.append(made.piece(number).between(0, samples - have))
         have += len(pieces[-1].labels)
         if settings.progress is not None and made.was_made:
             settings.progress("generating lra_pathfinder", have, samples)

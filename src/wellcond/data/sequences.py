@@ -40,9 +40,15 @@ class Rows(NamedTuple):
     """(rows,), or (rows, 2) of pairs."""
     labels: NDArray[np.uint8]
 
-    def first(self, count: int) -> "Rows":
-        lengths = self.lengths[:count]
-        return Rows(self.tokens[: int(lengths.sum())], lengths, self.labels[:count])
+    def between(self, low: int, high: int) -> "Rows":
+        before, size = int(self.lengths[:low].sum()), int(self.lengths[low:high].sum())
+        return Rows(self.tokens[before : before + size], self.lengths[low:high], self.labels[low:high])
+
+    def pick(self, chosen: NDArray[np.intp]) -> "Rows":
+        """These, in this order; not of pairs."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        tokens = np.concatenate([self.tokens[ends[row] - self.lengths[row] : ends[row]] for row in chosen])
+        return Rows(tokens, self.lengths[chosen], self.labels[chosen])
 
 
 def kept_tokens(length: int) -> int:

@@ -210,16 +210,8 @@ def pair_up(rows: Rows, key: int) -> Rows:
         labels.append(np.repeat([1, 0], half))
     order = draw.permutation(2 * each)
     first, second, same = (np.concatenate(column)[order] for column in (firsts, seconds, labels))
-    ends = np.cumsum(rows.lengths, dtype=np.int64)
-    chosen = np.stack([first, second], 1).reshape(-1)
-    tokens = np.concatenate([rows.tokens[ends[i] - rows.lengths[i] : ends[i]] for i in chosen])
-    return Rows(tokens, rows.lengths[chosen].reshape(-1, 2), same.astype(np.uint8))
-
-
-def _pick(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
-    ends = np.cumsum(rows.lengths, dtype=np.int64)
-    tokens = np.concatenate([rows.tokens[ends[i] - rows.lengths[i] : ends[i]] for i in chosen])
-    return Rows(tokens, rows.lengths[chosen], rows.labels[chosen])
+    found = rows.pick(np.stack([first, second], 1).reshape(-1))
+    return Rows(found.tokens, found.lengths.reshape(-1, 2), same.astype(np.uint8))
 
 
 def _paired(name: str, train: Rows, test: Rows, *, seed: int, **how: Any) -> DataSet:
@@ -227,7 +219,7 @@ def _paired(name: str, train: Rows, test: Rows, *, seed: int, **how: Any) -> Dat
     samples = how.pop("samples")
     order = np.random.default_rng(make_key(seed, 0x9A12)).permutation(len(train.labels))
     held = round(HELD * len(order))
-    texts = [_pick(train, np.sort(order[held:])), _pick(train, np.sort(order[:held])), test]
+    texts = [train.pick(np.sort(order[held:])), train.pick(np.sort(order[:held])), test]
     paired = [pair_up(rows, make_key(seed, 0x9A13, number)) for number, rows in enumerate(texts)]
     parts = [spread(SequenceSet.of([rows], **how, vocab=VOCAB), samples) for rows in paired]
     return DataSet(name=name, classes=list(SAME), train=parts[0], val=parts[1], test=parts[2], skipped=[])

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,10 @@ def test_a_piece_is_made_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "nonsense", "another", "gone"])
-def test_a_damaged_piece_is_made_again(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_damaged_piece_is_made_again(tmp_path: Path, damage: str, compression: int) -> None:
     make = Counted()
-    made = Made(tmp_path, "x", {}, make)
+    made = Made(tmp_path, "x", {}, make, compression=compression)
     made.piece(0)
     path, content = made.path(0), bytearray(made.path(0).read_bytes())
     if damage == "gone":
@@ -88,12 +90,14 @@ def test_what_was_made_before_a_kill_stays(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     before = len(list(tmp_path.rglob("*.npz")))
+    (next(tmp_path.iterdir()) / f".{before:05d}.half.tmp").write_bytes(b"as a kill in the middle of writing leaves it")
     assert before >= 3
     make = Counted()
     made = Made(tmp_path, "slow", {"seed": 1}, make)
     for number in range(before + 2):
         assert same(made.piece(number), rows(number))
     assert make.made == [before, before + 1]
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_workers_make_what_one_process_makes(tmp_path: Path) -> None:

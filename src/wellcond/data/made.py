@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from wellcond.records import write_json
 __all__ = ["Made", "stat_key"]
 
 FORMAT = 1
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, LZMAError, NotImplementedError)
 
 
 class Made:
@@ -82,6 +83,8 @@ class Made:
         return rows if fits else None
 
     def write(self, number: int, rows: Rows) -> None:
+        for left in self.folder.glob(f".{number:05d}.*.tmp"):  # of one that was killed
+            left.unlink(missing_ok=True)
         aside = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
         try:
             with zipfile.ZipFile(aside, "w", self.compression) as file:

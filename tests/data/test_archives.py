@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wellcond.data import DataSet, open_data
-from wellcond.data.archives import expand_braces
+from wellcond.data.folders import expand_braces
 
 SIZE = 16
 

@@ -1,6 +1,224 @@
-import pytest
+"""Batched crops, flips, colours, boxes and mixtures against one image at a time."""
 
-from wellcond.data import Augmentation
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+from torchvision.transforms.v2 import functional as tv
+
+from wellcond.data.augment import (
+    DRAWS,
+    Augmentation,
+    Mixing,
+    StepPart,
+    draw_mixing,
+    erase_boxes,
+    mix_images,
+    mix_labels,
+    vary_images,
+)  # fmt: skip
+from wellcond.data.draws import draw_uniform
+
+COUNT, SIDE = 48, 24
+
+
+@pytest.fixture(scope="module")
+def pixels(photos: dict[str, Image.Image]) -> Tensor:
+    photo = torch.from_numpy(np.array(photos["flower"])).permute(2, 0, 1)
+    return torch.stack([photo[:, 8 * i : 8 * i + SIDE, 12 * i : 12 * i + SIDE] for i in range(COUNT)])
+
+
+@pytest.fixture(scope="module")
+def draws() -> Tensor:
+    return draw_uniform(seed=0, epoch=0, rows=torch.arange(COUNT), count=DRAWS)
+
+
+def test_each_image_has_a_crop_and_flip_of_its_own(pixels: Tensor, draws: Tensor) -> None:
+    varied = vary_images(pixels, draws, Augmentation(padding=3, flip=0.5))
+    found = []
+    for image, result in zip(pixels, varied, strict=True):
+        padded = pad(image, [3] * 4)
+        crops = {
+            (top, left, flipped): crop.flip(2) if flipped else crop
+            for top in range(7)
+            for left in range(7)
+            for crop in [padded[:, top : top + SIDE, left : left + SIDE]]
+            for flipped in (False, True)
+        }
+        matches = [place for place, crop in crops.items() if torch.equal(crop.float(), result)]
+        assert len(matches) == 1  # it is a crop, and which one is beyond doubt
+        found += matches
+    assert len(set(found)) > 30  # of 98 places, 48 draws hit 38 on average
+    assert {top for top, _, _ in found} == {left for _, left, _ in found} == set(range(7))
+    assert 12 < sum(flipped for _, _, flipped in found) < 36
+
+
+def test_resized_crops_are_crops_resized(pixels: Tensor, draws: Tensor) -> None:
+    """Each result is the bilinear enlargement of one whole-numbered box, in float64; area and shape as asked for."""
+    how = Augmentation(scale_min=0.3, flip=0.5)
+    varied = vary_images(pixels, draws, how).double()
+    boxes, flips = set(), 0
+    for image, result in zip(pixels[:5].double(), varied[:5], strict=True):
+        best = (1e9, (0, 0, 0, 0), False)
+        for high in range(10, SIDE + 1):
+            for wide in range(10, SIDE + 1):
+                if not (high * wide / SIDE**2 > 0.27 and 0.65 < wide / high < 1.55):
+                    continue
+                windows = image.unfold(1, high, 1).unfold(2, wide, 1)  # c, tops, lefts, high, wide
+                tops, lefts = windows.shape[1:3]
+                stacked = windows.permute(1, 2, 0, 3, 4).flatten(0, 1)
+                large = interpolate(stacked, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
+                for flipped in (False, True):
+                    errors = (large.flip(3) if flipped else large).sub(result).abs().amax((1, 2, 3))
+                    error, place = errors.min(0)
+                    best = min(best, (error.item(), (*divmod(int(place), lefts), high, wide), flipped))
+                assert len(errors) == tops * lefts
+        assert best[0] < 1e-2, best  # of 255; float32 knows the positions to 1e-6
+        boxes.add(best[1])
+        flips += best[2]
+    assert len(boxes) == 5
+    assert 0 < flips < 5
+
+
+def test_the_whole_image_is_left_alone(pixels: Tensor, draws: Tensor) -> None:
+    assert torch.equal(vary_images(pixels, draws, Augmentation()), pixels.float())
+
+
+def test_colours_against_torchvision(pixels: Tensor, draws: Tensor) -> None:
+    strength = 0.4
+    varied = vary_images(pixels, draws, Augmentation(color_jitter=strength))
+    factors = (1 - strength + 2 * strength * draws[:, 3:6].double()).tolist()
+    for image, result, (brightness, contrast, saturation) in zip(pixels, varied, factors, strict=True):
+        truth = tv.adjust_brightness(image.double() / 255, brightness)
+        truth = tv.adjust_saturation(tv.adjust_contrast(truth, contrast), saturation)
+        assert (truth * 255 - result).abs().max() < 0.1  # torchvision's weights of red, green, blue have four digits
+
+
+def test_erased_boxes(pixels: Tensor, draws: Tensor) -> None:
+    images = pixels.float() / 255 + 1
+    erased = erase_boxes(images, draws, None, Augmentation(erasing=0.5, erasing_mode="const"))
+    gone = (erased == 0).all(1)
+    assert torch.equal(erased, images * ~gone[:, None])  # the rest is as it was
+    count = 0
+    for mask in gone:
+        if not mask.any():
+            continue
+        count += 1
+        rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+        high, wide = len(rows), len(columns)
+        assert mask.sum() == high * wide == (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)  # one full box
+        assert 0.01 < high * wide / SIDE**2 < 0.4
+    assert 12 < count < 36
+    assert len({tuple(mask.nonzero()[0].tolist()) for mask in gone if mask.any()}) > count * 0.7
+
+
+@pytest.mark.parametrize(("mode", "size"), [("rand", 3), ("pixel", 3 * SIDE * SIDE)])
+def test_erased_by_colour_or_noise(pixels: Tensor, draws: Tensor, mode, size: int) -> None:
+    noise = torch.randn(COUNT, size)
+    erased = erase_boxes(
+        torch.full((COUNT, 3, SIDE, SIDE), 99.0), draws, noise, Augmentation(erasing=1, erasing_mode=mode)
+    )
+    box = (erased != 99).all(1, keepdim=True)
+    assert box.flatten(1).any(1).float().mean() > 0.9
+    full = noise.view(COUNT, 3, SIDE, SIDE) if mode == "pixel" else noise[:, :, None, None]
+    assert torch.equal(erased, torch.where(box, full, 99.0))
+
+
+def mix(how: Augmentation, *parts: StepPart) -> Mixing:
+    parts = parts or (part(),)
+    return draw_mixing(how, parts, seed=0, epoch=0, h=SIDE, w=SIDE, device=torch.device("cpu"))
+
+
+def part(step: int = 0, size: int = COUNT, offset: int = 0, total: int = COUNT) -> StepPart:
+    return StepPart(step=step, offset=offset, size=size, total=total)
+
+
+@pytest.mark.parametrize("per", ["batch", "pair"])
+def test_mixup_is_the_mean_of_two_neighbours_and_of_their_labels(pixels: Tensor, per) -> None:
+    mixing = mix(Augmentation(mixup=0.8, mix_per=per))
+    images, labels = pixels.float(), torch.arange(COUNT) % 5
+    mixed = mix_images(images, mixing)
+    soft = mix_labels(labels, mixing, num_classes=5, smoothing=0.1)
+    shares = mixing.share.tolist()
+    assert len(set(shares)) == (1 if per == "batch" else COUNT // 2)
+    for index, share in enumerate(shares):
+        other = index ^ 1
+        torch.testing.assert_close(mixed[index], share * images[index] + (1 - share) * images[other])
+        truth = torch.full((5,), 0.1 / 5)
+        truth[labels[index]] += 0.9 * share
+        truth[labels[other]] += 0.9 * (1 - share)
+        torch.testing.assert_close(soft[index], truth)
+
+
+@pytest.mark.parametrize("per", ["batch", "pair"])
+def test_cutmix_labels_count_the_pixels(per) -> None:
+    images = torch.arange(COUNT).float()[:, None, None, None].expand(-1, 3, SIDE, SIDE)
+    for step in range(20):
+        mixing = mix(Augmentation(cutmix=1.0, mix_per=per), part(step))
+        mixed = mix_images(images, mixing)
+        assert ((mixed == images) | (mixed == images[torch.arange(COUNT) ^ 1])).all()
+        torch.testing.assert_close((mixed == images).float().mean((1, 2, 3)), mixing.share)
+
+
+def test_mixup_and_cutmix_take_turns() -> None:
+    how = Augmentation(mixup=1.0, cutmix=1.0, mix_prob=0.5, mix_switch=0.5, mix_per="pair")
+    draws = [mix(how, part(step)) for step in range(30)]
+    share, keep = torch.cat([m.share[::2] for m in draws]), torch.cat([m.keep[::2] for m in draws])
+    assert 0.43 < (share == 1).float().mean() < 0.6  # half are left alone, and some boxes are empty
+    mixed = share < 1
+    assert torch.equal(keep[keep < 1], share[keep < 1])  # mixup: of pixels as of labels
+    assert 0.4 < (keep[mixed] == 1).float().mean() < 0.6
+    ones = mix(Augmentation(mixup=1.0, mix_prob=0.5)).share
+    assert len(set(ones.tolist())) == 1
+
+
+def test_ranks_share_the_draws_of_a_step() -> None:
+    how = Augmentation(mixup=0.5, cutmix=1.0, mix_per="pair")
+    whole = mix(how)
+    halves = [mix(how, part(size=COUNT // 2, offset=offset)) for offset in (0, COUNT // 2)]
+    assert torch.equal(torch.cat([half.share for half in halves]), whole.share)
+    assert torch.equal(torch.cat([half.box for half in halves if half.box is not None]), whole.box)
+
+
+@pytest.mark.parametrize("per", ["batch", "pair"])
+@pytest.mark.parametrize("alphas", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
+def test_batches_mixed_together_are_as_mixed_alone(pixels: Tensor, per, alphas) -> None:
+    """To the bit, the last of them with an odd number of images; their numbers are those of their steps."""
+    how = Augmentation(mix_per=per, mix_prob=0.8, **alphas)
+    parts = [part(3, 16), part(4, 16), part(5, 13, offset=16)]
+    images, labels = pixels[:45].float(), torch.arange(45) % 5
+    mixing = mix(how, *parts)
+    together = mix_images(images, mixing), mix_labels(labels, mixing, num_classes=5, smoothing=0.1)
+    for one, some, classes, *found in zip(
+        parts, *(rows.split([16, 16, 13]) for rows in (images, labels, *together)), strict=True
+    ):
+        alone = mix(how, one)
+        assert torch.equal(found[0], mix_images(some, alone))
+        assert torch.equal(found[1], mix_labels(classes, alone, num_classes=5, smoothing=0.1))
+
+
+@pytest.mark.parametrize("per", ["batch", "pair"])
+def test_a_mixture_is_what_one_number_or_one_box_makes_of_two_images(pixels: Tensor, per) -> None:
+    """Pair by pair with Python's numbers, to the bit: mixup's share, or a slice copied from the other image."""
+    images = pixels.float()
+    for step in range(6):
+        mixing = mix(Augmentation(mixup=0.8, cutmix=1.0, mix_per=per), part(step))
+        assert mixing.box is not None
+        for index, (result, keep, box) in enumerate(
+            zip(mix_images(images, mixing), mixing.keep.tolist(), mixing.box.int().tolist(), strict=True)
+        ):
+            truth = torch.lerp(images[index ^ 1], images[index], keep)
+            top, bottom, left, right = box
+            truth[:, top:bottom, left:right] = images[index ^ 1][:, top:bottom, left:right]
+            assert torch.equal(result, truth)
+
+
+def test_an_odd_one_stays_itself() -> None:
+    images = torch.rand(5, 1, 4, 4)
+    mixing = mix(Augmentation(mixup=1.0), part(size=5, total=5))
+    assert torch.equal(mix_images(images, mixing)[4], images[4])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from wellcond.data import read_images, sample_images
-from wellcond.data.finding import SUFFIXES
+from wellcond.data.files import SUFFIXES
 
 SIDE = 16
 

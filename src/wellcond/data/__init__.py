@@ -5,13 +5,23 @@ data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FI
 batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
 """
 
-from wellcond.data import archives, cifar, digits, folders, hub  # noqa: F401 (they register their words)
+from wellcond.data import (  # noqa: F401 (they register their words)
+    cifar,
+    digits,
+    folders,
+    gray_tokens,
+    hub,
+    listops,
+    pathfinder,
+    texts,
+)
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import EvalBatches, TrainBatches
 from wellcond.data.dataset import DataSet, Images
 from wellcond.data.files import ImageFiles
 from wellcond.data.images import ImageSample, read_images, sample_images
-from wellcond.data.loading import Batch, Batches, eval_batches, train_batches
+from wellcond.data.loading import Batch, Batches, Part, eval_batches, train_batches
+from wellcond.data.sequences import SequenceSet
 from wellcond.data.sources import SOURCES, Settings, open_data, register_source
 from wellcond.data.stream import StreamBatches, StreamEvalBatches
 
@@ -23,9 +33,11 @@ __all__ = [
     "DataSet",
     "Images",
     "ImageFiles",
+    "SequenceSet",
     "Augmentation",
     "Batch",
     "Batches",
+    "Part",
     "train_batches",
     "eval_batches",
     "TrainBatches",

@@ -1,16 +1,44 @@
-"""How training images are varied: the settings, checked when they are made.
+"""How training images are varied: the settings, checked when they are made, and what they do to whole batches.
 
     Augmentation(padding=4, flip=0.5)                               # what CIFAR is usually trained with
     Augmentation(scale_min=0.08, flip=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
-    Augmentation()                                                       # the images as they are
+    Augmentation()                                                  # the images as they are
 
-Every image draws its own crop, flip, colours and erased box.
+    floats = vary_images(pixels, draws, augmentation)               # uint8 → float32 in 0 … 255
+    places = draw_places(draws, augmentation, h, w)                 # the same for many batches at once:
+    floats = vary_images(pixels, draws, augmentation, places)       # few small kernels are left for each
+    floats = erase_boxes(normalised, draws, noise, augmentation)
+    mixed = mix_images(floats, mixing)                              # neighbours: 0 with 1, 2 with 3, …
+
+Every image draws its own crop, flip, colours and erased box: `draws` are (images, DRAWS) uniform numbers, a row for
+each image. Batches are varied on their device, one or several in a row. Letters: b images, c channels, h × w pixels.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-__all__ = ["Augmentation"]
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from wellcond.data.draws import make_key, send
+
+__all__ = [
+    "Augmentation", "DRAWS", "Mixing", "StepPart", "draw_mixing", "draw_places", "erase_boxes", "mix_images",
+    "mix_labels", "vary_images",
+]  # fmt: skip
+
+TRIES = 10  # of a box's area and shape, before the whole image is taken (crop) or nothing is (erasing), as usual
+# Which column of the draws serves what.
+PLACE, FLIP, COLORS, ERASE, ERASE_PLACE = slice(0, 2), 2, slice(3, 6), 6, slice(7, 9)
+CROP_TRIES, ERASE_TRIES = slice(9, 9 + 2 * TRIES), slice(9 + 2 * TRIES, 9 + 4 * TRIES)
+DRAWS = ERASE_TRIES.stop
+GRAY = (0.299, 0.587, 0.114)  # how bright red, green and blue look, as in Pillow's conversion to "L"
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +117,197 @@ class Augmentation:
                 f"auto_augment={self.auto_augment!r} works on PIL images, but this data is cached as tensors; "
                 "open the data with cache_limit=0, or leave auto_augment out"
             )
+
+
+# ---- on the device
+
+
+def vary_images(
+    pixels: Tensor, draws: Tensor, augmentation: Augmentation, places: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Crop, flip and colour: (b, c, h, w) uint8 to float32 between 0 and 255."""
+    y, x = draw_places(draws, augmentation, *pixels.shape[2:]) if places is None else places
+    if augmentation.scale_min < 1:
+        h, w = pixels.shape[2:]
+        grid = torch.stack([x[:, None, :].expand(-1, h, -1), y[:, :, None].expand(-1, -1, w)], dim=-1)
+        floats = grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+    elif augmentation.padding or augmentation.flip:
+        floats = _take(pixels, y, x, inside=not augmentation.padding).float()
+    else:
+        floats = pixels.float()
+    return _color(floats, draws[:, COLORS], augmentation.color_jitter) if augmentation.color_jitter else floats
+
+
+def draw_places(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
+    """Where each image's rows (b, h) and columns (b, w) come from: pixels' numbers, or grid_sample's −1 … 1."""
+    flipped = draws[:, FLIP, None] < augmentation.flip
+    if augmentation.scale_min < 1:
+        y, x = _draw_crops(draws, augmentation, h, w)
+        return y, torch.where(flipped, x.flip(1), x)
+    moved = (draws[:, PLACE] * (2 * augmentation.padding + 1)).long() - augmentation.padding  # (b, 2): down and right
+    column = torch.arange(w, device=draws.device)
+    column = torch.where(flipped, w - 1 - column, column) + moved[:, 1:]
+    return torch.arange(h, device=draws.device) + moved[:, :1], column
+
+
+def _take(pixels: Tensor, row: Tensor, column: Tensor, *, inside: bool) -> Tensor:
+    """Each pixel from where it comes, black from beyond the border: a crop of an image that is never padded."""
+    _, c, h, w = pixels.shape
+    source = (row.clamp(0, h - 1)[:, :, None] * w + column.clamp(0, w - 1)[:, None, :]).flatten(1)  # (b, h·w)
+    found = pixels.flatten(2).gather(2, source[:, None].expand(-1, c, -1)).view_as(pixels)
+    if inside:
+        return found
+    seen = (row == row.clamp(0, h - 1))[:, None, :, None] & (column == column.clamp(0, w - 1))[:, None, None, :]
+    return found * seen
+
+
+def _draw_crops(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
+    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], (augmentation.scale_min, 1.0), augmentation.crop_ratio, h, w)
+    high, wide = torch.where(found, high, h), torch.where(found, wide, w)
+    top = (draws[:, 0] * (h - high + 1)).floor()
+    left = (draws[:, 1] * (w - wide + 1)).floor()
+    return _positions(h, top, high), _positions(w, left, wide)
+
+
+def _positions(size: int, start: Tensor, length: Tensor) -> Tensor:
+    """Where the pixels of a crop enlarged to `size` come from, in grid_sample's −1 … 1. (b, size)."""
+    start, length = start[:, None], length[:, None]
+    place = (torch.arange(size, device=start.device) + 0.5) * (length / size) - 0.5
+    place = start + torch.minimum(place.clamp_min(0), length - 1)  # what lies beyond the crop is not seen
+    return (2 * place + 1) / size - 1
+
+
+def _draw_boxes(
+    draws: Tensor, area: tuple[float, float], ratio: tuple[float, float], h: int, w: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Height and width of each image's box, whole numbers as floats, and whether one of the tries fitted. (b,) each."""
+    share = area[0] + (area[1] - area[0]) * draws[:, :TRIES]
+    log_ratio = math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[:, TRIES:]
+    wide = (share * (h * w) * log_ratio.exp()).sqrt().round()
+    high = (share * (h * w) / log_ratio.exp()).sqrt().round()
+    fits = (wide > 0) & (wide <= w) & (high > 0) & (high <= h)
+    first = fits.int().argmax(1, keepdim=True)  # the first that fits
+    return high.gather(1, first)[:, 0], wide.gather(1, first)[:, 0], fits.any(1)
+
+
+def _color(floats: Tensor, draws: Tensor, strength: float) -> Tensor:
+    """Brightness, contrast, saturation, in this order, each within 0 and 255."""
+    low = max(0.0, 1 - strength)
+    brightness, contrast, saturation = (low + (1 + strength - low) * draws).T[:, :, None, None, None]
+    floats = (floats * brightness).clamp(0, 255)
+    floats = torch.lerp(_gray(floats).mean((2, 3), keepdim=True), floats, contrast).clamp(0, 255)
+    return torch.lerp(_gray(floats), floats, saturation).clamp(0, 255) if floats.shape[1] == 3 else floats
+
+
+def _gray(floats: Tensor) -> Tensor:
+    if floats.shape[1] != 3:
+        return floats.mean(1, keepdim=True)
+    red, green, blue = floats.split(1, dim=1)
+    return GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue
+
+
+def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentation: Augmentation) -> Tensor:
+    """A box of each image drawn for it is replaced by `noise` (b, c or c·h·w), or by 0, which is the mean by now."""
+    _, c, h, w = images.shape
+    high, wide, found = _draw_boxes(draws[:, ERASE_TRIES], ERASED_AREA, ERASED_RATIO, h, w)
+    found &= (draws[:, ERASE] < augmentation.erasing) & (high < h) & (wide < w)
+    top, left = (draws[:, ERASE_PLACE] * torch.stack([h - high + 1, w - wide + 1], 1)).floor()[:, :, None].unbind(1)
+    y, x = torch.arange(h, device=images.device), torch.arange(w, device=images.device)
+    in_rows = (y >= top) & (y < top + high[:, None]) & found[:, None]
+    in_columns = (x >= left) & (x < left + wide[:, None])
+    box = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+    if noise is None:
+        return images.masked_fill(box, 0.0)
+    return torch.where(box, noise.view(len(images), c, -1, w if noise.shape[1] > c else 1), images)
+
+
+class StepPart(NamedTuple):
+    """Which images of a step a batch holds: `offset` … `offset + size` of the `total` that all the ranks see in it."""
+
+    step: int
+    offset: int
+    size: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """What mixup and CutMix do to each image of some batches and its neighbour."""
+
+    share: Tensor
+    """(b,) float32: how much of the label stays the image's own."""
+    keep: Tensor
+    """(b,) float32: how much of each pixel does; 1 for CutMix, which takes whole pixels."""
+    box: Tensor | None
+    """(b, 4) float32, whole numbers: top, bottom, left, right of what CutMix takes from the neighbour; mixup's box is
+    empty. None without CutMix."""
+
+
+def draw_mixing(
+    augmentation: Augmentation, parts: Sequence[StepPart], *, seed: int, epoch: int, h: int, w: int,
+    device: torch.device,
+) -> Mixing:  # fmt: skip
+    """For the images of these batches, one after the other. Each step has numbers of its own; they are sent at once."""
+    both = augmentation.mixup > 0 and augmentation.cutmix > 0
+    drawn = [_draw_pairs(augmentation, part, make_key(seed, epoch, part.step), h, w) for part in parts]
+    mixes, cuts, share_up, share_cut, y, x = np.concatenate(drawn, axis=1)
+    cuts = cuts < augmentation.mix_switch if both else np.full(len(cuts), augmentation.cutmix > 0)
+    share = np.where(mixes < augmentation.mix_prob, np.where(cuts, share_cut, share_up), 1.0)
+    half_h, half_w = (np.sqrt(1 - share) * side // 2 for side in (h, w))
+    box = np.stack([y - half_h, y + half_h, x - half_w, x + half_w]).clip(0, [[h], [h], [w], [w]])
+    box = np.where(cuts, box, 0)
+    keep = np.where(cuts, 1, share)
+    share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
+
+    firsts = np.cumsum([0, *(pairs.shape[1] for pairs in drawn[:-1])])
+    which = [_pair_of(augmentation, part) + first for part, first in zip(parts, firsts, strict=True)]
+    rows = [share[None], keep[None], box] if augmentation.cutmix > 0 else [share[None], keep[None]]
+    table = np.concatenate(rows).astype(np.float32)[:, np.concatenate(which)]
+    share, keep, *box = send(torch.from_numpy(table), device).split([1, 1, 4][: len(rows)])
+    return Mixing(share=share[0], keep=keep[0], box=box[0].T if box else None)
+
+
+def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w: int) -> NDArray[np.float64]:
+    """(6, pairs): whether to mix, which way, a share for each way, and the middle of a box that the border may cut."""
+    draw = np.random.default_rng(key)
+    pairs = 1 if augmentation.mix_per == "batch" else (part.total + 1) // 2
+    unused = np.ones(pairs)
+    alphas = augmentation.mixup, augmentation.cutmix
+    mixes = draw.random(pairs)
+    cuts = draw.random(pairs) if min(alphas) > 0 else unused
+    shares = [draw.beta(alpha, alpha, pairs) if alpha > 0 else unused for alpha in alphas]
+    middle = [draw.integers(side, size=pairs).astype(np.float64) for side in (h, w)]
+    return np.concatenate([mixes, cuts, *shares, *middle]).reshape(6, pairs)
+
+
+def _pair_of(augmentation: Augmentation, part: StepPart) -> NDArray[np.int64]:
+    """Which of the pairs drawn for a step each image belongs to."""
+    if augmentation.mix_per == "batch":
+        return np.zeros(part.size, np.int64)
+    return np.arange(part.offset, part.offset + part.size) // 2
+
+
+def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
+    other = _neighbours(images)
+    blended = torch.lerp(other, images, mixing.keep[:, None, None, None])
+    if mixing.box is None:
+        return blended
+    top, bottom, left, right = mixing.box[:, :, None].unbind(1)
+    y, x = (torch.arange(side, device=images.device) for side in images.shape[2:])
+    box = ((y >= top) & (y < bottom))[:, :, None] & ((x >= left) & (x < right))[:, None, :]
+    return torch.where(box[:, None], other, blended)
+
+
+def mix_labels(labels: Tensor, mixing: Mixing | None, *, num_classes: int, smoothing: float) -> Tensor:
+    """(b, num_classes) float32, each row a distribution."""
+    own = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    soft = own.float() * (1 - smoothing) + smoothing / num_classes
+    return soft if mixing is None else torch.lerp(_neighbours(soft), soft, mixing.share[:, None])
+
+
+def _neighbours(rows: Tensor) -> Tensor:
+    """0 and 1 change places, 2 and 3, …; an odd last one stays itself. So does that of every batch of several in a row
+    as long as only the last is odd."""
+    even = len(rows) // 2 * 2
+    swapped = rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    return swapped if even == len(rows) else torch.cat([swapped, rows[even:]])

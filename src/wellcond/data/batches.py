@@ -19,11 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellcond.data.augment import Augmentation
-from wellcond.data.dataset import Images
-from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
-from wellcond.data.varying import (
+from wellcond.data.augment import (
     DRAWS,
+    Augmentation,
     StepPart,
     draw_mixing,
     draw_places,
@@ -32,6 +30,8 @@ from wellcond.data.varying import (
     mix_labels,
     vary_images,
 )  # fmt: skip
+from wellcond.data.dataset import Images
+from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
 
 __all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
 
@@ -47,7 +47,9 @@ DRAWN = 16_384  # images whose random numbers are drawn at once
 class Share:
     """Which rows of an epoch's order a process gets, step by step."""
 
-    def __init__(self, count: int, *, batch_size: int, rank: int, world: int, drop_last: bool) -> None:
+    def __init__(
+        self, count: int, *, batch_size: int, rank: int, world: int, drop_last: bool, what: str = "images"
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it needs to be 1 or more")
         if not 0 <= rank < world:
@@ -57,12 +59,12 @@ class Share:
         rest = count % self.total
         if not drop_last and 0 < rest < world:
             raise ValueError(
-                f"the last batch would have {rest} images for {world} processes; change batch_size, or set drop_last"
+                f"the last batch would have {rest} {what} for {world} processes; change batch_size, or set drop_last"
             )
         self.steps = count // self.total + (rest > 0 and not drop_last)
         if self.steps == 0:
             raise ValueError(
-                f"{count} training images are less than one batch of {self.total} "
+                f"{count} training {what} are less than one batch of {self.total} "
                 f"({batch_size} × {world} processes); make batch_size smaller"
             )
 
@@ -175,7 +177,7 @@ class EvalBatches:
     ) -> None:
         self.images, self.device = images, torch.device(device)
         self.normalise = Normalising(images, self.device)
-        rows = torch.arange(rank, len(images), world, device=images.device)
+        rows = torch.arange(len(images), device=images.device)[rank::world]
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if len(part)]
 

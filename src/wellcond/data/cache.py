@@ -24,9 +24,7 @@ import torch
 from numpy.lib.format import open_memmap
 
 from wellcond.data.dataset import DataSet, Images, pixel_sums
-from wellcond.data.files import ImageFiles, Listing, Part, Source, check_labels
-from wellcond.data.finding import Skipped
-from wellcond.data.images import say_why, strict_decoding
+from wellcond.data.files import ImageFiles, Listing, Part, Skipped, Source, check_labels, say_why, strict_decoding
 from wellcond.records import read_json, write_json
 
 __all__ = ["CACHE_LIMIT", "Progress", "default_cache_dir", "open_cached"]

@@ -7,17 +7,14 @@ train.gather(torch.tensor([4, 17]))    # (2, 3, 32, 32) uint8
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellcond.data.draws import make_key
 
-if TYPE_CHECKING:
-    from wellcond.data.files import ImageFiles
-
-__all__ = ["DataSet", "Images", "hold_out", "pixel_sums", "split_rows"]
+__all__ = ["DataSet", "Images", "fits_on", "hold_out", "pixel_sums", "split_rows"]
 
 GPU_SHARE = 0.4  # of the free memory: the rest belongs to the model and its activations
 CHUNK_BYTES = 64 << 20
@@ -82,14 +79,7 @@ class Images:
 
         On the CPU a mapped file stays mapped: the system keeps in memory what is used.
         """
-        device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        if device == self.device or device.type == "cpu":
-            return self if device == self.device else self._moved(device)
-        if device.type == "cuda" and self.nbytes > share * torch.cuda.mem_get_info(device)[0]:
-            return self
-        return self._moved(device)
+        return self._moved(torch.device(device)) if fits_on(device, self.device, self.nbytes, share) else self
 
     def part(self, rows: Tensor) -> "Images":
         """Some of the images, without a copy, with the same mean and deviation."""
@@ -110,6 +100,15 @@ class Images:
     def normalised_by(self, mean: Tensor, std: Tensor) -> "Images":
         return Images(self._pixels, self._all_labels, mean=mean, std=std, rows=self.rows, sums=self._sums)
 
+    def like(self, train: "Images") -> "Images":
+        """Normalised as the training part is."""
+        return self.normalised_by(train.mean, train.std)
+
+    def content(self) -> list[bytes]:
+        """What changes when the data does, beside the labels: exact sums over all pixels."""
+        own = self.measured()
+        return [own.mean.numpy().tobytes(), own.std.numpy().tobytes()]
+
     def _moved(self, device: torch.device) -> "Images":
         pixels = torch.empty((len(self), *self.shape), dtype=torch.uint8, device=device)
         for chunk in split_rows(len(self), self.nbytes):  # a mapped file should not be copied whole on its way
@@ -123,19 +122,20 @@ class DataSet:
 
     name: str
     classes: list[str]
-    train: "Images | ImageFiles"
-    val: "Images | ImageFiles"
+    train: Any
+    """Parts are `loading.Part`s: `Images`, `ImageFiles`, `SequenceSet`, or what a source of your own gives."""
+    val: Any
     """What is looked at while training: the set's own validation part, or what `holdout` took from `train`."""
     skipped: list[tuple[str, str]]
     """Files that could not be read, and why."""
-    test: "Images | ImageFiles | None" = None
-    """With a holdout, the set's own validation part, for the end; otherwise None."""
+    test: Any = None
+    """For the end: the set's own test part, or with a holdout its validation part; None where there is neither."""
 
 
 def hold_out(data: DataSet, share: float, *, seed: int) -> DataSet:
-    """`share` of every class of `train` becomes `val`, and what was `val` becomes `test`.
+    """`share` of every class of `train` becomes `val`; what was `val` becomes `test`, unless there is a test part.
 
-    Which images, depends on the seed and the labels alone. The mean and deviation are those of what is left to train.
+    Which samples, depends on the seed and the labels alone. The mean and deviation are those of what is left to train.
     """
     if share == 0:
         return data
@@ -155,9 +155,19 @@ def hold_out(data: DataSet, share: float, *, seed: int) -> DataSet:
             )
         held[members[:count]] = True
     train = data.train.part((~held).nonzero()[:, 0]).measured()
-    val = data.train.part(held.nonzero()[:, 0]).normalised_by(train.mean, train.std)
-    test = data.val.normalised_by(train.mean, train.std)
+    val = data.train.part(held.nonzero()[:, 0]).like(train)
+    test = (data.test or data.val).like(train)
     return replace(data, train=train, val=val, test=test)
+
+
+def fits_on(device: torch.device | str, now: torch.device, nbytes: int, share: float) -> bool:
+    """Whether to move so many bytes from `now` to `device`: they are not there, and take no more than `share` of it."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device == now:
+        return False
+    return device.type != "cuda" or nbytes <= share * torch.cuda.mem_get_info(device)[0]
 
 
 def pixel_sums(pixels: Tensor) -> Tensor:

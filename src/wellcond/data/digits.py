@@ -36,4 +36,4 @@ def load_digits(*, image_size: int = SIDE) -> DataSet:
 
 @register_source("digits", takes="")
 def _digits(_rest: str, settings: Settings) -> DataSet:
-    return load_digits(image_size=settings.image_size)
+    return load_digits(image_size=settings.image_size or SIDE)

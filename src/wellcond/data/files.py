@@ -1,28 +1,267 @@
-"""Images where they lie: in files, inside tar archives, in arrays or tables, listed and labelled but not decoded.
+"""Images where they lie, in folders, tar archives, arrays or tables: found, opened, decoded, listed with their labels.
 
+    for name, file in walk_images(Path("photos"), skipped): …           # "cat/1.jpg", photos/cat/1.jpg
+    for member in list_members(Path("train.tar"), skipped): …           # files and folders, as tarfile has them
+    decode_image(ImageFile("cat/1.jpg", "photos/cat/1.jpg").open)       # a PIL image, RGB, the right way up
     part = FilePart([ImageFile(name="cat/1.jpg", path="data/train/cat/1.jpg")], labels=[0])
-    part.read(0)                            # a PIL image, RGB; wrap many of these in images.strict_decoding()
-    listing.check()                         # ValueError for an empty class, or classes that train and val do not share
+    part.read(0)                                                        # wrap many of these in strict_decoding()
+    listing.check()                  # ValueError for an empty class, or classes that train and val do not share
 
-An archive's members are known by their place in it, so any of them can be read at any time, by any process.
+An archive's members are known by their place in it, so any of them can be read at any time, by any process. One odd
+file does not stop a set: a link to nothing, a FIFO, a device, a name that is not UTF-8, a file or a header that is too
+large to be honest. It is named in `skipped` with the reason, or raises when it is opened.
 """
 
+import contextlib
+import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+import stat
+import tarfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from wellcond.data.finding import ImageFile, Skipped
-from wellcond.data.images import decode_opened
-
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ArrayPart", "FilePart", "ImageFiles", "Listing", "Part", "Source", "compare_classes", "sort_names"]
+__all__ = [
+    "NOT_UTF8", "SUFFIXES", "ArrayPart", "FilePart", "ImageFile", "ImageFiles", "Listing", "Part", "Skipped", "Source",
+    "compare_classes", "decode_image", "decode_opened", "is_image", "is_utf8", "list_members", "open_file", "printable",
+    "say_why", "sort_names", "strict_decoding", "walk_images",
+]  # fmt: skip
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+MOST_BYTES = 1 << 29  # of one image's file; images.MOST_PIXELS take less, uncompressed
+MOST_HEADER = 1 << 20  # bytes of one header in an archive, which holds names
+NOT_UTF8 = "its name is not UTF-8; rename it"
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+MOST_PIXELS = 89_478_485  # of one image, a quarter of a GiB as RGB: from here on Pillow itself warns
+
+Skipped = list[tuple[str, str]]
+Opener = Callable[[], BinaryIO]
+
+
+# ---- finding and opening
+
+
+class ImageFile(NamedTuple):
+    """A file, or a member of an archive."""
+
+    name: str
+    path: str
+    offset: int = 0
+    size: int = -1
+    """-1 is the whole file."""
+
+    def open(self) -> BinaryIO:
+        """OSError or ValueError where that cannot be, or should not."""
+        if self.size < 0:
+            return open_file(self.path)
+        _check_bytes(self.size)
+        with open(self.path, "rb") as archive:
+            archive.seek(self.offset)
+            return io.BytesIO(archive.read(self.size))
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """An ordinary file of a bearable size; ValueError or OSError for anything else."""
+    _check_bytes(check_regular(path).st_size)
+    return open(path, "rb")
+
+
+def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """Before a file is opened: to open a FIFO would wait for ever, and to read a device may never end."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            raise
+        raise ValueError(_dangling(path)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
+    return found
+
+
+def _check_bytes(size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, and images have up to {MOST_BYTES:,}")
+
+
+def _dangling(path: str | os.PathLike[str]) -> str:
+    return f"it is a link to {printable(os.fspath(os.readlink(path)))}, which is not there"
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is no photo but macOS's notes
+
+
+def is_utf8(name: str) -> bool:
+    """Other bytes of a name come as lone surrogates, which no text file of ours can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(name: str) -> str:
+    r"""For people, and for JSON: what is not UTF-8 as \xe9."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def walk_images(folder: Path, skipped: Skipped) -> Iterator[tuple[str, Path]]:
+    """Every image file below, with its name relative to the folder; whether it can be opened, shows when it is.
+
+    Links are followed, since data sets are often made of them, but no folder is entered twice.
+    """
+    seen: set[str] = set()
+
+    def unreadable(error: OSError) -> None:
+        skipped.append((printable(os.path.relpath(error.filename, folder)), error.strerror or str(error)))
+
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
+        real = os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in (Path(here, name) for name in names if not name.startswith(".")):
+            name = file.relative_to(folder).as_posix()
+            if is_image(file.name) and is_utf8(name):
+                yield name, file
+            elif is_image(file.name):
+                skipped.append((printable(name), NOT_UTF8))
+            elif file.is_symlink() and not os.path.exists(file):  # it may have been a class folder
+                skipped.append((printable(name), _dangling(file)))
+
+
+def list_members(path: Path, skipped: Skipped, *, name: str = "") -> Iterator[tarfile.TarInfo]:
+    """The files and folders in an archive that is not compressed; a hard link comes as the file that it stands for.
+
+    TarError, OSError or ValueError if it cannot be opened; where it is damaged later on, what comes before is given.
+    """
+    name = name or path.name
+    size = check_regular(path).st_size
+    files: dict[str, tuple[int, int]] = {}
+    with _Headers(path) as headers, tarfile.open(fileobj=headers, mode="r:") as archive:
+        try:
+            for member in archive:
+                if member.islnk() and member.linkname in files:
+                    member.type = tarfile.REGTYPE
+                    member.offset_data, member.size = files[member.linkname]
+                if member.isreg() and member.offset_data + member.size > size:
+                    skipped.append((f"{name}:{printable(member.name)}", "the archive ends in the middle of it"))
+                elif member.isdir() or (member.isreg() and not member.issparse()):
+                    files[member.name] = member.offset_data, member.size
+                    yield member
+                elif is_image(member.name.rpartition("/")[2]):
+                    what = f"a link to {printable(member.linkname)}" if member.linkname else "a FIFO or a device"
+                    what = "a sparse file" if member.issparse() else what
+                    skipped.append((f"{name}:{printable(member.name)}", f"it is {what}; store the file itself"))
+        except (tarfile.TarError, OSError) as error:
+            skipped.append((name, f"the archive ends too early or is damaged ({error}); what comes before is used"))
+
+
+class _Headers(io.FileIO):
+    """An archive of which tarfile reads nothing but headers: their own words may claim any length."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MOST_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size)
+
+
+# ---- decoding
+
+
+def decode_image(opener: Opener) -> "Image":
+    """The picture in a file as 8-bit RGB, the right way up: turned as its EXIF says, on white where it is transparent.
+
+    Sixteen bits become eight by scaling (Pillow alone would clip them to white). A file that ends too early raises,
+    whatever Pillow was told elsewhere in the process.
+    """
+    with strict_decoding():
+        return decode_opened(opener)
+
+
+@contextlib.contextmanager
+def strict_decoding() -> Iterator[None]:
+    """Truncated files raise, and Pillow's warnings are not heard, in the whole process: enter it outside of threads."""
+    from PIL import ImageFile
+
+    truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        # Pillow warns of EXIF data it cannot read and of very large pictures; neither changes what is measured.
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+
+
+def decode_opened(opener: Opener) -> "Image":
+    """`decode_image` for those who are inside `strict_decoding` already, as threads have to be."""
+    from PIL import Image, ImageOps
+
+    with opener() as file, Image.open(file) as opened:  # it reads the header alone
+        width, height = opened.size
+        if width * height > MOST_PIXELS:  # however small the file is
+            raise ValueError(f"it has {width} × {height} pixels, and may have up to {MOST_PIXELS:,}: scale it down")
+        opened.load()
+        image: Image.Image = opened
+        with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
+            image = ImageOps.exif_transpose(opened)
+        image.load()
+        return _to_rgb(image)
+
+
+def _to_rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if image.mode == "I" or image.mode.startswith("I;16") or image.mode == "F":
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: "Image") -> Any:
+    import numpy as np
+
+    pixels = np.asarray(image).astype(np.float64)
+    low, high = float(pixels.min()), float(pixels.max())
+    if image.mode == "F" and low >= 0 and high <= 1:
+        scale = 255.0
+    elif image.mode != "F" and low >= 0 and high <= 65535:  # sixteen bits, which Pillow may open as 32
+        scale = 1 / 257
+    else:
+        raise ValueError(f"its pixels run from {low:g} to {high:g}, in {image.mode} of no known range")
+    return (pixels * scale).round().astype(np.uint8)
+
+
+def say_why(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "no image of a known format"  # Pillow's message repeats the path, or the address of a buffer
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)  # without the path
+    return " ".join(said.split())[:200] or type(error).__name__
+
+
+# ---- the parts of a source
 
 
 class Part(Protocol):
@@ -153,6 +392,13 @@ class ImageFiles:
         assert torch.equal(mean, self.mean), "streamed images are normalised by ImageNet's numbers"
         assert torch.equal(std, self.std), "streamed images are normalised by ImageNet's numbers"
         return self
+
+    def like(self, train: "ImageFiles") -> "ImageFiles":
+        return self.normalised_by(train.mean, train.std)
+
+    def content(self) -> list[bytes]:
+        """What changes when the data does, beside the labels: their names, since they are not decoded yet."""
+        return ["\n".join(self.source.name(row) for row in self.rows.tolist()).encode()]
 
     def to(self, device: torch.device | str, *, share: float = 0.0) -> "ImageFiles":
         """Itself: there is nothing to move yet."""

@@ -1,21 +1,65 @@
-"""Class folders: train/CLASS/FILE and val/CLASS/FILE, on disk as torchvision's ImageFolder reads them.
+"""Images of classes in folders, in tar archives and in shards, on disk as torchvision, timm and WebDataset read them.
 
-source = folder_source(Path("imagenette"))        # or a folder with train.tar and val.tar, or with shards
-listing = source.list(scratch)
+    folder_source(Path("imagenette"))            # train/CLASS/FILE and val/CLASS/FILE; or one with train.tar, or shards
+    archive_source([Path("train.tar")], [Path("val.tar")], name="pets")    # members train/CLASS/FILE
+    shard_source("shards/{train,val}-*.tar")                               # members KEY.jpg and KEY.cls, or the same
+
+Nothing is extracted from an archive. A shard's label is what KEY.cls, KEY.label or the "label" of KEY.json says, as a
+number or a name; without these, the first folder of the member's name after the split. Compressed shards are unpacked
+first: their members cannot be looked up.
 """
 
+import errno
+import glob
+import gzip
 import hashlib
-from collections.abc import Iterable
+import json
+import os
+import posixpath
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from wellcond.data.archives import FOUND_SHARDS, archive_source, find_shards
-from wellcond.data.files import FilePart, Listing, Source, compare_classes, stat_line
-from wellcond.data.finding import SUFFIXES, ImageFile, Skipped, is_utf8, printable, walk_images
+from wellcond.data.files import (
+    NOT_UTF8,
+    SUFFIXES,
+    FilePart,
+    ImageFile,
+    Listing,
+    Skipped,
+    Source,
+    check_regular,
+    compare_classes,
+    is_image,
+    is_utf8,
+    list_members,
+    printable,
+    say_why,
+    sort_names,
+    stat_line,
+    walk_images,
+)
 from wellcond.data.sources import Settings, register_source
 
-__all__ = ["VALIDATION", "folder_source"]
+__all__ = [
+    "FOUND_SHARDS",
+    "VALIDATION",
+    "archive_source",
+    "expand_braces",
+    "find_shards",
+    "folder_source",
+    "shard_source",
+]
 
 VALIDATION = ("val", "validation", "valid", "test")  # the first that exists
+ENDINGS = (".tar", ".tar.gz", ".tgz")
+FOUND_SHARDS = "train-*.tar[.gz] and val-*.tar[.gz]"
+LABELS = {"cls": 1 << 10, "label": 1 << 10, "json": 1 << 24}  # endings of labels, and how many bytes they may have
+UNPACKED_TIMES, UNPACKED_BYTES = 100, 64 << 20  # what a compressed archive may unpack to: the larger of the two
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
 
 def folder_source(path: Path) -> Source:
@@ -106,3 +150,221 @@ def _say(skipped: Skipped) -> str:
 @register_source("folder")
 def _folder(rest: str, _settings: Settings) -> Source:
     return folder_source(Path(rest).expanduser())
+
+
+# ---- archives and shards
+
+
+def shard_source(pattern: str) -> Source:
+    """Shards by a folder or a pattern with *, ?, {train,val} and {000..009}."""
+    train, val = find_shards(pattern)
+    for files, split in ((train, "train"), (val, "val")):
+        if not files:
+            raise ValueError(
+                f"no {split} shards in {pattern}; their names start with it ({FOUND_SHARDS}), "
+                "so name their folder, or both parts, as in 'wds:shards/{train,val}-*.tar'"
+            )
+    return archive_source(train, val, name=printable(train[0].resolve().parent.name))
+
+
+def archive_source(train: Sequence[Path], val: Sequence[Path], *, name: str) -> Source:
+    files = [*train, *val]
+    lines = [f"{file.name} {stat_line(file)}" for file in files]
+
+    def listing(scratch: Path) -> Listing:
+        skipped: Skipped = []
+        found = {
+            "train": _list_members(train, "train", scratch, skipped),
+            "val": _list_members(val, "val", scratch, skipped),
+        }
+        where = str(train[0].parent)
+        for split, members in found.items():
+            if not members:
+                said = f" ({skipped[0][0]}: {skipped[0][1]})" if skipped else ""
+                raise ValueError(f"no images in the {split} archives of {where}{said}")
+        compare_classes(*({label for _, label in members} for members in found.values()), where=where)
+        classes = _name_classes({label for _, label in found["train"]}, where)
+        place = {label: index for index, label in enumerate(classes)}
+        parts = {
+            split: FilePart([file for file, _ in members], [place[label] for _, label in members])
+            for split, members in found.items()
+        }
+        return Listing(classes=classes, train=parts["train"], val=parts["val"], skipped=skipped)
+
+    return Source(
+        name=name, where="\n".join(str(file.resolve()) for file in files), list=listing,
+        fingerprint=hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest(),
+        random_access=not any(file.name.endswith("gz") for file in files),
+    )  # fmt: skip
+
+
+def _name_classes(labels: set[str], where: str) -> list[str]:
+    classes = sort_names(labels)
+    if classes[0] in ("0", "1") and all(label.isdecimal() for label in classes):
+        numbers = [int(label) for label in classes]
+        gap = next((low + 1 for low, high in pairwise(numbers) if high > low + 1), None)
+        if gap is not None:
+            raise ValueError(
+                f"the labels in {where} are numbers from {numbers[0]} to {numbers[-1]}, but none is {gap}: "
+                "that class is empty, or the labels do not fit"
+            )
+    return classes
+
+
+# ---- members
+
+
+def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: Skipped) -> list[tuple[ImageFile, str]]:
+    """Images with the names of their classes, in the order of the archives."""
+    found: list[tuple[ImageFile, str]] = []
+    for number, archive in enumerate(archives):
+        images: dict[str, ImageFile] = {}
+        labels: dict[str, str] = {}
+        folders: set[str] = set()
+        plain = archive
+        try:
+            check_regular(archive)
+        except (OSError, ValueError) as error:
+            skipped.append((archive.name, say_why(error)))
+            continue
+        try:
+            if archive.name.endswith("gz"):
+                plain = scratch / f"{split}-{number}.tar"
+                _unpack(archive, plain, skipped)
+            for member in list_members(plain, skipped, name=archive.name):
+                file = ImageFile(member.name, str(plain), member.offset_data, member.size)
+                if member.isdir():
+                    folders.add(_class_of(f"{member.name}/x"))
+                elif PurePosixPath(member.name).name.startswith("."):
+                    continue
+                elif is_image(PurePosixPath(member.name).name):
+                    images[member.name] = file._replace(name=f"{archive.name}:{printable(member.name)}")
+                elif _key(member.name)[1] in LABELS:
+                    labels.update(_read_label(file, archive))
+        except (tarfile.TarError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            skipped.append((archive.name, f"it cannot be read as a tar archive ({say_why(error)})"))
+        here: list[tuple[ImageFile, str]] = []
+        for name, image in images.items():
+            label = labels.get(_key(name)[0]) or _class_of(name)
+            if not label:
+                raise ValueError(
+                    f"{printable(name)} in {archive} has no label: put {printable(_key(name)[0])}.cls beside it in the "
+                    "archive, or put it into a folder named after its class"
+                )
+            if not is_utf8(label):
+                raise ValueError(
+                    f"the name of the class folder {printable(label)} in {archive} is not UTF-8; rename it"
+                )
+            if is_utf8(name):
+                here.append((image, label))
+            else:
+                skipped.append((image.name, NOT_UTF8))
+        found += here
+        empty = folders - {label for _, label in here} - {""}
+        if empty and not labels and len(archives) == 1:
+            raise ValueError(
+                f"the class folder {printable(min(empty))} in {archive} holds no image; add some, or remove the folder"
+            )
+    return found
+
+
+def _unpack(archive: Path, plain: Path, skipped: Skipped) -> None:
+    most = max(UNPACKED_BYTES, UNPACKED_TIMES * archive.stat().st_size)
+    with gzip.open(archive, "rb") as packed, open(plain, "wb") as file:
+        try:
+            while block := packed.read(1 << 20):
+                if file.tell() + len(block) > most:
+                    raise ValueError(
+                        f"{archive} unpacks to more than {UNPACKED_TIMES} times its size, as no images do; if it "
+                        "should, gunzip it and name the .tar"
+                    )
+                file.write(block)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            skipped.append((archive.name, f"its compression is damaged ({error}); what comes before is used"))
+
+
+def _key(name: str) -> tuple[str, str]:
+    """WebDataset's key and extension: the name is cut at the first dot of its last part."""
+    folder, slash, file = name.rpartition("/")
+    key, _, ending = file.partition(".")
+    return folder + slash + key, ending.lower()
+
+
+def _class_of(name: str) -> str:
+    """train/CLASS/… or CLASS/…; empty where there is no folder. `..` is the folder above, and no class."""
+    folders = [part for part in posixpath.normpath(name).split("/")[:-1] if part not in ("", ".", "..")]
+    if folders and folders[0] in SPLITS:
+        folders = folders[1:]
+    return folders[0] if folders else ""
+
+
+def _read_label(file: ImageFile, archive: Path) -> dict[str, str]:
+    key, ending = _key(file.name)
+    name = f"{archive}: {printable(file.name)}"
+    if file.size > LABELS[ending]:
+        raise ValueError(f"{name} has {file.size:,} bytes, and a label up to {LABELS[ending]:,}: it is no label")
+    with file.open() as opened:
+        content = opened.read()
+    try:
+        text = content.decode().strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} holds {content[:40]!r}, which is not UTF-8; write the label anew") from None
+    if ending == "json":
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} is no JSON ({error})") from error
+        found = record.get("label", record.get("cls")) if isinstance(record, dict) else None
+        if found is None:
+            return {}
+        text = str(found).strip() if isinstance(found, str | int | float) else ""
+    if not text or "\n" in text or len(text) > LABELS["cls"]:
+        raise ValueError(f"{name} holds {text[:40]!r}, which is no label: one number or name is needed")
+    return {key: text}
+
+
+# ---- which shards
+
+
+def find_shards(pattern: str) -> tuple[list[Path], list[Path]]:
+    """The training and the validation shards of a folder or a pattern, in the order of their names."""
+    found: list[Path] = []
+    if Path(pattern).is_dir():
+        found = [file for file in Path(pattern).iterdir() if file.name.endswith(ENDINGS) and not file.is_dir()]
+    else:
+        for name in expand_braces(pattern):
+            if glob.has_magic(name):
+                found += [Path(match) for match in glob.glob(name)]
+            elif Path(name).is_file():
+                found.append(Path(name))
+            else:
+                raise ValueError(f"there is no shard {name}, which {pattern} names")
+    parts: dict[str, list[Path]] = {"train": [], "val": []}
+    for file in sorted(set(found)):
+        split = SPLITS.get(re.split(r"[^a-z]", file.name.lower())[0])
+        if split:
+            parts[split].append(file)
+    return parts["train"], parts["val"]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """{a,b} and {000..009}, as shells do it."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if numbers:
+        low, high = int(numbers[1]), int(numbers[2])
+        choices = [str(number).zfill(len(numbers[1])) for number in range(low, high + 1)]
+    else:
+        choices = match[1].split(",")
+    return [
+        name for choice in choices for name in expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
+    ]
+
+
+@register_source("wds", takes="PATTERN")
+def _shards(rest: str, _settings: Settings) -> Source:
+    return shard_source(os.path.expanduser(rest))

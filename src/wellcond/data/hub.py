@@ -9,9 +9,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wellcond.data.files import Listing, Source, compare_classes, sort_names
-from wellcond.data.finding import open_file
-from wellcond.data.images import decode_opened
+from wellcond.data.files import Listing, Source, compare_classes, decode_opened, open_file, sort_names
 from wellcond.data.sources import Settings, register_source
 
 if TYPE_CHECKING:

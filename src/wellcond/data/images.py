@@ -8,50 +8,41 @@
 A file that cannot be read, or that would fill the memory, is named and counted, and another takes its place.
 """
 
-import contextlib
 import os
 import random
 import tarfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from wellcond.data.finding import (
+from wellcond.data.files import (
     NOT_UTF8,
     SUFFIXES,
     ImageFile,
+    Opener,
     Skipped,
+    decode_image,
     is_image,
     is_utf8,
     list_members,
     open_file,
     printable,
+    say_why,
     walk_images,
 )
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "ImageSample",
-    "decode_image",
-    "decode_opened",
-    "read_images",
-    "sample_images",
-    "say_why",
-    "strict_decoding",
-]
+__all__ = ["ImageSample", "read_images", "sample_images"]
 
-MOST_PIXELS = 89_478_485  # of one image, a quarter of a GiB as RGB: from here on Pillow itself warns
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # scikit-learn's
 
 Transform = Callable[["Image"], Any]
-Opener = Callable[[], BinaryIO]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,71 +124,6 @@ def sample_images(transform: Transform, *, limit: int = 64, seed: int = 0) -> Im
     return ImageSample(images=_batch(images, names), names=names, skipped=[], found=limit, source=source)
 
 
-def decode_image(opener: Opener) -> "Image":
-    """The picture in a file as 8-bit RGB, the right way up: turned as its EXIF says, on white where it is transparent.
-
-    Sixteen bits become eight by scaling (Pillow alone would clip them to white). A file that ends too early raises,
-    whatever Pillow was told elsewhere in the process.
-    """
-    with strict_decoding():
-        return decode_opened(opener)
-
-
-@contextlib.contextmanager
-def strict_decoding() -> Iterator[None]:
-    """Truncated files raise, and Pillow's warnings are not heard, in the whole process: enter it outside of threads."""
-    from PIL import ImageFile
-
-    truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
-    try:
-        # Pillow warns of EXIF data it cannot read and of very large pictures; neither changes what is measured.
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
-
-
-def decode_opened(opener: Opener) -> "Image":
-    """`decode_image` for those who are inside `strict_decoding` already, as threads have to be."""
-    from PIL import Image, ImageOps
-
-    with opener() as file, Image.open(file) as opened:  # it reads the header alone
-        width, height = opened.size
-        if width * height > MOST_PIXELS:  # however small the file is
-            raise ValueError(f"it has {width} × {height} pixels, and may have up to {MOST_PIXELS:,}: scale it down")
-        opened.load()
-        image: Image.Image = opened
-        with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
-            image = ImageOps.exif_transpose(opened)
-        image.load()
-        return _to_rgb(image)
-
-
-def _to_rgb(image: "Image") -> "Image":
-    from PIL import Image
-
-    if image.mode == "I" or image.mode.startswith("I;16") or image.mode == "F":
-        return Image.fromarray(_eight_bits(image)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
-
-
-def _eight_bits(image: "Image") -> Any:
-    import numpy as np
-
-    pixels = np.asarray(image).astype(np.float64)
-    low, high = float(pixels.min()), float(pixels.max())
-    if image.mode == "F" and low >= 0 and high <= 1:
-        scale = 255.0
-    elif image.mode != "F" and low >= 0 and high <= 65535:  # sixteen bits, which Pillow may open as 32
-        scale = 1 / 257
-    else:
-        raise ValueError(f"its pixels run from {low:g} to {high:g}, in {image.mode} of no known range")
-    return (pixels * scale).round().astype(np.uint8)
-
-
 def _check_limit(limit: int) -> None:
     if limit < 1:
         raise ValueError(f"limit is {limit}; measuring needs at least one image")
@@ -221,15 +147,6 @@ def _batch(images: Sequence[Tensor], names: Sequence[str]) -> Tensor:
                 "let it crop to one size"
             )
     return torch.stack(list(images))
-
-
-def say_why(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, UnidentifiedImageError):
-        return "no image of a known format"  # Pillow's message repeats the path, or the address of a buffer
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)  # without the path
-    return " ".join(said.split())[:200] or type(error).__name__
 
 
 # ---- which

@@ -5,9 +5,9 @@
         model(*batch.inputs), batch.targets, batch.count
     for batch in eval_batches(data.val, batch_size=256, rank=0, world=8, device="cuda"):
 
-A part of a data set is anything with `train_batches` and `eval_batches` methods of these settings; cached images
-(`Images`) and streamed ones (`ImageFiles`) are served here. Lengths may vary from batch to batch: whoever captures or
-compiles looks at the shapes.
+A part of a data set is anything with the methods of `Part`, of which sequences (`SequenceSet`) give batches themselves;
+cached images (`Images`) and streamed ones (`ImageFiles`) are served here. Lengths may vary from batch to batch:
+whoever captures or compiles looks at the shapes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from wellcond.data.dataset import Images
 from wellcond.data.files import ImageFiles
 from wellcond.data.stream import StreamBatches, StreamEvalBatches
 
-__all__ = ["Batch", "Batches", "eval_batches", "train_batches"]
+__all__ = ["Batch", "Batches", "Part", "eval_batches", "train_batches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,45 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
 
 
+class Part(Protocol):
+    """What a training, or whoever holds out or compares data, asks of the training, validation or test part of a set.
+
+    A part that is not made of images gives batches itself, by methods `train_batches` and `eval_batches` of the
+    settings of the functions below.
+    """
+
+    labels: Tensor
+    """(samples,) int64, places in the set's classes."""
+
+    def __len__(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def to(self, device: torch.device | str) -> Any:
+        """Moved there, if it fits."""
+
+    def part(self, rows: Tensor) -> Any:
+        """Some of the samples."""
+
+    def measured(self) -> Any:
+        """With the mean and deviation, if it needs any, of its own samples."""
+
+    def like(self, train: Any) -> Any:
+        """With those of the training part."""
+
+    def content(self) -> list[bytes]:
+        """What changes when the samples do."""
+        ...
+
+
 def train_batches(
     part: Any, *, batch_size: int, seed: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu",
-    augmentation: Augmentation, num_classes: int, drop_last: bool = True, workers: int = 4,
+    augmentation: Augmentation | None = None, num_classes: int = 0, drop_last: bool = True, workers: int = 4,
 ) -> Batches:  # fmt: skip
-    """Cached images are moved to the device first, if they fit. `workers` are processes that decode streamed ones."""
+    """What is cached is moved to the device first, if it fits. `workers` are processes that decode streamed images.
+
+    `num_classes` is wanted where labels become soft.
+    """
+    augmentation = augmentation or Augmentation()
     shared: dict[str, Any] = {
         "batch_size": batch_size, "seed": seed, "rank": rank, "world": world, "device": device,
         "augmentation": augmentation, "num_classes": num_classes, "drop_last": drop_last,

@@ -14,9 +14,11 @@ It returns a `Source` (images in files: listing, decoding, caching and streaming
 parts give batches themselves (see loading.py).
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wellcond.data.cache import CACHE_LIMIT, Progress, default_cache_dir, open_cached
 from wellcond.data.dataset import DataSet, hold_out
@@ -29,13 +31,15 @@ __all__ = ["SOURCES", "Settings", "open_data", "register_source"]
 class Settings:
     """What a source may want to know."""
 
-    image_size: int
+    image_size: int | None
+    """None: the set's own, where all its images have one."""
     seed: int = 0
     cache_dir: Path
     progress: Progress | None = None
 
 
-Opener = Callable[[str, Settings], Source | DataSet]
+Opener = Callable[..., Source | DataSet]
+"""Called with what stands behind the colon, the settings, and by name the options that its signature has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,29 +48,43 @@ class Named:
 
     open: Opener
     takes: str
-    """What stands behind the colon, for people: PATH, NAME; empty where there is none."""
+    """What stands behind the colon, for people: PATH, NAME; [PATH] where it may be left out; empty where it must be."""
+    wants: str = ""
+    """What is wanted there and how to get it, for one who left it out."""
+
+    @property
+    def may_stand_alone(self) -> bool:
+        return not self.takes or self.takes.startswith("[")
+
+    @property
+    def options(self) -> list[str]:
+        parameters = inspect.signature(self.open).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 SOURCES: dict[str, Named] = {}
 
 
-def register_source(word: str, *, takes: str = "PATH") -> Callable[[Opener], Opener]:
-    """Make `word:…` a kind of data. ValueError for a word that is taken, or that could be a drive or a path."""
+def register_source(word: str, *, takes: str = "PATH", wants: str = "") -> Callable[[Opener], Opener]:
+    """Make `word:…` a kind of data; the function's keyword-only arguments are its options.
+
+    ValueError for a word that is taken, or that could be a drive or a path.
+    """
     if word in SOURCES:
         raise ValueError(f"there is a source called {word!r} already; the sources are {', '.join(sorted(SOURCES))}")
     if len(word) < 2 or not word.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"a source's word has letters and digits, at least two of them; got {word!r}")
 
     def register(function: Opener) -> Opener:
-        SOURCES[word] = Named(open=function, takes=takes)
+        SOURCES[word] = Named(open=function, takes=takes, wants=wants)
         return function
 
     return register
 
 
 def open_data(
-    spec: str, *, image_size: int, cache_dir: Path | None = None, holdout: float = 0.0, seed: int = 0,
-    cache_limit: int = CACHE_LIMIT, progress: Progress | None = None,
+    spec: str, *, image_size: int | None = None, cache_dir: Path | None = None, holdout: float = 0.0, seed: int = 0,
+    cache_limit: int = CACHE_LIMIT, progress: Progress | None = None, options: Mapping[str, Any] | None = None,
 ) -> DataSet:  # fmt: skip
     """The data set that `spec` names:
 
@@ -75,8 +93,11 @@ def open_data(
     - `wds:PATTERN`: shards of WebDataset's form, train-*.tar[.gz] and val-*.tar[.gz]; a folder or a pattern
     - `hf:NAME`: a Hugging Face data set (`hf:NAME:CONFIG`)
     - `cifar10:PATH`, `cifar100:PATH`: the python version, as torchvision unpacks it
+    - `lra_listops`, `lra_pathfinder` (generated), `lra_text:PATH`, `lra_image:PATH`, `lra_retrieval:PATH`: the tasks of
+      the Long Range Arena, sequences of tokens
     - whatever else was registered
 
+    `options` are the source's own: `open_data("lra_listops", options={"tokenizer": "brackets_kept"})`.
     Images come as RGB, the shorter side resized to `image_size` and the middle kept. Sets of up to `cache_limit` bytes
     are decoded once into `cache_dir`; larger ones are streamed from their files (`ImageFiles`). With `holdout`, that
     share of each training class, drawn by `seed`, is `val`, and the real validation part is `test`.
@@ -84,27 +105,38 @@ def open_data(
     Raises ValueError for a missing folder, no images, an empty class, labels that do not fit, and classes that train
     and val do not share.
     """
-    if image_size < 1:
+    if image_size is not None and image_size < 1:
         raise ValueError(f"image_size is {image_size}; it needs to be 1 or more")
     settings = Settings(
         image_size=image_size, seed=seed, cache_dir=cache_dir or default_cache_dir(), progress=progress
     )  # fmt: skip
-    data = _find(spec, settings)
+    data = _find(spec, settings, options or {})
     if isinstance(data, Source):
+        if image_size is None:
+            raise ValueError(f"{spec} is made of images of any size; give image_size")
         data = open_cached(
             data, image_size=image_size, cache_dir=settings.cache_dir, limit=cache_limit, progress=progress
         )
     return hold_out(data, holdout, seed=seed)
 
 
-def _find(spec: str, settings: Settings) -> Source | DataSet:
+def _find(spec: str, settings: Settings, options: Mapping[str, Any]) -> Source | DataSet:
     word, colon, rest = spec.partition(":")
     source = SOURCES.get(word)
-    if source is not None and (colon or not source.takes):
-        if source.takes and not rest:
-            raise ValueError(f"{spec!r} names nothing after the colon; write {word}:{source.takes}")
-        return source.open(rest, settings)
-    if not Path(spec).expanduser().exists():
+    is_path = not colon and Path(spec).expanduser().exists()
+    if source is not None and (source.may_stand_alone or not is_path):
+        if not rest and not source.may_stand_alone:
+            wants = f", where {source.takes} is {source.wants}" if source.wants else ""
+            what = "nothing after the colon" if colon else "no data"
+            raise ValueError(f"{spec!r} names {what}; write {word}:{source.takes}{wants}")
+        unknown = [name for name in options if name not in source.options]
+        if unknown:
+            known = ", ".join(source.options) or "none"
+            raise ValueError(f"{word} has no option {unknown[0]!r}; its options: {known}")
+        return source.open(rest, settings, **options)
+    if not is_path:
         words = [f"{name}:{known.takes}" if known.takes else name for name, known in sorted(SOURCES.items())]
         raise ValueError(f"unknown data {spec!r}: there is no such folder; write a path, or one of {', '.join(words)}")
+    if options:
+        raise ValueError(f"a folder of images has no options; got {', '.join(options)}")
     return SOURCES["folder"].open(spec, settings)

@@ -26,8 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from wellcond.data.augment import Augmentation
 from wellcond.data.batches import Share, eval_cuts, finish_batch
 from wellcond.data.draws import draw_order, make_key
-from wellcond.data.files import ImageFiles
-from wellcond.data.images import say_why, strict_decoding
+from wellcond.data.files import ImageFiles, say_why, strict_decoding
 
 __all__ = ["StreamBatches", "StreamEvalBatches"]
 

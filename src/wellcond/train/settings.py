@@ -167,7 +167,7 @@ class Field:
         hint = f" ({self.hint})" if self.hint else ""
         for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             if isinstance(word, str) and not _is_utf8(word):
-                from wellcond.data.finding import printable
+                from wellcond.data.files import printable
 
                 yield (
                     f"{self.name}={printable(word)} is not UTF-8, as config.json has to be; rename it, or name a link "

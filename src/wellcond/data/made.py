@@ -1,0 +1,191 @@
+"""Sequences that were generated or read once, kept on disk in pieces: what was made before a kill is not made again.
+
+    made = Made(cache_dir, "listops", {"seed": 0}, make)       # make(i) gives the Rows of piece i
+    made.piece(3)                                              # from its file; made and written if that is not there
+    made.fill(200, "wellcond.data.pathfinder:make_piece", …)   # all of them, by as many processes as there are cores
+
+A piece is a compressed .npz file, whose checksums tell a damaged one, which is made anew. The folder's name has a hash
+of the settings. Of several processes one makes a piece, and the others wait for it.
+"""
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from lzma import LZMAError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellcond.data.cache import Progress
+from wellcond.data.files import stat_line
+from wellcond.data.sequences import Rows
+from wellcond.records import write_json
+
+__all__ = ["Made", "stat_key"]
+
+FORMAT = 1
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, LZMAError, NotImplementedError)
+
+
+class Made:
+    """Pieces of a set, by number."""
+
+    def __init__(
+        self, cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[int], Rows], *,
+        compression: int = zipfile.ZIP_DEFLATED,
+    ) -> None:  # fmt: skip
+        """`key` is all that `make` depends on, as JSON has it. Another compression may take longer and be smaller."""
+        about = {"format": FORMAT, "name": name, **key}
+        digest = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        self.folder, self.make, self.about = cache_dir / f"{name}-{digest}", make, about
+        self.compression = compression
+        self.was_made = False
+        """Whether `piece` has made any, since it was not found on disk."""
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.npz"
+
+    def piece(self, number: int) -> Rows:
+        found = self.read(number)
+        if found is not None:
+            return found
+        from filelock import FileLock
+
+        self.was_made = True
+        with _saying_full(self.folder):
+            self._begin()
+            with FileLock(self.folder / ".lock"):  # the system lets go of it when its holder dies
+                found = self.read(number)
+                if found is None:
+                    found = self.make(number)
+                    self.write(number, found)
+        return found
+
+    def read(self, number: int) -> Rows | None:
+        """None where it is missing or damaged."""
+        try:
+            with open(self.path(number), "rb") as opened, np.load(opened, allow_pickle=False) as file:
+                rows = Rows(file["tokens"], file["lengths"], file["labels"])
+        except DAMAGED:
+            return None
+        fits = len(rows.lengths) == len(rows.labels) and int(rows.lengths.sum()) == len(rows.tokens)
+        return rows if fits else None
+
+    def write(self, number: int, rows: Rows) -> None:
+        for left in self.folder.glob(f".{number:05d}.*.tmp"):  # of one that was killed
+            left.unlink(missing_ok=True)
+        aside = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
+        try:
+            with zipfile.ZipFile(aside, "w", self.compression) as file:
+                for name, column in rows._asdict().items():
+                    with file.open(f"{name}.npy", "w") as member:
+                        np.save(member, column)
+            os.replace(aside, self.path(number))
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def fill(
+        self, count: int, maker: str, settings: Mapping[str, Any], *, unit: int, progress: Progress | None = None,
+        workers: int | None = None,
+    ) -> None:  # fmt: skip
+        """The first `count` pieces, by processes that call `maker` ("module:function") with a number and `settings`.
+
+        They are started by name, not forked: whoever calls may hold a GPU, threads, or a script without a guard.
+        """
+        missing = [number for number in range(count) if not self.path(number).exists()]
+        if workers is None:
+            workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            if min(workers, len(missing)) < 2:
+                return  # `piece` makes them
+        workers = min(workers, len(missing))
+        from filelock import FileLock
+
+        with _saying_full(self.folder):
+            self._begin()
+            with FileLock(self.folder / ".filling"):
+                self._fill(count, maker, settings, unit, progress, workers)
+
+    def _fill(
+        self, count: int, maker: str, settings: Mapping[str, Any], unit: int, progress: Progress | None, workers: int
+    ) -> None:
+        def missing() -> list[int]:
+            return [number for number in range(count) if not self.path(number).exists()]
+
+        left = missing()
+        if not left:
+            return
+        jobs = [
+            json.dumps(
+                {
+                    "cache_dir": str(self.folder.parent), "about": self.about, "compression": self.compression,
+                    "maker": maker, "settings": dict(settings), "numbers": left[first::workers], "parent": os.getpid(),
+                }
+            )
+            for first in range(workers)
+        ]  # fmt: skip
+        command = [sys.executable, "-c", "from wellcond.data.made import work; work()"]
+        source = str(Path(__file__).parents[2])
+        path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+        alone = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        running = [subprocess.Popen(command, stdin=subprocess.PIPE, env=alone, text=True) for _ in jobs]
+        try:
+            for process, job in zip(running, jobs, strict=True):
+                assert process.stdin is not None
+                with process.stdin as stdin:
+                    stdin.write(job)
+            while any(process.poll() is None for process in running):
+                time.sleep(0.2)
+                if progress is not None:
+                    progress(f"generating {self.about['name']}", (count - len(missing())) * unit, count * unit)
+        finally:
+            for process in running:  # after an interruption: what they have finished stays
+                process.kill()
+                process.wait()
+
+    def _begin(self) -> None:
+        if not (self.folder / "about.json").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / "about.json", self.about)
+
+
+def work() -> None:
+    """A worker of `Made.fill`: makes the pieces that its input names, as long as the one who asked is there."""
+    job = json.load(sys.stdin)
+    module, _, function = job["maker"].partition(":")
+    make = getattr(importlib.import_module(module), function)
+    about = {name: value for name, value in job["about"].items() if name not in ("format", "name")}
+    made = Made(
+        Path(job["cache_dir"]), job["about"]["name"], about, lambda number: make(number, **job["settings"]),
+        compression=job["compression"],
+    )  # fmt: skip
+    for number in job["numbers"]:
+        if os.getppid() != job["parent"]:
+            return
+        if made.read(number) is None:
+            made.write(number, made.make(number))
+
+
+@contextlib.contextmanager
+def _saying_full(folder: Path) -> Any:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(f"the disk of {folder} is full; free some space, or name another cache_dir") from error
+
+
+def stat_key(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """What changes when these files do."""
+    return {"where": str(folder.resolve()), **{name: stat_line(folder / name) for name in names}}

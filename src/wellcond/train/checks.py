@@ -73,6 +73,7 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
         "warmup_steps",
         "steps",
         "eval_steps",
+        "skip_limit",
         "min_lr",
         "warmup_lr",
         "probe_every",

@@ -146,6 +146,8 @@ class Config:
     """How many saved states are kept."""
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
+    skip_limit: int = 10
+    """Steps whose gradient is not finite are left out; so many in a row, and the training is lost. 0 leaves none out."""
     on_divergence: Literal["stop", "rollback"] = "stop"
     time_limit: str = ""
     """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""

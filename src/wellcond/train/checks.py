@@ -28,6 +28,7 @@ def problems(config: Config, *, world: int) -> Iterator[str]:
     yield from _choices("task", config.task, TASKS)
     yield from _choices("amp_dtype", config.amp_dtype, AMP_DTYPES)
     yield from _choices("on_divergence", config.on_divergence, ("stop", "rollback"))
+    yield from _choices("save_format", config.save_format, ("auto", "whole", "sharded"))
     yield from _choices("resume", config.resume, ("same", "force"))
     if config.time_limit:
         try:

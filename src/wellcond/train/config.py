@@ -142,12 +142,15 @@ class Config:
     log_every: int = 20
     save_every: int = 0
     """Steps from one saved state to the next; 0 for once an epoch."""
+    save_format: Literal["auto", "whole", "sharded"] = "auto"
+    """`whole`: one process writes all, and training waits. `sharded`: each writes its part while training goes on
+    (torch.distributed.checkpoint), and any number of processes can read them; `auto` with `shard`."""
     keep: int = 2
     """How many saved states are kept."""
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
     skip_limit: int = 10
-    """Steps whose gradient is not finite are left out; so many in a row, and the training is lost. 0 leaves none out."""
+    """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 leaves none out."""
     on_divergence: Literal["stop", "rollback"] = "stop"
     time_limit: str = ""
     """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""

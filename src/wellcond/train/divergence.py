@@ -81,7 +81,7 @@ class Watch:
             bad = skipped or not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
             self.bad_since = (self.bad_since or step) if bad else None
             if skipped:
-                problem = self._left_out(step, loss)
+                problem = self._left_out(step, loss, last=at_end and step == steps[-1])
                 if problem is not None:
                     return problem
                 continue
@@ -113,12 +113,13 @@ class Watch:
             )
         return None
 
-    def _left_out(self, step: int, loss: float) -> Divergence | None:
+    def _left_out(self, step: int, loss: float, *, last: bool) -> Divergence | None:
         self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
         rescaled = self.scaled and math.isfinite(loss)
         if not rescaled:
             self.untold.append(step)
-        if self.in_a_row < self.skip_limit + (RESCALED if rescaled else 0):
+        limit = self.skip_limit + (RESCALED if rescaled else 0)
+        if self.in_a_row < (min(limit, 2) if last else limit):  # no good step comes after the last
             return None
         row = f" in {self.in_a_row} steps in a row" if self.in_a_row > 1 else ""
         return Divergence(step=step, why=f"the gradient was not finite{row}, with a loss of {loss:.4g} at the last")

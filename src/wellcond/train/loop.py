@@ -74,6 +74,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
                 asked()  # from here on a signal waits for the end of its step
                 return run.go(asked)
             finally:
+                run.states.close()
                 run.tracker.close()
     finally:
         here.leave()
@@ -229,6 +230,8 @@ class _Run:
                 with self.clock.timing("save"):
                     self.tracker.flush()
                     self.states.save(step, must=bool(stop) or step == self.total)
+                if self.states.shards is not None:
+                    self.clock.took("save", self.states.shards.took)  # what one takes that is waited for
             if stop and step < self.total:
                 where = f"stopped at step {step} of {self.total}"
                 if stop == 2:

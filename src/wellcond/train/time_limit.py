@@ -48,9 +48,12 @@ class TimeLimit:
         start = time.monotonic()
         yield
         end = time.monotonic()
-        self._taken[what] = max(end - start, self._taken.get(what, 0.0))
+        self.took(what, end - start)
         if self._last is not None:
             self._last += end - start
+
+    def took(self, what: str, seconds: float) -> None:
+        self._taken[what] = max(seconds, self._taken.get(what, 0.0))
 
     def is_over(self, *, validates: bool) -> bool:
         """Whether the limit would be passed by one more step, by its validation if it `validates`, and by saving."""

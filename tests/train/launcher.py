@@ -43,6 +43,8 @@ def start(request: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
+        if request["spoilt"]:
+            spoil(request["spoilt"])
         if request["file_limit"]:
             limits = (request["file_limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -96,6 +98,19 @@ def slow_down(seconds: float) -> None:
         fsync(handle)
 
     os.fsync = slow
+
+
+def spoil(step: int) -> None:
+    """A loss that is not finite, at that call."""
+    from wellcond.train.tasks import Classify
+
+    calls, loss = [0], Classify.loss
+
+    def spoilt(*arguments: Any) -> Any:
+        calls[0] += 1
+        return loss(*arguments) * (float("nan") if calls[0] == step else 1)
+
+    Classify.loss = spoilt
 
 
 def poll(pid: int) -> int | None:

@@ -150,7 +150,7 @@ class Config:
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
     skip_limit: int = 10
-    """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 leaves none out."""
+    """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 for never."""
     on_divergence: Literal["stop", "rollback"] = "stop"
     time_limit: str = ""
     """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""

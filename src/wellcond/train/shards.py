@@ -102,7 +102,7 @@ class Shards:
 
         main = self.here.is_main
         writer, planner = Writer(folder), DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(tensors), None, main)
+        planner.set_up_planner(dict(sorted(tensors.items())), None, main)  # a run that went on has another order
         writer.set_up_storage_writer(main)
         plans, metadata = self._gathered(writer.prepare_local_plan(planner.create_local_plan())), cast(Any, None)
         if main:

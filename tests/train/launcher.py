@@ -43,6 +43,8 @@ def start(request: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
+        if request["again"]:
+            save_again()
         if request["spoilt"]:
             spoil(request["spoilt"])
         if request["file_limit"]:
@@ -98,6 +100,21 @@ def slow_down(seconds: float) -> None:
         fsync(handle)
 
     os.fsync = slow
+
+
+def save_again() -> None:
+    """A training that loads its state and saves it once more, instead of what it would do."""
+    from wellcond.train.states import States
+
+    restore = States.restore
+
+    def restored(self: States) -> int:
+        step = restore(self)
+        self.saved_step = -1
+        self.save(step, must=True)
+        return step
+
+    States.restore = restored
 
 
 def spoil(step: int) -> None:

@@ -94,7 +94,8 @@ class Shards:
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         """The files, on the disk; their checksums, on the main process. OSError there for a failure of any of them."""
-        from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
         class Writer(FileSystemWriter):
             def storage_meta(self) -> None:
@@ -181,7 +182,8 @@ def shapes_of(folder: Path) -> dict[str, Tensor]:
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill the tensors, of the sizes that `shapes_of` tells; sharded ones with this process's part."""
-    from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     metadata = _read_metadata(folder)
     reader, planner = (

@@ -23,6 +23,8 @@ from wellcond.train.setup import Parts
 
 __all__ = ["Update"]
 
+foreach: Any = torch  # its functions over lists of tensors, which torch's own optimisers are made of, are not exported
+
 
 class Update:
     def __init__(self, config: Config, parts: Parts):
@@ -90,9 +92,9 @@ class Update:
         for mean, value in pairs:
             if not mean.is_floating_point():
                 mean.copy_(value)
-        changes = torch._foreach_sub(values, means)
-        torch._foreach_mul_(changes, (1 - unless.float()) * (1 - decay))
-        torch._foreach_add_(means, changes)
+        changes = foreach._foreach_sub(values, means)
+        foreach._foreach_mul_(changes, (1 - unless.float()) * (1 - decay))
+        foreach._foreach_add_(means, changes)
 
 
 def _total_norm(parameters: list[nn.Parameter]) -> Tensor:
@@ -120,16 +122,16 @@ class _Buffers:
 
     def keep(self) -> None:
         for buffers, (_, kept), _ in self._kinds:
-            torch._foreach_copy_(kept, buffers)
+            foreach._foreach_copy_(kept, buffers)
 
     @torch.no_grad()
     def put_back(self, where: Tensor | None = None) -> None:
         """All of them as they were kept; where `where` is false, all as they are."""
         for buffers, (before, kept), (now, other) in self._kinds:
             if where is not None:
-                torch._foreach_copy_(other, buffers)
+                foreach._foreach_copy_(other, buffers)
                 torch.where(where, before, now, out=before)
-            torch._foreach_copy_(buffers, kept)
+            foreach._foreach_copy_(buffers, kept)
 
 
 def _flat(buffers: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -102,9 +102,10 @@ class States:
         shards, folder, weights, problem = self.shards, self.folder.checkpoints, None, None
         assert shards is not None
         if whole:
-            model = {name: _copied(gathered(tensor)) for name, tensor in self.parts.model.state_dict().items()}
-            ema = {name: _copied(tensor) for name, tensor in state.ema.items()} if state.ema is not None else None
-            weights = SavedState(step=state.step, model=model, ema=ema, optimizer={}, metadata=state.metadata)
+            weights = state
+            if self.parts.sharded:
+                model = {name: gathered(tensor) for name, tensor in self.parts.model.state_dict().items()}
+                weights = SavedState(step=state.step, model=model, optimizer={}, metadata=state.metadata)
         token = f"{self.here.of_main(secrets.randbits(31)):08x}"
         aside = folder / aside_name(state.step, token)
         if self.here.is_main:
@@ -290,7 +291,3 @@ class States:
 def _is_finite(tensor: Tensor) -> bool:
     mine: Any = getattr(tensor, "to_local", lambda: tensor)()
     return bool(mine.isfinite().all())
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

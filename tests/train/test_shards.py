@@ -25,7 +25,7 @@ from wellcond.train.tasks import Classify
 
 Make = Callable[..., Config]
 Start = Callable[..., Any]
-SETTINGS = ("epochs=2", "save_every=2", "probe_every=4", "probe_samples=8", "drop_path=0.2")
+SETTINGS = ("epochs=2", "save_every=2", "drop_path=0.2")
 
 
 def newest(folder: Path) -> SavedState:
@@ -46,13 +46,13 @@ def assert_same(one: SavedState, other: SavedState) -> None:
 def test_one_process_gives_the_same_in_either_form(make_config: Make, tmp_path: Path) -> None:
     """And the weights besides: of the last state, and of the best."""
     for form in ("whole", "sharded"):
-        config = make_config(epochs=3, ema_decay=0.9, save_format=form, keep_best=True, keep=3)
+        config = make_config(ema_decay=0.9, save_format=form, keep_best=True)
         train(config, tmp_path / form, device="cpu", quiet=True)
     whole, sharded = newest(tmp_path / "whole"), newest(tmp_path / "sharded")
     assert_same(sharded, whole)
     assert sharded.counters == whole.counters
     states = tmp_path / "sharded/checkpoints"
-    last = state_path(states, 15)
+    last = state_path(states, 10)
     for name, kept in (("model", whole.model), ("ema", whole.ema)):
         assert kept is not None
         written = load_file(last / f"{name}.safetensors")

@@ -63,6 +63,17 @@ def test_one_process_gives_the_same_in_either_form(make_config: Make, tmp_path: 
     assert (tmp_path / "ema-out.safetensors").exists()
 
 
+@pytest.mark.gpu
+def test_parameters_on_a_gpu(make_config: Make, tmp_path: Path) -> None:
+    """Copied to the CPU, written beside the training, and taken up again."""
+    config = make_config(save_every=3, save_format="sharded", ema_decay=0.9)
+    first = train(config, tmp_path, device="cuda", quiet=True)
+    written, state = load_file(state_path(tmp_path / "checkpoints", 10) / "model.safetensors"), newest(tmp_path)
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.model.items())
+    again = train(config, tmp_path, device="cuda", quiet=True)  # validates the state that it finds
+    assert again.metrics == pytest.approx(first.metrics, rel=1e-4)
+
+
 def test_any_number_of_processes_reads_it(command: Start, tmp_path: Path) -> None:
     """4 → 2 → 1 → 2: each loads it and saves it again, without a step between."""
     started = command(tmp_path / "4", "epochs=1", "shard=true", world=4)

@@ -100,7 +100,7 @@ class Progress:
 
     def _tell(self, now: float) -> None:
         words = f"loss {self._loss:.4g}  {self.rate:,.0f} img/s" + (f"  worst: {self.worst}" if self.worst else "")
-        words += f"  {self.skipped} steps left out" if self.skipped else ""
+        words += f"  left out: {self.skipped}" if self.skipped else ""
         if self._bar is not None:
             self._bar.update(self._task, description=words)
         elif self.show and now - self._line > PLAIN_EVERY:

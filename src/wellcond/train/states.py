@@ -59,10 +59,9 @@ class States:
     def judge(self, step: int) -> None:
         """Raises Lost, in all processes, where the losses of one of them say so."""
         problem = self.watch.judge(self.here.mean, at_end=step == self.progress.total)
-        if self.watch.untold:
-            steps = ", ".join(map(str, self.watch.untold))
-            self.watch.untold.clear()
-            self.folder.log(Event(step=step, event=f"left out, for a gradient that was not finite: step {steps}"))
+        for bad in self.watch.untold:
+            self.folder.log(Event(step=bad, event="left out: its gradient was not finite"))
+        self.watch.untold.clear()
         if self.here.any(problem is not None):
             raise Lost(problem or Divergence(step=step, why="another process saw it"))
 

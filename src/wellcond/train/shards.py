@@ -12,6 +12,7 @@ The files are those of torch.distributed.checkpoint: `__RANK_0.distcp` with tens
 unpickles that freely; here only the classes that it needs are made, and anything else is refused.
 """
 
+import contextlib
 import hashlib
 import io
 import pickle
@@ -206,6 +207,7 @@ def checksum(path: Path) -> str:
 
 def _read_metadata(folder: Path) -> Any:
     """ValueError where the file is damaged, or asks for more than metadata of tensors need."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
     path = folder / METADATA
@@ -215,11 +217,12 @@ def _read_metadata(folder: Path) -> Any:
         raise
     except Exception as error:
         raise ValueError(f"{path} holds no metadata of tensors alone, and is not unpickled: {error}") from error
-    if type(metadata) is not Metadata or not isinstance(metadata.storage_data, dict):
+    kinds = {type(metadata): Metadata}
+    with contextlib.suppress(AttributeError):  # of fields that are missing, or no dicts
+        kinds |= {type(kept): TensorStorageMetadata for kept in metadata.state_dict_metadata.values()}
+        kinds |= {type(info): _StorageInfo for info in metadata.storage_data.values()}
+    if set(kinds) != {Metadata, TensorStorageMetadata, _StorageInfo} or any(k is not v for k, v in kinds.items()):
         raise ValueError(f"{path} holds no metadata of saved tensors")
-    for name, kept in metadata.state_dict_metadata.items():
-        if type(kept) is not TensorStorageMetadata:
-            raise ValueError(f"{path}: {name} is no tensor, and is not unpickled")
     for info in metadata.storage_data.values():
         if not FILE.fullmatch(str(info.relative_path)) or info.transform_descriptors:
             raise ValueError(f"{path} leads to {str(info.relative_path)!r}, which is no file of this state")

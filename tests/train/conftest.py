@@ -110,12 +110,13 @@ class Launcher:
 
     def start(
         self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0,
-        file_limit: int = 0,
+        file_limit: int = 0, spoilt: tuple[int, int] | None = None, again: bool = False,
     ) -> Started:  # fmt: skip
         """A command; with `world`, as many of it with the variables that torchrun would set.
 
         `elastic` is how many torchrun's own agent starts, and starts once more if one dies. With `slow_disk` it takes
-        so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one.
+        so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one. Of
+        `spoilt`, a rank and a step, the loss is NaN. With `again` the newest state is loaded and saved, and no more.
         """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -126,6 +127,7 @@ class Launcher:
             env = {k: str(v) for k, v in (together | {"MASTER_PORT": port}).items()} if world > 1 else {}
             request = {"start": arguments, "env": env, "log": str(log)}
             request |= {"elastic": elastic, "slow_disk": slow_disk, "file_limit": file_limit}
+            request |= {"spoilt": spoilt[1] if spoilt and spoilt[0] == rank else 0, "again": again}
             pids.append(self.ask(request)["pid"])
         return Started(self, pids, log)
 

@@ -43,6 +43,10 @@ def start(request: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
+        if request["again"]:
+            save_again()
+        if request["spoilt"]:
+            spoil(request["spoilt"])
         if request["file_limit"]:
             limits = (request["file_limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -96,6 +100,34 @@ def slow_down(seconds: float) -> None:
         fsync(handle)
 
     os.fsync = slow
+
+
+def save_again() -> None:
+    """A training that loads its state and saves it once more, instead of what it would do."""
+    from wellcond.train.states import States
+
+    restore = States.restore
+
+    def restored(self: States) -> int:
+        step = restore(self)
+        self.saved_step = -1
+        self.save(step, must=True)
+        return step
+
+    States.restore = restored
+
+
+def spoil(step: int) -> None:
+    """A loss that is not finite, at that call."""
+    from wellcond.train.tasks import Classify
+
+    calls, loss = [0], Classify.loss
+
+    def spoilt(*arguments: Any) -> Any:
+        calls[0] += 1
+        return loss(*arguments) * (float("nan") if calls[0] == step else 1)
+
+    Classify.loss = spoilt
 
 
 def poll(pid: int) -> int | None:

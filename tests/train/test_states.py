@@ -20,6 +20,7 @@ from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Watch
 from wellcond.train.folder import RunFolder
 from wellcond.train.loop import Diverged, train
+from wellcond.train.processes import Processes
 
 Make = Callable[..., Config]
 
@@ -91,7 +92,7 @@ def test_each_rollback_goes_further_back(make_config: Make, tmp_path: Path, monk
     monkeypatch.setattr(Classify, "loss", spoilt)
     monkeypatch.setattr(states.States, "go_back", told)
     with pytest.warns(UserWarning, match="back to step"), pytest.raises(Diverged):
-        run(make_config(on_divergence="rollback", save_every=1), tmp_path)
+        run(make_config(on_divergence="rollback", save_every=1, skip_limit=1), tmp_path)
     assert [note["to"] for note in records.read_json(tmp_path / "checkpoints/rollbacks.json")] == [6, 4, 4]
     assert left == [[4, 6], [4], [4]]  # what led to the loss is gone, or a killed run would go on from it
 
@@ -140,7 +141,8 @@ def test_killed_in_the_middle_of_a_rollback(make_config: Make, tmp_path: Path) -
         checkpoint.save(tmp_path / "checkpoints", state, keep=3)
     RunFolder(path=tmp_path).rolled_back({"step": 3, "to": 1, "number": 1})
     fits, unused = cast(Any, SimpleNamespace(misfit=lambda state: None)), cast(Any, None)
-    kept = states.States(config, RunFolder(path=tmp_path), unused, fits, unused, unused)
+    here = Processes(rank=0, world=1, device=torch.device("cpu"))
+    kept = states.States(config, RunFolder(path=tmp_path), here, fits, unused, unused)
     found, foreign = kept._newest()
     assert found is not None
     assert (found.step, foreign) == (1, [])
@@ -230,7 +232,7 @@ def test_a_rollback_that_helps_ends_well(make_config: Make, tmp_path: Path, monk
         return loss * math.nan if calls[0] == 7 else loss
 
     monkeypatch.setattr(Classify, "loss", spoilt)
-    config = make_config(on_divergence="rollback", probe_every=2, probe_samples=8)
+    config = make_config(on_divergence="rollback", probe_every=2, probe_samples=8, skip_limit=1)
     with pytest.warns(UserWarning, match=r"diverged at step 7 .*back to step 5 with lr × 0.5"):
         state = run(config, tmp_path)
     assert state.step == 10

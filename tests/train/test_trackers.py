@@ -127,7 +127,7 @@ def test_tensorboard_forgets_what_a_rollback_does_again(
         return whole(self, *inputs) * (math.nan if calls[0] == 8 else 1)
 
     monkeypatch.setattr(Classify, "loss", spoilt)
-    config = make_config(tracker="tensorboard", on_divergence="rollback")
+    config = make_config(tracker="tensorboard", on_divergence="rollback", skip_limit=1)
     with pytest.warns(UserWarning, match="back to step 5"):
         train(config, tmp_path, device="cpu", quiet=True)
     found = scalars(tmp_path)

@@ -52,6 +52,8 @@ class TrainRow:
     lr: float = math.nan
     gradient_norm: float = math.nan
     """Of that step, before clipping."""
+    skipped: int = 0
+    """Steps so far that were left out, because their gradient was not finite."""
     images_per_second: float = math.nan
     """Of the steps since the row before."""
     data_wait: float = math.nan
@@ -67,6 +69,7 @@ class TrainRow:
             "loss": self.loss,
             "lr": self.lr,
             "gradient_norm": self.gradient_norm,
+            "skipped": self.skipped,
             "images_per_second": self.images_per_second,
             "data_wait": self.data_wait,
         }

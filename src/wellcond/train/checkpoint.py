@@ -3,21 +3,24 @@
     save(folder.checkpoints, state, keep=2)        # checkpoints/step-00001200/{model.safetensors, state.pt, …}
     state = latest(folder.checkpoints)             # the newest whole one, or None; broken ones are passed over
     for state in whole_states(folder.checkpoints): # all of them, the newest first
+    export(path, "model.safetensors")              # the weights of any state, as timm and wellcond.load read them
 
 `model.safetensors` is a plain timm state dict whose metadata remember graying, removed skips and replaced attention.
 `state.pt` holds what else the training needs, read with `weights_only=True`. `SHA256SUMS` are the checksums of both,
 looked at when the state is read. Nothing is random in a state: every step seeds its own random numbers (loop.py), and
 equal states are equal files.
+
+A sharded state has its tensors in `__RANK_0.distcp` files and `.metadata` instead (shards.py), and the weights besides,
+in `model.safetensors`, where it is the last of a run or its best.
 """
 
 import contextlib
-import hashlib
 import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,12 @@ from torch import Tensor
 
 from wellcond.models.weights import write_weights
 from wellcond.records import fsync
+from wellcond.train.shards import Shards, checksum, is_sharded, read_shards, shapes_of
 
-__all__ = ["SavedState", "discard", "latest", "read", "save", "saved_steps", "state_path", "whole_states"]
+__all__ = [
+    "SavedState", "aside_name", "discard", "export", "latest", "make_aside", "read", "save", "save_sharded",
+    "saved_steps", "state_path", "whole_states",
+]  # fmt: skip
 
 PREFIX = "step-"
 SUMS = "SHA256SUMS"  # as sha256sum writes and checks them
@@ -49,6 +56,46 @@ class SavedState:
     """The settings it was trained with, those that may not change in a run."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """For the safetensors files."""
+    shards: Path | None = None
+    """Where the tensors are, which have no memory here: they wait to be read into others (`filled`)."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, under names of their own."""
+        found = {f"model.{name}": tensor for name, tensor in self.model.items()}
+        found |= {f"ema.{name}": tensor for name, tensor in (self.ema or {}).items()}
+        for index, values in self.optimizer["state"].items():
+            found |= {f"optimizer.{index}.{k}": value for k, value in values.items() if isinstance(value, Tensor)}
+        return found
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "SavedState":
+        """The same state with these, under the names of `tensors`."""
+        kinds: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            kinds[kind][name] = tensor
+        values = {
+            i: {k: v for k, v in kept.items() if not isinstance(v, Tensor)}
+            for i, kept in self.optimizer["state"].items()
+        }
+        for key, tensor in kinds["optimizer"].items():
+            index, _, name = key.partition(".")
+            values.setdefault(int(index), {})[name] = tensor
+        optimizer = {**self.optimizer, "state": dict(sorted(values.items()))}
+        return replace(
+            self, model=kinds["model"], ema=kinds["ema"] if self.ema is not None else None, optimizer=optimizer
+        )
+
+    def filled(self, make: Callable[[str, Tensor], Tensor] | None = None) -> "SavedState":
+        """With tensors that `make` makes, by name, and the files fill; without it whole ones, on the CPU."""
+        if self.shards is None:
+            return self
+        tensors = {
+            key: torch.empty_like(like, device="cpu") if make is None else make(key, like)
+            for key, like in self.tensors.items()
+        }
+        read_shards(self.shards, tensors)
+        return replace(self.with_tensors(tensors), shards=None)
 
 
 def save(
@@ -61,37 +108,102 @@ def save(
     With `keep_old` one more is kept, from about the middle of the training so far: the newest ones may all be of its
     last, bad part. It gives way to a newer one only while the training is `sound`.
     """
+    aside = make_aside(folder, state.step, secrets.token_hex(4))
+    with _all_or_nothing(folder, aside):
+        _write_weights(aside, state)
+        _write_rest(aside, state)
+        final = _publish(aside, state.step, {})
+    _clear(folder, state.step, keep=keep, keep_old=keep_old, sound=sound, best=best)
+    return final
+
+
+def save_sharded(
+    folder: Path, aside: Path, state: SavedState, shards: Shards, *, weights: SavedState | None = None, keep: int,
+    keep_old: bool = False, sound: bool = True, best: int | None = None,
+) -> None:  # fmt: skip
+    """The same of a state whose tensors are each process's part: all processes call it, and the main one publishes.
+
+    `weights` are the whole ones, which are written besides.
+    """
+    if not shards.here.is_main:
+        shards.write(aside, state.tensors)
+        return
+    with _all_or_nothing(folder, aside):
+        sums = shards.write(aside, state.tensors)
+        if weights is not None:
+            _write_weights(aside, weights)
+        _write_rest(aside, state.with_tensors({}))
+        _publish(aside, state.step, sums)
+    _clear(folder, state.step, keep=keep, keep_old=keep_old, sound=sound, best=best)
+
+
+def make_aside(folder: Path, step: int, token: str) -> Path:
+    """Where a state is written before it gets its name. Others are of a process that was killed while writing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside = folder / aside_name(step, token)
+    aside.mkdir()
+    return aside
+
+
+def aside_name(step: int, token: str) -> str:
+    return f".{PREFIX}{step:08d}.{token}.tmp"
+
+
+def export(path: Path | str, output: Path | str) -> None:
+    """Write the weights of a saved state, sharded or not, as a safetensors file with timm's names: averaged ones, too.
+
+    `ema-OUTPUT` beside it is the average, where there is one.
+    """
+    state, output = read(Path(path)), Path(output)
+    write_weights(output, _plain(state.model), state.metadata)
+    if state.ema is not None:
+        write_weights(output.with_name(f"ema-{output.name}"), _plain(state.ema), state.metadata)
+
+
+def _write_weights(aside: Path, state: SavedState) -> None:
+    write_weights(aside / "model.safetensors", _plain(state.model), state.metadata)
+    if state.ema is not None:
+        write_weights(aside / "ema.safetensors", _plain(state.ema), state.metadata)
+
+
+def _write_rest(aside: Path, state: SavedState) -> None:
+    rest = {
+        "step": state.step,
+        "averaged": state.ema is not None,
+        "optimizer": state.optimizer,
+        "scaler": state.scaler,
+        "counters": state.counters,
+        "config": state.config,
+    }
+    if is_sharded(aside):
+        rest["metadata"] = dict(state.metadata)
+    torch.save(_canonical(rest), aside / "state.pt")
+
+
+def _publish(aside: Path, step: int, sums: Mapping[str, str]) -> Path:
+    """Past the system's own memory, then under its name. `sums` are checksums that are known already."""
+    files = sorted(aside.iterdir())
+    lines = [f"{sums.get(file.name) or checksum(file)}  {file.name}\n" for file in files]
+    (aside / SUMS).write_text("".join(lines), encoding="utf-8")
+    for file in aside.iterdir():
+        fsync(file)
+    fsync(aside)
+    final = state_path(aside.parent, step)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    fsync(aside.parent)
+    return final
+
+
+@contextlib.contextmanager
+def _all_or_nothing(folder: Path, aside: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*.tmp"):  # of a process that was killed while writing
-        shutil.rmtree(left, ignore_errors=True)
-    older = [step for step in saved_steps(folder) if step < state.step]
-    final = state_path(folder, state.step)
-    aside = folder / f".{final.name}.{secrets.token_hex(4)}.tmp"
-    aside.mkdir()
     try:
-        write_weights(aside / "model.safetensors", _plain(state.model), state.metadata)
-        if state.ema is not None:
-            write_weights(aside / "ema.safetensors", _plain(state.ema), state.metadata)
-        rest = {
-            "step": state.step,
-            "averaged": state.ema is not None,
-            "optimizer": state.optimizer,
-            "scaler": state.scaler,
-            "counters": state.counters,
-            "config": state.config,
-        }
-        torch.save(_canonical(rest), aside / "state.pt")
-        sums = "".join(f"{_checksum(file)}  {file.name}\n" for file in sorted(aside.iterdir()))
-        (aside / SUMS).write_text(sums, encoding="utf-8")
-        for file in aside.iterdir():
-            fsync(file)
-        fsync(aside)
-        if final.exists():
-            shutil.rmtree(final)
-        aside.rename(final)
-        fsync(folder)
+        yield
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, SafetensorError | RuntimeError):  # what these writers make of a full disk
@@ -99,19 +211,23 @@ def save(
         if isinstance(error, OSError) and str(folder) not in str(error):
             raise OSError(f"{folder}: {error}") from error
         raise
+
+
+def _clear(folder: Path, step: int, *, keep: int, keep_old: bool, sound: bool, best: int | None) -> None:
+    """Remove what is not to be kept beside the state of `step`, which is there."""
     # Later states than this one were broken, else the run would have gone on from them.
-    kept = [*older, state.step][-keep:]
+    older = [other for other in saved_steps(folder) if other < step]
+    kept = [*older, step][-keep:]
     if best is not None:
         kept.append(best)
         link_best(folder, best)
-    spare = [step for step in older if step not in kept]
+    spare = [other for other in older if other not in kept]
     if keep_old and spare:
         old, *left = spare
-        for step in left if sound else ():
-            old = step if step >= 2 * old else old
+        for other in left if sound else ():
+            old = other if other >= 2 * old else old
         kept.append(old)
-    discard(folder, [step for step in saved_steps(folder) if step not in kept])
-    return final
+    discard(folder, [other for other in saved_steps(folder) if other not in kept])
 
 
 def link_best(folder: Path, step: int) -> None:
@@ -133,23 +249,30 @@ def discard(folder: Path, steps: list[int]) -> None:
 
 def latest(folder: Path) -> SavedState | None:
     """The newest state that can be read; those that cannot are named in a warning."""
-    return next(whole_states(folder), None)
+    return next((state.filled() for state in whole_states(folder)), None)
 
 
-def whole_states(folder: Path) -> Iterator[SavedState]:
-    """Those that can be read, the newest first, each read when it is asked for; the others are named in warnings."""
+def whole_states(
+    folder: Path, *, part: tuple[int, int] = (0, 1), any_of: Callable[[bool], bool] = bool
+) -> Iterator[SavedState]:
+    """Those that can be read, the newest first, each when it is asked for; the others are named in warnings.
+
+    Of sharded ones the tensors are left where they are, until the state is `filled`. Of several processes each takes
+    its `part` of their files to check, and `any_of` says what any of them found.
+    """
     steps = saved_steps(folder)
     for step in reversed(steps):
-        path = state_path(folder, step)
+        path, state, problem = state_path(folder, step), None, None
         try:
-            state = read(path)
+            state = read(path, part=part, fill=False)
         except Exception as error:
-            back = "to the state before" if step > steps[0] else "to the beginning, for there is no state before"
-            warnings.warn(
-                f"{path} is not a whole saved state ({type(error).__name__}: {error}); going back {back}", stacklevel=2
-            )
-        else:
+            problem = f"{type(error).__name__}: {error}"
+        if not any_of(problem is not None) and state is not None:
             yield state
+            continue
+        back = "to the state before" if step > steps[0] else "to the beginning, for there is no state before"
+        why = problem or "another process says why"
+        warnings.warn(f"{path} is not a whole saved state ({why}); going back {back}", stacklevel=2)
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -158,35 +281,50 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def read(path: Path) -> SavedState:
-    """The state in a folder, whole and as it was saved; else an error of whatever kind."""
-    from safetensors import safe_open
+def read(path: Path, *, part: tuple[int, int] = (0, 1), fill: bool = True) -> SavedState:
+    """The state in a folder, whole and as it was saved; else an error of whatever kind.
 
-    if (path / SUMS).exists():  # states of 0.1.0.dev0 had none
-        for line in (path / SUMS).read_text(encoding="utf-8").splitlines():
-            checksum, name = line.split("  ", 1)
-            if _checksum(path / name) != checksum:
-                raise ValueError(f"{name} is not what was saved: its checksum differs")
-    with safe_open(path / "model.safetensors", "pt") as file:
-        model = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-        metadata = file.metadata() or {}
+    Without `fill` the tensors of a sharded one stay in its files, and of n processes the i-th, `part=(i, n)`, checks
+    its part of these.
+    """
+    _check_sums(path, part)
     rest = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     if path.name.startswith(PREFIX) and path.name != state_path(path.parent, rest["step"]).name:
         raise ValueError(f"state.pt is of step {rest['step']}, of another state")
-    ema = None
-    if rest["averaged"]:
-        with safe_open(path / "ema.safetensors", "pt") as file:
-            ema = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return SavedState(
+    state = SavedState(
         step=rest["step"],
-        model=model,
+        model={},
         optimizer=rest["optimizer"],
-        ema=ema,
+        ema={} if rest["averaged"] else None,
         scaler=rest["scaler"],
         counters=rest["counters"],
         config=rest.get("config", {}),
-        metadata=metadata,
+        metadata=rest.get("metadata", {}),
     )
+    if is_sharded(path):
+        state = replace(state.with_tensors(shapes_of(path)), shards=path)
+        return state.filled() if fill else state
+    model, metadata = _read_weights(path / "model.safetensors")
+    ema = _read_weights(path / "ema.safetensors")[0] if rest["averaged"] else None
+    return replace(state, model=model, ema=ema, metadata=metadata)
+
+
+def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118 (no dict)
+
+
+def _check_sums(path: Path, part: tuple[int, int]) -> None:
+    if not (path / SUMS).exists():  # states of 0.1.0.dev0 had none
+        return
+    lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+    index, number = part if is_sharded(path) else (0, 1)
+    for line in lines[index::number]:
+        saved, name = line.split("  ", 1)
+        if checksum(path / name) != saved:
+            raise ValueError(f"{name} is not what was saved: its checksum differs")
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -206,8 +344,3 @@ def _canonical(value: Any) -> Any:
         items = [_canonical(item) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return sys.intern(value) if type(value) is str else value
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

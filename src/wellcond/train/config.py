@@ -323,10 +323,15 @@ class RunSettings(Settings):
     """Steps from one row of metrics.jsonl to the next."""
     save_every: int = setting(0, at_least=0)
     """Steps from one saved state to the next; 0 for once an epoch."""
+    save_format: Literal["auto", "whole", "sharded"] = "auto"
+    """`whole`: one process writes all, and training waits. `sharded`: each writes its part while training goes on
+    (torch.distributed.checkpoint), and any number of processes can read them; `auto` with `shard`."""
     keep: int = setting(2, at_least=1)
     """How many saved states are kept."""
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
+    skip_limit: int = setting(10, at_least=0)
+    """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 for never."""
     on_divergence: Literal["stop", "rollback"] = "stop"
     """Where a training is lost: end, or go back to a good state, with half the learning rate."""
     time_limit: str = ""

@@ -1,13 +1,16 @@
 """Is the training lost? A loss that is not finite, or one that stays, or ends, above that of a fresh model.
 
-watch = Watch(patience=500, chance=math.log(10))
-watch.see(step, loss)               # on the device; nothing is waited for
+watch = Watch(patience=500, chance=math.log(10), skip_limit=10)
+watch.see(step, loss, skipped)      # on the device; nothing is waited for
 problem = watch.judge()             # now and then: None, or a Divergence that says which step and why
 problem = watch.judge(at_end=True)  # after the last step there is no more patience
 
 The start is the loss of the first batch, which the model gets before its first update, or `chance`, the loss of who
 only guesses, where that is higher (a small batch is lucky, or the weights were trained before). Losses that come later
 have no say in it: they may have exploded already.
+
+A step that was left out because its gradient was not finite (update.py) has changed nothing, whatever its loss was: it
+is counted, and so many in a row are a training that is lost.
 """
 
 import math
@@ -25,6 +28,7 @@ WINDOW = 20  # losses whose median is the loss at present
 ABOVE = 1.05  # times the start: a model that learns nothing stays at it, give or take, and is not lost
 EXPLODED = 1.5  # times the start: the weights were thrown far away,
 BACK = 0.98  # and are back when the loss is below so many times the start; at chance nothing has come back
+RESCALED = 24  # steps in a row that float16's scaler may leave out besides, with a finite loss: from 2¹⁶ to 2⁻⁸
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,8 @@ class Lost(Exception):  # noqa: N818 (nothing is broken but the training)
 class Watch:
     """Looks at every loss; asks the device for its findings only when judged."""
 
-    def __init__(self, *, patience: int, chance: float = -math.inf):
-        self.patience, self.chance = patience, chance
+    def __init__(self, *, patience: int, chance: float = -math.inf, skip_limit: int = 0, scaled: bool = False):
+        self.patience, self.chance, self.skip_limit, self.scaled = patience, chance, skip_limit, scaled
         self.start = math.nan
         self.highest = -math.inf
         self.above_since: int | None = None
@@ -53,22 +57,35 @@ class Watch:
         """Far above its start, and not below it since."""
         self.bad_since: int | None = None
         """The first of the losses since which each was far above the start, or not finite."""
+        self.skipped = self.in_a_row = 0
+        """Steps that were left out, and those of them since the last that was not."""
+        self.untold: list[int] = []
+        """Of these, the steps that somebody should hear of; not those by which float16 finds its scale."""
         self._recent: list[float] = []
-        self._pending: list[tuple[int, Tensor]] = []
+        self._pending: list[tuple[int, Tensor, Tensor | None]] = []
 
-    def see(self, step: int, loss: Tensor) -> None:
-        self._pending.append((step, loss.detach() if loss.requires_grad else loss))
+    def see(self, step: int, loss: Tensor, skipped: Tensor | None = None) -> None:
+        """The loss of a step, and whether it was left out, in all processes alike."""
+        self._pending.append((step, loss.detach() if loss.requires_grad else loss, skipped))
 
     def judge(self, mean: Callable[[Tensor], Tensor] | None = None, *, at_end: bool = False) -> Divergence | None:
         """What the losses since the last time say; `mean` is theirs over all processes, which then find the same."""
         if not self._pending:
             return None
-        steps = [step for step, _ in self._pending]
-        stacked = torch.stack([loss for _, loss in self._pending]).float()
+        steps = [step for step, _, _ in self._pending]
+        stacked = torch.stack([loss for _, loss, _ in self._pending]).float()
+        flags = torch.stack([loss.new_zeros(()) if flag is None else flag.to(loss) for _, loss, flag in self._pending])
         self._pending.clear()
-        for step, loss in zip(steps, (stacked if mean is None else mean(stacked)).tolist(), strict=True):
-            bad = not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
+        losses = (stacked if mean is None else mean(stacked)).tolist()
+        for step, loss, skipped in zip(steps, losses, flags.bool().tolist(), strict=True):
+            bad = skipped or not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
             self.bad_since = (self.bad_since or step) if bad else None
+            if skipped:
+                problem = self._left_out(step, loss, last=at_end and step == steps[-1])
+                if problem is not None:
+                    return problem
+                continue
+            self.in_a_row = 0
             if not math.isfinite(loss):
                 return Divergence(step=step, why=f"the loss became {loss}")
             if math.isnan(self.start):
@@ -96,17 +113,30 @@ class Watch:
             )
         return None
 
+    def _left_out(self, step: int, loss: float, *, last: bool) -> Divergence | None:
+        self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+        rescaled = self.scaled and math.isfinite(loss)
+        if not rescaled:
+            self.untold.append(step)
+        limit = self.skip_limit + (RESCALED if rescaled else 0)
+        if self.in_a_row < (min(limit, 2) if last else limit):  # no good step comes after the last
+            return None
+        row = f" in {self.in_a_row} steps in a row" if self.in_a_row > 1 else ""
+        return Divergence(step=step, why=f"the gradient was not finite{row}, with a loss of {loss:.4g} at the last")
+
     @property
     def sound(self) -> bool:
         """Whether a state of now is one to go back to, as far as its own losses tell."""
         return self.above_since is None and not self.exploded and self.bad_since is None
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("start", "highest", "above_since", "bad_since", "exploded", "sound")
+        names = ("start", "highest", "above_since", "bad_since", "exploded", "sound", "skipped", "in_a_row")
         return {**{name: getattr(self, name) for name in names}, "recent": list(self._recent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.start, self.above_since = state["start"], state["above_since"]
         self.highest, self.exploded = state.get("highest", -math.inf), state.get("exploded", False)  # since 0.1
         self.bad_since, self._recent = state.get("bad_since"), list(state.get("recent", []))
+        self.skipped, self.in_a_row = state.get("skipped", 0), state.get("in_a_row", 0)
+        self.untold.clear()
         self._pending.clear()

@@ -23,7 +23,7 @@ __all__ = ["MAY_CHANGE", "RunFolder", "data_facts", "fixed_settings"]
 
 MAY_CHANGE = {
     "keep", "log_every", "workers", "tracker", "cache_dir", "on_divergence", "save_every", "step_graph", "time_limit",
-    "resume", "keep_best",
+    "resume", "keep_best", "skip_limit", "save_format", "shard",
 }  # fmt: skip
 """Settings that do not change what is trained: the run may go on with others."""
 VERSIONS = ("wellcond", "torch", "timm")  # what a run computes depends on them, if only by rounding

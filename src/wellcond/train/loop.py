@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
@@ -36,6 +36,7 @@ from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.stopping import Interrupted, OutOfTime, TimeLimit, interruptible
 from wellcond.train.tasks import Task, Validation, make_task
+from wellcond.train.update import Update
 
 __all__ = ["MARKS", "Diverged", "Outcome", "train"]
 
@@ -70,6 +71,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
                 asked()  # from here on a signal waits for the end of its step
                 return run.go(asked)
             finally:
+                run.states.close()
                 run.tracker.close()
     finally:
         here.leave()
@@ -123,8 +125,11 @@ class _Run:
         self.task: Task = make_task(config, self.data)
         self.validation = Validation(config, self.task, self.data.val, here)
         self.parts: Parts = build(config, self.task, here, total=self.total, steps_per_epoch=self.steps_per_epoch)
-        self.watch = Watch(patience=max(200, self.total // 10), chance=self.task.chance)
-        self.gradient_norm = torch.tensor(math.nan)
+        self.watch = Watch(
+            patience=max(200, self.total // 10), chance=self.task.chance, skip_limit=config.skip_limit,
+            scaled=self.parts.scaler.is_enabled(),
+        )  # fmt: skip
+        self.update = Update(config, self.parts)
         self.waited, self.logged_at = 0.0, time.perf_counter()
         self.whole = 0
         """The number of steps whose outcome the weights are; 0 in the middle of an update."""
@@ -201,10 +206,10 @@ class _Run:
         batches = self.batches.epoch(epoch, start=first * config.accumulate)
         self.parts.called.train()  # once an epoch: it walks over all modules, which takes as long as a small step
         while step < min((epoch + 1) * self.steps_per_epoch, self.total):
-            loss = self._step(step, batches)
+            loss, skipped = self._step(step, batches)
             marked = step in self.marks
             step += 1
-            self.watch.see(step, loss)
+            self.watch.see(step, loss, skipped)
             self.progress.step(step, images=config.batch_size)
             if step % config.log_every == 0 or step == self.total or marked:
                 self._log(step, loss)
@@ -222,6 +227,8 @@ class _Run:
                 with self.clock.timing("save"):
                     self.tracker.flush()
                     self.states.save(step, must=bool(stop) or step == self.total)
+                if self.states.shards is not None:
+                    self.clock.took("save", self.states.shards.took)  # what one takes that is waited for
             if stop and step < self.total:
                 where = f"stopped at step {step} of {self.total}"
                 if stop == 2:
@@ -240,14 +247,15 @@ class _Run:
         epoch, rest = divmod(step, self.steps_per_epoch)
         return rest == 0 and epoch % self.config.eval_every == 0
 
-    def _step(self, step: int, batches: Iterator[Batch]) -> Tensor:
-        """One step of the optimiser, over `accumulate` parts of a batch; its mean loss."""
+    def _step(self, step: int, batches: Iterator[Batch]) -> tuple[Tensor, Tensor | None]:
+        """One step of the optimiser, over `accumulate` parts of a batch; its mean loss, and whether it was left out."""
         config, parts = self.config, self.parts
         self._measure(step)
         seed_by(self.here.device, config.seed, step, self.here.rank)
         parts.schedule.step_update(step)
         for group in parts.optimizer.param_groups:
             group["lr"] *= self.states.counters["lr_factor"]
+        self.update.begin()
         total = None
         for part in range(config.accumulate):
             asked_at = time.perf_counter()
@@ -260,22 +268,10 @@ class _Run:
             total = loss if total is None else total + loss
         assert total is not None
         logged = (step + 1) % config.log_every == 0 or step + 1 == self.total or step in self.marks
-        if logged or config.clip_grad is not None or config.clip_value is not None:
-            parts.scaler.unscale_(parts.optimizer)
-        if logged or config.clip_grad is not None:
-            self.gradient_norm = nn.utils.get_total_norm([p.grad for p in parts.parameters if p.grad is not None])
-        if config.clip_grad is not None:
-            nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
-        if config.clip_value is not None:
-            nn.utils.clip_grad_value_(parts.parameters, config.clip_value)
         self.whole = 0
-        parts.scaler.step(parts.optimizer)
-        parts.scaler.update()
-        parts.forget_gradients()
-        if parts.ema is not None:
-            parts.ema.update(parts.model, step=step)
+        skipped = self.update(step, logged=logged)
         self.whole = step + 1
-        return total
+        return total, skipped
 
     def _validate(self, step: int) -> None:
         self.states.judge(step)
@@ -296,6 +292,7 @@ class _Run:
     def _log(self, step: int, loss: Tensor) -> None:
         self.states.judge(step)
         mean = self.here.total(loss.detach().clone()).item() / self.here.world
+        self.progress.skipped = self.watch.skipped
         self.progress.logged(mean)
         lr = max(group["lr"] for group in self.parts.optimizer.param_groups)
         self._record(
@@ -304,7 +301,8 @@ class _Run:
                 epoch=step / self.steps_per_epoch,
                 loss=mean,
                 lr=lr,
-                gradient_norm=self._gradient_norm(),
+                gradient_norm=self.update.gradient_norm.item(),
+                skipped=self.watch.skipped,
                 images_per_second=self.progress.rate,
                 **self._costs(),
             )
@@ -318,11 +316,6 @@ class _Run:
         if self.here.device.type == "cuda":
             found["memory_mib"] = torch.cuda.max_memory_allocated(self.here.device) / 2**20
         return found
-
-    def _gradient_norm(self) -> float:
-        """Of the last step, before clipping."""
-        norm: Any = self.gradient_norm
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def _record(self, row: MetricRow) -> None:
         self.folder.log(row)

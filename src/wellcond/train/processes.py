@@ -58,10 +58,6 @@ class Processes:
         dist.broadcast(told, 0)
         return int(told)
 
-    def wait(self) -> None:
-        if self.world > 1:
-            dist.barrier()
-
     def leave(self) -> None:
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()

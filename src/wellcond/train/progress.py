@@ -42,6 +42,8 @@ class Progress:
         """Images per second over the last steps."""
         self.worst = ""
         """The block with the largest log κ at the last measurement, in words."""
+        self.skipped = 0
+        """Steps left out."""
         self._loss = math.nan
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
@@ -107,6 +109,7 @@ class Progress:
 
     def _tell(self, now: float) -> None:
         words = f"loss {self._loss:.4g}  {self.rate:,.0f} img/s" + (f"  worst: {self.worst}" if self.worst else "")
+        words += f"  left out: {self.skipped}" if self.skipped else ""
         if self._bar is not None:
             self._bar.update(self._task, description=words)
         elif self.show and now - self._line > PLAIN_EVERY:

@@ -6,7 +6,7 @@ state = parts.saved(step, counters)     # everything between two steps; a collec
 parts.restore(state)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from wellcond.train.computing import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
 from wellcond.train.schedules import Schedule, make_schedule
+from wellcond.train.shards import gathered, laid_out
 from wellcond.train.tasks import Task
 
 __all__ = ["Parts", "build"]
@@ -53,22 +54,21 @@ class Parts:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def saved(self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> SavedState:
-        if self.sharded:
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-            whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            model, optimizer = get_state_dict(self.model, self.optimizer, options=whole)
-            for group in cast(list[dict[str, Any]], optimizer.get("param_groups", [])):  # none but on the main process
-                # After a resume torch gives betas as a list: one state, two files.
-                group |= {k: tuple(v) for k, v in group.items() if k != "params" and isinstance(v, list)}
-        else:
-            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+    def saved(
+        self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None, *,
+        take: Callable[[Tensor], Tensor] = gathered,
+    ) -> SavedState:  # fmt: skip
+        """All of it; `take` is what is done to each tensor, which may be sharded: by default it is made whole."""
+        optimizer = self.optimizer.state_dict()
+        values = {
+            index: {k: take(v) if isinstance(v, Tensor) else v for k, v in kept.items()}
+            for index, kept in optimizer["state"].items()
+        }
         return SavedState(
             step=step,
-            model=cast(dict[str, Tensor], model),
-            optimizer=optimizer,
-            ema=self._average() if self.ema is not None else None,
+            model={name: take(tensor) for name, tensor in self.model.state_dict().items()},
+            optimizer={**optimizer, "state": values},
+            ema={name: take(tensor) for name, tensor in self._average().items()} if self.ema is not None else None,
             scaler=self.scaler.state_dict() if self.scaler.is_enabled() else None,
             counters=counters,
             config=config or {},
@@ -88,23 +88,46 @@ class Parts:
         return self.ema.module.state_dict() if self.ema is not None else {}
 
     def restore(self, state: SavedState) -> None:
-        if self.sharded:
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-            set_state_dict(
-                self.model,
-                self.optimizer,
-                model_state_dict=dict(state.model),
-                optim_state_dict=cast(dict[str, Any], state.optimizer),
-                options=StateDictOptions(full_state_dict=True),
-            )
-        else:
-            self.model.load_state_dict(dict(state.model))
-            self.optimizer.load_state_dict(dict(state.optimizer))
+        """Take over a state, whole or in shards of whatever number of processes."""
+        mine, groups = self.model.state_dict(), self.optimizer.param_groups
+        state = state.filled(self._empty())
+        self.model.load_state_dict({name: laid_out(tensor, mine[name]) for name, tensor in state.model.items()})
+        ours = [parameter for group in groups for parameter in group["params"]]
+        names = [name for group in state.optimizer["param_groups"] for name in group["params"]]
+        values = {
+            name: {k: laid_out(v, like) if _is_like(v, like) else v for k, v in state.optimizer["state"][name].items()}
+            for name, like in zip(names, ours, strict=True)
+            if name in state.optimizer["state"]
+        }
+        forms = [{form: group[form] for form in ("fused", "foreach") if form in group} for group in groups]
+        self.optimizer.load_state_dict({**state.optimizer, "state": values})
+        for group, form in zip(self.optimizer.param_groups, forms if self.sharded else (), strict=False):
+            group |= form  # one process's may be fused, and sharded parameters' may not
         if self.ema is not None and state.ema is not None:
             self.ema.module.load_state_dict(dict(state.ema))
         if state.scaler is not None:
             self.scaler.load_state_dict(dict(state.scaler))
+
+    def _empty(self) -> Callable[[str, Tensor], Tensor]:
+        """Makes tensors for what a sharded state has by name, laid out as ours."""
+        ours = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        mine: dict[str, Mapping[Any, Tensor]] = {"model": self.model.state_dict(), "ema": self._average()}
+
+        def make(key: str, like: Tensor) -> Tensor:
+            kind, _, name = key.partition(".")
+            if kind != "optimizer":
+                return torch.empty_like(mine[kind][name])
+            parameter = ours[int(name.partition(".")[0])]
+            if _is_like(like, parameter):
+                return torch.empty_like(parameter, dtype=like.dtype, requires_grad=False)
+            return torch.empty_like(like, device="cpu")
+
+        return make
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    """Whether a value of an optimiser's state is laid out as its parameter; a number of steps is not."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape == parameter.shape
 
 
 def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_epoch: int) -> Parts:

@@ -3,27 +3,44 @@
 states = States(config, folder, here, parts, watch, progress)
 step = states.restore()             # 0 where there is none
 states.save(step)                   # raises Lost instead of saving what is no longer finite
+states.finish()                     # what is written in the background is there
 step = states.go_back(problem)      # a good state, each time an older one, with a smaller step; or None
 """
 
 import math
+import secrets
 import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from wellcond.records import Event
-from wellcond.train.checkpoint import SavedState, discard, read, save, saved_steps, state_path, whole_states
+from wellcond.train.checkpoint import (
+    SavedState,
+    aside_name,
+    discard,
+    make_aside,
+    read,
+    save,
+    save_sharded,
+    saved_steps,
+    state_path,
+    whole_states,
+)
 from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, fixed_settings
 from wellcond.train.processes import Processes
 from wellcond.train.progress import Progress
 from wellcond.train.setup import Parts
+from wellcond.train.shards import Shards, gathered
 
 __all__ = ["States"]
 
 ROLLBACKS = 3
 SMALLER = 0.5  # the learning rate, with each of them
+PATIENCE = 120.0  # seconds for a state in the background where the run has failed: others may be gone
 
 
 class States:
@@ -34,52 +51,108 @@ class States:
         self.watch, self.progress = watch, progress
         self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
         """What is saved beside weights and optimiser: the best metric, and what going back has changed."""
-        self.saved_step = -1
+        self.saved_step = self._writing = -1
+        """The last state that is there, and the one that is being written."""
+        sharded = config.save_format == "sharded" or (config.save_format == "auto" and config.shard)
+        self.shards = Shards(here) if sharded else None
 
     def judge(self, step: int) -> None:
         """Raises Lost, in all processes, where the losses of one of them say so."""
         problem = self.watch.judge(self.here.mean, at_end=step == self.progress.total)
+        for bad in self.watch.untold:
+            self.folder.log(Event(step=bad, event="left out: its gradient was not finite"))
+        self.watch.untold.clear()
         if self.here.any(problem is not None):
             raise Lost(problem or Divergence(step=step, why="another process saw it"))
 
     def save(self, step: int, *, must: bool = False) -> None:
-        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`."""
+        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`.
+
+        A sharded one is written while training goes on: the next one waits for it, and so does who `must`.
+        """
+        self.finish(must=must and step == self._writing)
         if step == self.saved_step:
             return
         self.judge(step)
         counters = {**self.counters, "watch": self.watch.state_dict(), "worst": self.progress.worst}
-        state = self.parts.saved(step, counters, fixed_settings(self.config.as_json()))
-        broken = next((name for name, tensor in state.model.items() if not tensor.isfinite().all()), None)
+        settings = fixed_settings(self.config.as_json())
+        state = self.parts.saved(step, counters, settings, take=self.shards.copied if self.shards else gathered)
+        broken = next((name for name, tensor in state.model.items() if not _is_finite(tensor)), None)
         if self.here.any(broken is not None):
             raise Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
-        failed = None
-        if self.here.is_main:
+        again, best = self.config.on_divergence == "rollback", self.counters.get("best_step")
+        how: dict[str, Any] = {"keep": self._keep, "keep_old": again, "sound": self.watch.sound}
+        how["best"] = best if self.config.keep_best else None
+        problem = None
+        if self.shards is not None:
+            problem = self._start(state, step in (self.progress.total, how["best"]), how)
+        elif self.here.is_main:
             try:
                 self.folder.flush(sync=True)  # the rows first: a state that is there has its rows
-                again = self.config.on_divergence == "rollback"
-                save(
-                    self.folder.checkpoints, state, keep=self.config.keep, keep_old=again, sound=self.watch.sound,
-                    best=self.counters.get("best_step") if self.config.keep_best else None,
-                )  # fmt: skip
+                save(self.folder.checkpoints, state, **how)
             except OSError as error:
-                before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
-                failed = f"the state of step {step} could not be saved: {error}{before}"
-        if not self.here.any(failed is not None):
-            self.saved_step = step
-        elif must:
-            raise OSError(f"{failed or 'the main process could not save the state'}; make room, and start again")
-        elif failed:
-            warnings.warn(f"{failed}; training goes on", stacklevel=2)
+                problem = str(error)
+        self._written(step, problem, must=must)
+        if must:
+            self.finish(must=True)
+
+    def _start(self, state: SavedState, whole: bool, how: dict[str, Any]) -> str | None:
+        """Let the processes write their parts of `state`, and `whole` weights besides; or what is in the way."""
+        shards, folder, weights, problem = self.shards, self.folder.checkpoints, None, None
+        assert shards is not None
+        if whole:
+            weights = state
+            if self.parts.sharded:
+                model = {name: gathered(tensor) for name, tensor in self.parts.model.state_dict().items()}
+                weights = SavedState(step=state.step, model=model, optimizer={}, metadata=state.metadata)
+        token = f"{self.here.of_main(secrets.randbits(31)):08x}"
+        aside = folder / aside_name(state.step, token)
+        if self.here.is_main:
+            try:
+                self.folder.flush(sync=True)
+                make_aside(folder, state.step, token)
+            except OSError as error:
+                problem = str(error)
+        if not self.here.any(problem is not None):
+            self._writing = state.step
+            shards.start(lambda: save_sharded(folder, aside, state, shards, weights=weights, **how))
+        return problem
+
+    def finish(self, *, must: bool = False) -> None:
+        """Wait for the state that is being written, if there is one."""
+        if self.shards is not None and self._writing >= 0:
+            step, problem = self._writing, self.shards.wait()
+            self._writing = -1
+            self._written(step, problem, must=must)
+
+    def close(self) -> None:
+        """At the end, whatever kind it is: a state that is being written is let to its end, if it comes to one."""
+        if self.shards is not None:
+            self.shards.wait(PATIENCE)
+
+    def _written(self, step: int, problem: str | None, *, must: bool) -> None:
+        """Remember that the state of `step` is there, or say why it is not; not yet where it is being written."""
+        if not self.here.any(problem is not None):
+            self.saved_step = step if self._writing < 0 else self.saved_step
+            return
+        before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
+        failed = f"the state of step {step} could not be saved: {problem}{before}"
+        if must:
+            raise OSError(
+                f"{failed if problem else 'the main process could not save the state'}; make room, and start again"
+            )
+        if problem and self.here.is_main:
+            warnings.warn(f"{failed}; training goes on", stacklevel=3)
+
+    @property
+    def _keep(self) -> int:
+        """While steps are left out, which may be for bad weights, none of the states of before is given up."""
+        return self.config.keep + self.watch.in_a_row
 
     def restore(self) -> int:
         """Load the newest state of this run; its step, or 0."""
         state, foreign = self._newest()
         step = 0 if state is None else state.step
-        if self.here.any(step != self.here.of_main(step)):
-            raise ValueError(
-                f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
-                "file system that all machines share"
-            )
         if state is None and foreign:
             path, why = foreign[-1]
             raise ValueError(
@@ -106,7 +179,14 @@ class States:
         """The newest state of this run, and what is wrong with newer ones that are whole, but of another."""
         back = self.folder.rollbacks()[-1:]
         foreign: list[tuple[Path, str]] = []
-        for state in whole_states(self.folder.checkpoints):
+        seen = hash(tuple(saved_steps(self.folder.checkpoints))) >> 1
+        if self.here.any(seen != self.here.of_main(seen)):
+            raise ValueError(
+                f"the processes find different states in {self.folder.path}: they need to see the same folder, on a "
+                "file system that all machines share"
+            )
+        part = (self.here.rank, self.here.world)
+        for state in whole_states(self.folder.checkpoints, part=part, any_of=self.here.any):
             if back and state.step > back[0]["to"] and state.counters["rollbacks"] < back[0].get("number", 0):
                 continue  # of before that rollback, which was killed when it had not yet cleared it away
             why = self._is_foreign(state)
@@ -128,13 +208,14 @@ class States:
         The newest one at first; where that led to the same trouble, each time an older one. None where that is not
         asked for, or was tried often enough.
         """
+        self.finish()
         rolls = self.counters["rollbacks"] + 1
         if self.config.on_divergence != "rollback" or rolls > ROLLBACKS:
             return None
         step = self.here.of_main(self._good_step(problem) if self.here.is_main else -1)
         if step < 0:
             return None
-        self._load(read(state_path(self.folder.checkpoints, step)))
+        self._load(read(state_path(self.folder.checkpoints, step), fill=False))
         self._roll(rolls)
         factor = self.counters["lr_factor"]
         about = {"step": problem.step, "why": problem.why, "to": step, "lr_factor": factor, "number": rolls}
@@ -204,3 +285,8 @@ class States:
         self.watch.load_state_dict(counters.pop("watch"))
         self.counters.update(counters)
         self.saved_step = state.step
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    mine: Any = getattr(tensor, "to_local", lambda: tensor)()
+    return bool(mine.isfinite().all())

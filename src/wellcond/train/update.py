@@ -1,0 +1,141 @@
+"""One update of the weights, if the gradient is finite; if it is not, all stays as it was before the step.
+
+    update = Update(config, parts)
+    update.begin()                          # before the step's passes
+    skipped = update(step, logged=True)     # after them, with clipping and the average: a tensor, True where left out
+    update.gradient_norm                    # before clipping
+
+A single infinite gradient would destroy weights and moments for good. What decides is the norm of the whole gradient,
+over all accumulated parts and all processes, which so decide alike. Torch's fused Adam and AdamW on a GPU take the
+decision as a tensor, and nothing waits for it; for other optimisers on a GPU, and for sharded parameters, the CPU waits
+for the norm at each step. `skip_limit=0` leaves all of this out.
+"""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.train.config import Config
+from wellcond.train.setup import Parts
+
+__all__ = ["Update"]
+
+foreach: Any = torch  # its functions over lists of tensors, which torch's own optimisers are made of, are not exported
+
+
+class Update:
+    def __init__(self, config: Config, parts: Parts):
+        self.config, self.parts = config, parts
+        self.gradient_norm = torch.tensor(math.nan)
+        """Of the last step, or of the last that was logged with `skip_limit=0`."""
+        self._buffers = _Buffers(parts.model) if config.skip_limit else None
+
+    def begin(self) -> None:
+        if self._buffers is not None:
+            self._buffers.keep()
+
+    def __call__(self, step: int, *, logged: bool) -> Tensor | None:
+        """Whether the step was left out, on the device; None where that is never done."""
+        config, parts = self.config, self.parts
+        measured = logged or config.clip_grad is not None or config.skip_limit > 0
+        if measured or config.clip_value is not None:
+            parts.scaler.unscale_(parts.optimizer)
+        if measured:
+            self.gradient_norm = _total_norm(parts.parameters)
+        if config.clip_grad is not None:
+            nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
+        if config.clip_value is not None:
+            nn.utils.clip_grad_value_(parts.parameters, config.clip_value)
+        skipped = None
+        if self._buffers is None:
+            parts.scaler.step(parts.optimizer)
+            self._average(step)
+        else:
+            skipped = self.gradient_norm * 0 != 0  # NaN for what is not finite
+            if _takes_decision(parts.optimizer):
+                self._step_unless(skipped, step)
+            elif skipped:  # waits for a GPU
+                self._buffers.put_back()
+            else:
+                parts.optimizer.step()
+                self._average(step)
+        parts.scaler.update()  # float16's, by what it found when it unscaled
+        parts.forget_gradients()
+        return skipped
+
+    def _step_unless(self, skipped: Tensor, step: int) -> None:
+        """What the CPU would do or leave, done by the GPU, which alone knows."""
+        optimizer: Any = self.parts.optimizer
+        optimizer.found_inf = skipped.float()  # as torch's GradScaler does
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf
+        assert self._buffers is not None
+        self._buffers.put_back(where=skipped)
+        self._average(step, unless=skipped)
+
+    @torch.no_grad()
+    def _average(self, step: int, unless: Tensor | None = None) -> None:
+        ema = self.parts.ema
+        if ema is None:
+            return
+        decay = ema.get_decay(step)
+        if unless is None or decay == 0:  # in the second case the average is the model itself, left out or not
+            ema.update(self.parts.model, step=step)
+            return
+        pairs = list(zip(ema.module.state_dict().values(), self.parts.model.state_dict().values(), strict=True))
+        means, values = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        for mean, value in pairs:
+            if not mean.is_floating_point():
+                mean.copy_(value)
+        changes = foreach._foreach_sub(values, means)
+        foreach._foreach_mul_(changes, (1 - unless.float()) * (1 - decay))
+        foreach._foreach_add_(means, changes)
+
+
+def _total_norm(parameters: list[nn.Parameter]) -> Tensor:
+    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def _takes_decision(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it leaves out a step by itself, told by a tensor. A saved state may have brought another form."""
+    groups = optimizer.param_groups
+    known = getattr(optimizer, "_step_supports_amp_scaling", False) and all(group.get("fused") for group in groups)
+    return known and isinstance(optimizer, torch.optim.Adam) and groups[0]["params"][0].is_cuda  # AdamW is one, too
+
+
+class _Buffers:
+    """What forward passes change besides, such as a batch norm's averages; those that a saved state has."""
+
+    def __init__(self, model: nn.Module):
+        saved = model.state_dict().keys()
+        kinds: dict[Any, list[Tensor]] = defaultdict(list)
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                kinds[buffer.dtype, buffer.device].append(buffer)
+        self._kinds = [(buffers, *(_flat(buffers) for _ in range(2))) for buffers in kinds.values()]
+
+    def keep(self) -> None:
+        for buffers, (_, kept), _ in self._kinds:
+            foreach._foreach_copy_(kept, buffers)
+
+    @torch.no_grad()
+    def put_back(self, where: Tensor | None = None) -> None:
+        """All of them as they were kept; where `where` is false, all as they are."""
+        for buffers, (before, kept), (now, other) in self._kinds:
+            if where is not None:
+                foreach._foreach_copy_(other, buffers)
+                torch.where(where, before, now, out=before)
+            foreach._foreach_copy_(buffers, kept)
+
+
+def _flat(buffers: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """One memory, and views of it in the shapes of the buffers."""
+    sizes = [buffer.numel() for buffer in buffers]
+    memory = torch.empty(sum(sizes), dtype=buffers[0].dtype, device=buffers[0].device)
+    return memory, [part.view(buffer.shape) for part, buffer in zip(memory.split(sizes), buffers, strict=True)]

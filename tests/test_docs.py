@@ -7,17 +7,22 @@ import pytest
 import timm
 
 from wellcond.attention import ATTENTIONS
+from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.measurements import MEASUREMENTS
+from wellcond.data.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.fixture(autouse=True)
-def _attentions_of_pages_stay_there():
-    before = dict(ATTENTIONS)
+def _what_pages_register_stays_there():
+    registries = (ATTENTIONS, CLAIMS, SOURCES, MEASUREMENTS)
+    before = [dict(registry) for registry in registries]
     yield
-    ATTENTIONS.clear()
-    ATTENTIONS.update(before)
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,7 +1,7 @@
 """Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}; {"poll": n} → {"code": m or
-null}.
+A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, and so {"job": pipe, …};
+{"poll": n} → {"code": m or null}.
 """
 
 import json
@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from typing import Any
 
 
@@ -24,6 +25,7 @@ def preload() -> None:
     import torch.distributed.fsdp
     import torch.distributed.launcher.api  # noqa: F401
 
+    import wellcond.claims.runs
     import wellcond.cli
     import wellcond.cli.training
     import wellcond.train.loop  # noqa: F401
@@ -40,7 +42,9 @@ def start(request: dict[str, Any]) -> int:
         handle = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(handle, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(request.get("job", os.devnull), os.O_RDONLY), 0)
+        if "job" in request:
+            os._exit(run_job())
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
         if request["again"]:
@@ -68,6 +72,21 @@ def run_command(arguments: list[str]) -> None:
 
     sys.argv = ["wellcond", *arguments]
     main()
+
+
+def run_job() -> int:
+    """A run of an experiment, whose plan is read from the standard input."""
+    from wellcond.claims.jobs import one_run
+
+    os.setpgid(0, 0)
+    try:
+        return one_run()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def worker(arguments: list[str]) -> int:

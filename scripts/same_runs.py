@@ -8,8 +8,8 @@ that must not change what is computed.
 
 Every run is a command line with every setting that matters, so that no default, old or new, decides. What is compared:
 each loss and metric of metrics.jsonl, each value of probe.jsonl, and a checksum of each tensor of the last saved
-weights; fields that a row did not have before are left alone. Bits are those of one machine and one version of torch:
-record both sides on the same one.
+weights; fields that a row did not have before are left alone, and steps that the probe did not measure before. Bits
+are those of one machine and one version of torch: record both sides on the same one.
 """
 
 import argparse
@@ -158,6 +158,8 @@ def differences(name: str, before: dict[str, Any] | None, now: dict[str, Any]) -
     if before is None:
         return [f"{name}: was not recorded"]
     found = []
+    measured = {json.loads(row)["step"] for row in before["probe"]}
+    now = {**now, "probe": [row for row in now["probe"] if json.loads(row)["step"] in measured]}
     for kind in ("metrics", "probe"):
         rows = [(json.loads(a), json.loads(b)) for a, b in zip(before[kind], now[kind], strict=False)]
         pairs = [(a, b) for a, b in rows if any(b.get(key) != value for key, value in a.items() if key not in IGNORED)]

@@ -244,7 +244,7 @@ def test_the_probe_changes_no_bit(make_config: Make, tmp_path: Path) -> None:
         rows = records.read_rows(tmp_path / folder / "probe.jsonl")
         kappas = [row for row in rows if row["name"] == "log_kappa"]
         assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9, 10]
-        assert len(kappas) == 4 * 2 * 4  # steps × blocks × sites, each once
+        assert len(kappas) == 5 * 2 * 4  # steps × blocks × sites, each once
     assert not (tmp_path / "without/probe.jsonl").exists()
 
 

@@ -83,8 +83,9 @@ def register_source(word: str, *, takes: str = "PATH", wants: str = "") -> Calla
 
 
 def open_data(
-    spec: str, *, image_size: int | None = None, cache_dir: Path | None = None, holdout: float = 0.0, seed: int = 0,
-    cache_limit: int = CACHE_LIMIT, progress: Progress | None = None, options: Mapping[str, Any] | None = None,
+    spec: str, *, image_size: int | None = None, cache_dir: str | Path | None = None, holdout: float = 0.0,
+    seed: int = 0, cache_limit: int = CACHE_LIMIT, progress: Progress | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> DataSet:  # fmt: skip
     """The data set that `spec` names:
 
@@ -107,9 +108,8 @@ def open_data(
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size is {image_size}; it needs to be 1 or more")
-    settings = Settings(
-        image_size=image_size, seed=seed, cache_dir=cache_dir or default_cache_dir(), progress=progress
-    )  # fmt: skip
+    where = Path(cache_dir) if cache_dir else default_cache_dir()
+    settings = Settings(image_size=image_size, seed=seed, cache_dir=where, progress=progress)
     data = _find(spec, settings, options or {})
     if isinstance(data, Source):
         if image_size is None:

@@ -182,9 +182,23 @@ class Launcher:
             pids.append(self.ask(request)["pid"])
         return Started(self, pids, log)
 
-    def run_of_an_experiment(self, log: Path, pipe: Path) -> Started:
-        """What the process of a run in `wellcond.claims.jobs` does; it reads its standard input from that pipe."""
-        return Started(self, [self.ask({"job": str(pipe), "log": str(log), "env": {}})["pid"]], log)
+    def program(self, text: str, *arguments: Any, log: Path, standard_input: Path | None = None) -> Started:
+        """What `python -c text arguments` would do, with everything imported before."""
+        request = {"program": text, "arguments": [str(one) for one in arguments], "log": str(log), "env": {}}
+        if standard_input is not None:
+            request["input"] = str(standard_input)
+        return Started(self, [self.ask(request)["pid"]], log)
+
+    def ranks(self, text: str, folder: Path, *, number: int = 2) -> None:
+        """So many processes of a program at once, each with its rank and the folder for arguments; all end well."""
+        started = [self.program(text, rank, folder, log=folder / f"{rank}.log") for rank in range(number)]
+        try:
+            codes = [code for process in started for code in process.wait()]
+        finally:  # a rank whose mate has failed would wait for it
+            for process in started:
+                if process.alive():
+                    process.kill()
+        assert codes == [0] * number, [process.output() for process in started]
 
     def close(self) -> None:
         self.process.communicate(timeout=PATIENCE)  # closes its input, which ends it

@@ -1,6 +1,6 @@
 """Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, and so {"job": pipe, …};
+A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, and so {"program": text, …};
 {"poll": n} → {"code": m or null}.
 """
 
@@ -42,9 +42,10 @@ def start(request: dict[str, Any]) -> int:
         handle = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(handle, stream)
-        os.dup2(os.open(request.get("job", os.devnull), os.O_RDONLY), 0)
-        if "job" in request:
-            os._exit(run_job())
+        os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
+        if "program" in request:
+            run_program(request["program"], request["arguments"])
+            raise SystemExit(0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
         if request["again"]:
@@ -61,6 +62,8 @@ def start(request: dict[str, Any]) -> int:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,19 +77,10 @@ def run_command(arguments: list[str]) -> None:
     main()
 
 
-def run_job() -> int:
-    """A run of an experiment, whose plan is read from the standard input."""
-    from wellcond.claims.jobs import one_run
-
-    os.setpgid(0, 0)
-    try:
-        return one_run()
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+def run_program(text: str, arguments: list[str]) -> None:
+    """What `python -c text arguments` would do."""
+    sys.argv = ["-c", *arguments]
+    exec(compile(text, "<program>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
 
 
 def worker(arguments: list[str]) -> int:

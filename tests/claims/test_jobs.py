@@ -72,8 +72,9 @@ class Forked:
         self.args = arguments
         pipe = folder / f"input-{threading.get_native_id()}-{time.monotonic_ns()}"
         os.mkfifo(pipe)
-        self.started = launcher.run_of_an_experiment(output, pipe)
-        self.stdin = open(pipe, "wb")  # when the process has opened it, too
+        program, *names = arguments[3:]
+        self.started = launcher.program(program, *names, log=output, standard_input=pipe)
+        self.stdin = os.fdopen(os.open(pipe, os.O_WRONLY), "wb")  # when the process has opened it, too
         pipe.unlink()
 
     def wait(self):
@@ -241,14 +242,13 @@ both(runs_in(Path(sys.argv[2])))
 
 
 @pytest.mark.slow
-def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path):
-    parent = subprocess.Popen([sys.executable, "-c", ALONE, __file__, str(tmp_path)])
+def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
+    parent = launcher.program(ALONE, __file__, tmp_path, log=tmp_path / "log.txt")
     folders = [tmp_path / "a", tmp_path / "b"]
     try:
         wait_for(lambda: all(steps(folder) for folder in folders))
     finally:
-        parent.kill()
-        parent.wait()
+        assert parent.kill() == [-signal.SIGKILL], parent.output()
     wait_for(lambda: all(saved_steps(folder / "checkpoints") for folder in folders))
     wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
 

@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if workers > 1:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        runpy.run_path(str(Path(__file__).with_name("bounds.py")))["watch"]()  # tests are no package
+        for name, function in (("bounds.py", "watch"), ("hasten.py", "hasten")):
+            runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are no package
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,18 @@
 """What every test starts from: a fixed seed, no network, few threads, and kernels that run without a GPU."""
 
 import importlib.util
+import json
 import os
 import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Set before the libraries that read them are imported: no test may depend on what can be downloaded today.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if workers > 1:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        runpy.run_path(str(Path(__file__).with_name("bounds.py")))["watch"]()  # tests are no package
+        for name, function in (("bounds.py", "watch"), ("hasten.py", "hasten")):
+            runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are no package
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,3 +83,130 @@ def photographs() -> torch.Tensor:
         small = torch.nn.functional.interpolate(whole[None], size=(224, 336), mode="bicubic", antialias=True)[0]
         images += [small[:, :, 56:280], whole[:, 100:324, 200:424]]
     return torch.stack(images)
+
+
+# ---- processes of their own: in the place of minutes of imports, a fork of one that has imported everything
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "WELLCOND_COMMIT": "test", "COLUMNS": "1000"}
+PATIENCE = 300.0  # seconds; a busy machine is slow, and only a process that hangs takes so long
+
+
+class Started:
+    """A process, or several that train together."""
+
+    def __init__(self, launcher: "Launcher", pids: list[int], log: Path):
+        self.launcher, self.pids, self.log = launcher, pids, log
+        self.codes: dict[int, int] = {}
+
+    def alive(self) -> bool:
+        for pid in self.pids:
+            if pid not in self.codes:
+                code = self.launcher.ask({"poll": pid})["code"]
+                if code is not None:
+                    self.codes[pid] = code
+        return len(self.codes) < len(self.pids)
+
+    def until(self, seen: Callable[[], Any]) -> Any:
+        """Wait for something; None if the processes ended before."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            found = seen()
+            if found:
+                return found
+            if not self.alive():
+                return seen()
+            time.sleep(0.002)
+        raise TimeoutError(f"nothing happened: {self.output()}")
+
+    def send(self, number: int) -> None:
+        for pid in self.pids:
+            if pid not in self.codes:  # not waited for yet, so that the number is still this process's
+                os.kill(pid, number)
+
+    def kill(self) -> list[int]:
+        self.alive()
+        self.send(signal.SIGKILL)
+        return self.wait()
+
+    def wait(self) -> list[int]:
+        """The exit codes."""
+        self.until(lambda: False)
+        return [self.codes[pid] for pid in self.pids]
+
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+class Launcher:
+    def __init__(self) -> None:
+        program = [sys.executable, str(Path(__file__).with_name("launcher.py"))]
+        environment = {**os.environ, **ENVIRONMENT}
+        self.process = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        self.asking = threading.Lock()
+        assert self._answer() == {"ready": True}
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the launcher has ended"
+        return json.loads(line)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        with self.asking:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            return self._answer()
+
+    def start(
+        self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0,
+        file_limit: int = 0, spoilt: tuple[int, int] | None = None, again: bool = False,
+    ) -> Started:  # fmt: skip
+        """A command; with `world`, as many of it with the variables that torchrun would set.
+
+        `elastic` is how many torchrun's own agent starts, and starts once more if one dies. With `slow_disk` it takes
+        so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one. Of
+        `spoilt`, a rank and a step, the loss is NaN. With `again` the newest state is loaded and saved, and no more.
+        """
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        pids = []
+        for rank in range(world):
+            together = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+            env = {k: str(v) for k, v in (together | {"MASTER_PORT": port}).items()} if world > 1 else {}
+            request = {"start": arguments, "env": env, "log": str(log)}
+            request |= {"elastic": elastic, "slow_disk": slow_disk, "file_limit": file_limit}
+            request |= {"spoilt": spoilt[1] if spoilt and spoilt[0] == rank else 0, "again": again}
+            pids.append(self.ask(request)["pid"])
+        return Started(self, pids, log)
+
+    def program(self, text: str, *arguments: Any, log: Path, standard_input: Path | None = None) -> Started:
+        """What `python -c text arguments` would do, with everything imported before."""
+        request = {"program": text, "arguments": [str(one) for one in arguments], "log": str(log), "env": {}}
+        if standard_input is not None:
+            request["input"] = str(standard_input)
+        return Started(self, [self.ask(request)["pid"]], log)
+
+    def ranks(self, text: str, folder: Path, *, number: int = 2) -> None:
+        """So many processes of a program at once, each with its rank and the folder for arguments; all end well."""
+        started = [self.program(text, rank, folder, log=folder / f"{rank}.log") for rank in range(number)]
+        try:
+            codes = [code for process in started for code in process.wait()]
+        finally:  # a rank whose mate has failed would wait for it
+            for process in started:
+                if process.alive():
+                    process.kill()
+        assert codes == [0] * number, [process.output() for process in started]
+
+    def close(self) -> None:
+        self.process.communicate(timeout=PATIENCE)  # closes its input, which ends it
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    here = Launcher()
+    yield here
+    here.close()

@@ -1,4 +1,5 @@
-"""Real processes: each takes some seconds to import torch, so that there are few, and a test asks much of them."""
+"""Real processes: each takes some seconds to import torch, so that there are few, and a test asks much of them. Where
+how a process is started is not what is tested, it is forked from one that has imported everything."""
 
 import io
 import json
@@ -12,13 +13,15 @@ import time
 import pytest
 from rich.console import Console
 
+import wellcond.claims.jobs as jobs_module
+import wellcond.claims.runs as runs_module
 from wellcond.claims.jobs import Jobs, RunFailed
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs
 from wellcond.records import read_json, read_rows
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.recipes import recipe
-from wellcond.train.stopping import Interrupted, OutOfTime, process_age
+from wellcond.train.stopping import Interrupted, OutOfTime
 
 SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads": 2}
 EVERY = 20  # steps, a row
@@ -60,6 +63,41 @@ def when(happened, act):
 
 def runs_in(folder, jobs=2, console=None):
     return Runs(folder, console=console or Console(quiet=True), device="cpu", jobs=jobs)
+
+
+class Forked:
+    """In the place of a `subprocess.Popen` of a run's program: a pipe to its standard input, and its number."""
+
+    def __init__(self, launcher, folder, arguments, *, output):
+        self.args = arguments
+        pipe = folder / f"input-{threading.get_native_id()}-{time.monotonic_ns()}"
+        os.mkfifo(pipe)
+        program, *names = arguments[3:]
+        self.started = launcher.program(program, *names, log=output, standard_input=pipe)
+        self.stdin = os.fdopen(os.open(pipe, os.O_WRONLY), "wb")  # when the process has opened it, too
+        pipe.unlink()
+
+    def wait(self):
+        (code,) = self.started.wait()
+        return code
+
+    def kill(self):
+        self.started.send(signal.SIGKILL)
+
+
+@pytest.fixture
+def forked(launcher, tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("pipes")
+
+    def start(arguments, *, stdin, stdout, stderr, env, process_group):
+        assert (stdin, stderr, process_group) == (subprocess.PIPE, subprocess.STDOUT, 0)
+        assert arguments[:4] == [sys.executable, "-P", "-c", jobs_module.ONE_RUN]
+        return Forked(launcher, folder, arguments, output=stdout.name)
+
+    class Subprocess:
+        PIPE, STDOUT, Popen = subprocess.PIPE, subprocess.STDOUT, staticmethod(start)
+
+    monkeypatch.setattr(jobs_module, "subprocess", Subprocess)
 
 
 def both(runs):
@@ -109,8 +147,7 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "2" / "runs").rglob("*")} == before
 
 
-@pytest.mark.slow
-def test_signals_let_every_run_save_and_the_same_call_goes_on(tmp_path, capfd, request):
+def test_signals_let_every_run_save_and_the_same_call_goes_on(tmp_path, capfd, request, forked):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     folders, reached = [tmp_path / "a", tmp_path / "b"], [0, 0]
@@ -139,8 +176,7 @@ def test_signals_let_every_run_save_and_the_same_call_goes_on(tmp_path, capfd, r
     assert "2 runs save after this step" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_killed_run_is_named_and_the_other_saves(tmp_path):
+def test_a_killed_run_is_named_and_the_other_saves(tmp_path, forked):
     console = Console(record=True, width=200, file=io.StringIO())
     runs = runs_in(tmp_path, console=console)
 
@@ -158,8 +194,7 @@ def test_a_killed_run_is_named_and_the_other_saves(tmp_path):
     assert "b: was killed by signal 9. The end of its log:" in console.export_text()
 
 
-@pytest.mark.slow
-def test_an_error_is_shown_with_the_name_of_its_run(tmp_path):
+def test_an_error_is_shown_with_the_name_of_its_run(tmp_path, forked):
     console = Console(record=True, width=200, file=io.StringIO())
     runs = runs_in(tmp_path, console=console)
     with pytest.raises(RunFailed, match=r"^big failed"):
@@ -172,19 +207,29 @@ def test_an_error_is_shown_with_the_name_of_its_run(tmp_path):
     assert (tmp_path / "big" / "log.txt").exists()
 
 
-@pytest.mark.slow
-def test_out_of_time_every_run_saves_and_is_named(tmp_path):
+def test_out_of_time_every_run_saves_and_is_named(tmp_path, monkeypatch, forked):
     """Its limit counts from the start of this process, that of a run's process from its own."""
+    # This process is ten seconds old when a run is started, and 99.5 when that is told how much is left of the 100.
+    ages = threading.local()
+
+    def age():
+        ages.next = getattr(ages, "next", iter((10.0, 99.5)))
+        return next(ages.next)
+
+    monkeypatch.setattr(runs_module, "process_age", age)
+    told = []
+    monkeypatch.setattr(Runs, "_told", lambda *given, real=Runs._told: told.append(real(*given)) or told[-1])
     console = Console(record=True, width=200, file=io.StringIO())
-    limit = f"{process_age() + 25:.0f}s"
-    runs = Runs(tmp_path, console=console, device="cpu", jobs=2, time_limit=limit)
+    runs = Runs(tmp_path, console=console, device="cpu", jobs=2, time_limit="100s")
     with pytest.raises(OutOfTime):
         both(runs)
+    assert [json.loads(line)["config"]["time_limit"] for line in told] == ["1.0s"] * 2  # the least that any is given
     assert sorted(runs.left) == ["a", "b"]
     for name in "ab":
-        assert saved_steps(tmp_path / name / "checkpoints")
+        assert saved_steps(tmp_path / name / "checkpoints")  # also of one that comes to its first step too late
         assert not (tmp_path / name / "result.json").exists()
-    assert "a: the time is over; saved" in console.export_text()
+    assert "a: the time is over; saved" in console.export_text(clear=False)
+    assert "b: the time is over; saved" in console.export_text()
 
 
 ALONE = """
@@ -197,14 +242,13 @@ both(runs_in(Path(sys.argv[2])))
 
 
 @pytest.mark.slow
-def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path):
-    parent = subprocess.Popen([sys.executable, "-c", ALONE, __file__, str(tmp_path)])
+def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
+    parent = launcher.program(ALONE, __file__, tmp_path, log=tmp_path / "log.txt")
     folders = [tmp_path / "a", tmp_path / "b"]
     try:
         wait_for(lambda: all(steps(folder) for folder in folders))
     finally:
-        parent.kill()
-        parent.wait()
+        assert parent.kill() == [-signal.SIGKILL], parent.output()
     wait_for(lambda: all(saved_steps(folder / "checkpoints") for folder in folders))
     wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
 

@@ -1,7 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -128,10 +126,9 @@ open_data(sys.argv[1], image_size=16, cache_dir=Path(sys.argv[2]), progress=prog
 """
 
 
-def test_killed_while_building(make_tree, cache: Path) -> None:
+def test_killed_while_building(make_tree, cache: Path, launcher, tmp_path: Path) -> None:
     tree = make_tree()
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tree), str(cache)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert launcher.program(KILLED, tree, cache, log=tmp_path / "log.txt").wait() == [-signal.SIGKILL]
     (left,) = cache.glob(".*.tmp")
     assert (left / "train.npy").exists()
     data, built = open_small(tree, cache)  # the dead one's lock is free
@@ -174,15 +171,13 @@ print(len(parts), len(data.train), sha256(data.train.pixels.numpy().tobytes()).h
 """
 
 
-def test_of_two_processes_one_builds_and_the_other_waits(make_tree, tmp_path: Path) -> None:
+def test_of_two_processes_one_builds_and_the_other_waits(make_tree, launcher, tmp_path: Path) -> None:
     tree = make_tree(train=20)
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", BUILDER, str(tree), str(tmp_path), str(tmp_path / name)], stdout=subprocess.PIPE
-        )
-        for name in ("0", "1")
+        launcher.program(BUILDER, tree, tmp_path, tmp_path / name, log=tmp_path / f"{name}.log") for name in ("0", "1")
     ]
-    said = [process.communicate()[0].decode().split() for process in started]
+    assert [process.wait() for process in started] == [[0], [0]], [process.output() for process in started]
+    said = [process.output().split() for process in started]
     assert sorted(line[0] for line in said) == ["0", "2"]
     assert [line[1] for line in said] == ["40", "40"]
     assert said[0][2] == said[1][2]

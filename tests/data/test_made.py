@@ -1,8 +1,4 @@
-import os
 import signal
-import subprocess
-import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -80,15 +76,10 @@ def test_a_damaged_piece_is_made_again(tmp_path: Path, damage: str, compression:
     assert make.made == [0, 0]
 
 
-def test_what_was_made_before_a_kill_stays(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)])
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(tmp_path.rglob("*.npz"))) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+def test_what_was_made_before_a_kill_stays(launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    process = launcher.program(SLOW, tmp_path, log=tmp_path_factory.mktemp("log") / "log.txt")
+    process.until(lambda: len(list(tmp_path.rglob("*.npz"))) >= 3)
+    assert process.kill() == [-signal.SIGKILL], process.output()
     before = len(list(tmp_path.rglob("*.npz")))
     (next(tmp_path.iterdir()) / f".{before:05d}.half.tmp").write_bytes(b"as a kill in the middle of writing leaves it")
     assert before >= 3

@@ -1,9 +1,6 @@
 """Two processes measure what one would: the same rows on both, written once."""
 
-import contextlib
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,19 +194,6 @@ dist.destroy_process_group()
 """
 
 
-def run_ranks(model: Any, images: Tensor, folder: Path) -> None:
-    torch.save((model, images), folder / "case.pt")
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(2):
-            command = [sys.executable, "-c", RANK, str(rank), str(folder)]
-            log = stack.enter_context((folder / f"{rank}.log").open("w"))
-            ranks.append(stack.enter_context(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
-            stack.callback(ranks[-1].kill)  # a rank whose mate has failed would wait for it
-        codes = [rank.wait(timeout=240) for rank in ranks]
-    assert codes == [0, 0], [(folder / f"{rank}.log").read_text() for rank in range(2)]
-
-
 def read(folder: Path, name: str) -> list[Any]:
     return records.read_rows(folder / f"{name}.jsonl")
 
@@ -228,8 +212,9 @@ def measured_alone(model: Any, images: Tensor, **settings: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_two_processes(vit: Any, images: Tensor, tmp_path: Path) -> None:
-    run_ranks(vit, images, tmp_path)
+def test_two_processes(vit: Any, images: Tensor, launcher: Any, tmp_path: Path) -> None:
+    torch.save((vit, images), tmp_path / "case.pt")
+    launcher.ranks(RANK, tmp_path)
     alone = measured_alone(vit, images)
 
     # DistributedDataParallel: both have the rows of the whole batch, and one of them writes

@@ -1,7 +1,7 @@
 """kill -9 on a GPU: in deterministic mode the same command goes on to the same bits, compiled or not; without it, it
 goes on. The same is done on the CPU, where every machine can run it.
 
-The processes of all cases run at once, and none is forked: a fork cannot use CUDA that its parent has looked at.
+The processes of all cases run at once. For a GPU none is forked: a fork cannot use CUDA that its parent has looked at.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,49 +37,65 @@ launcher.run_command(sys.argv[1:])
 """
 
 
+class OfItsOwn:
+    """A process that imports everything itself; otherwise as those that are forked."""
+
+    def __init__(self, arguments: list[str], *, log: Path, slow_disk: float):
+        command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(slow_disk), *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WELLCOND_COMMIT": "test", "COLUMNS": "1000"}
+        with open(log, "a") as file:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self) -> list[int]:
+        return [self.process.wait(PATIENCE)]
+
+    def kill(self) -> list[int]:
+        self.process.kill()
+        return self.wait()
+
+
 class Training:
     """`wellcond train digits` in a process of its own; with `slow_disk` each file takes so many seconds to write."""
 
-    def __init__(self, folder: Path, device: str, *settings: str, slow_disk: float = 0.0):
+    def __init__(self, start: Callable[..., Any], folder: Path, device: str, *settings: str, slow_disk: float = 0.0):
         self.folder, self.log = folder, folder.with_suffix(".log")
-        command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(slow_disk)]
-        command += ["train", "digits", "--output", str(folder), "--device", device]
+        arguments = ["train", "digits", "--output", str(folder), "--device", device]
         for setting in (*SETTINGS, *settings):
-            command += ["--set", setting]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WELLCOND_COMMIT": "test", "COLUMNS": "1000"}
-        with open(self.log, "a") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+            arguments += ["--set", setting]
+        self.process = start(arguments, log=self.log, slow_disk=slow_disk)
 
     def killed_in_the_middle(self) -> bool:
         """Whether it was, now that it has come far enough."""
         if max(saved_steps(self.folder / "checkpoints"), default=0) < 6:
-            assert self.process.poll() is None, self.log.read_text()
+            assert self.process.alive(), self.log.read_text()
             return False
-        self.process.kill()
-        assert self.process.wait(PATIENCE) == -9, self.log.read_text()
+        assert self.process.kill() == [-9], self.log.read_text()
         assert max(saved_steps(self.folder / "checkpoints")) < STEPS
         return True
 
     def finish(self) -> None:
-        assert self.process.wait(PATIENCE) == 0, self.log.read_text()
+        assert self.process.wait() == [0], self.log.read_text()
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+def train(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Training]]:
     """Starts trainings in folders of the test's; ends what it left."""
     begun: list[Training] = []
 
     def start(name: str, device: str, *settings: str, slow_disk: float = 0.0) -> Training:
-        begun.append(Training(tmp_path / name, device, *settings, slow_disk=slow_disk))
+        how = OfItsOwn if device == "cuda" else request.getfixturevalue("launcher").start
+        begun.append(Training(how, tmp_path / name, device, *settings, slow_disk=slow_disk))
         return begun[-1]
 
     yield start
     for training in begun:
-        if training.process.poll() is None:
+        if training.process.alive():
             training.process.kill()
-            training.process.wait()
 
 
 # On the CPU test_compiled_resume.py has the compiled training.

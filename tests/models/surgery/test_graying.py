@@ -5,8 +5,6 @@ import copy
 import functools
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,18 +368,10 @@ dist.destroy_process_group()
 """
 
 
-def test_distributed_and_sharded(make_vit: Make, images: Tensor, tmp_path: Path) -> None:
+def test_distributed_and_sharded(make_vit: Make, images: Tensor, launcher: Any, tmp_path: Path) -> None:
     model = gray(make_vit(depth=1), "dct", epsilon=0.7)
     model(images).square().mean().backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     torch.save((model, images, expected), tmp_path / "case.pt")
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(2):
-            command = [sys.executable, "-c", TRAIN_A_STEP, str(rank), str(tmp_path)]
-            log = stack.enter_context((tmp_path / f"{rank}.log").open("w"))
-            ranks.append(stack.enter_context(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
-            stack.callback(ranks[-1].kill)  # a rank whose mate has failed would wait for it
-        codes = [rank.wait(timeout=120) for rank in ranks]
-    assert codes == [0, 0], [(tmp_path / f"{rank}.log").read_text() for rank in range(2)]
+    launcher.ranks(TRAIN_A_STEP, tmp_path)

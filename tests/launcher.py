@@ -1,7 +1,7 @@
 """Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}; {"poll": n} → {"code": m or
-null}.
+A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, and so {"program": text, …};
+{"poll": n} → {"code": m or null}.
 """
 
 import json
@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from typing import Any
 
 
@@ -24,6 +25,7 @@ def preload() -> None:
     import torch.distributed.fsdp
     import torch.distributed.launcher.api  # noqa: F401
 
+    import wellcond.claims.runs
     import wellcond.cli
     import wellcond.cli.training
     import wellcond.train.loop  # noqa: F401
@@ -40,7 +42,10 @@ def start(request: dict[str, Any]) -> int:
         handle = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(handle, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
+        if "program" in request:
+            run_program(request["program"], request["arguments"])
+            raise SystemExit(0)
         if request["slow_disk"]:
             slow_down(request["slow_disk"])
         if request["again"]:
@@ -57,6 +62,8 @@ def start(request: dict[str, Any]) -> int:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -68,6 +75,12 @@ def run_command(arguments: list[str]) -> None:
 
     sys.argv = ["wellcond", *arguments]
     main()
+
+
+def run_program(text: str, arguments: list[str]) -> None:
+    """What `python -c text arguments` would do."""
+    sys.argv = ["-c", *arguments]
+    exec(compile(text, "<program>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
 
 
 def worker(arguments: list[str]) -> int:

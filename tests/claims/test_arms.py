@@ -13,7 +13,7 @@ from wellcond.claims import runs as runs_module
 from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, tune
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.claim import Options
-from wellcond.claims.image_sets import IMAGE_SETS, parse_data
+from wellcond.claims.sets import SETS, parse_data
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.records import read_json, write_json
@@ -141,7 +141,7 @@ def test_a_set_without_a_place_is_named(tmp_path):
     console = told()
     for name in ("cifar10", "cifar100"):
         (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match="the queue at lab scale is run on real images"):
+    with pytest.raises(ValueError, match="the queue at lab scale is run on real data"):
         reproduce(whole_queue=True, scale="lab", output=tmp_path, console=console)
     with pytest.raises(ValueError, match="name claims, or take all"):
         reproduce(scale="smoke", console=console)
@@ -233,7 +233,7 @@ def test_a_statement_is_reproduced_like_any_claim(tmp_path, one_thread):
 
 def test_sets_are_those_of_the_catalogue():
     for one in CLAIMS.values():
-        assert set(one.sets) <= set(IMAGE_SETS)
+        assert set(one.sets) <= set(SETS)
 
 
 # ---- the learning rate of one arm

@@ -11,7 +11,7 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,18 @@ def titled(chart: Any, title: str, caption: str) -> Any:
     )  # fmt: skip
 
 
-def by_set(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], sets: Sequence[Any], **size: int) -> Any:
+def by_set(
+    layers: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
+    sets: Sequence[Any],
+    *,
+    title: Callable[[Any], str] = lambda found: found.title,
+    **size: int,
+) -> Any:
     """One panel for each of `sets` (comparisons), side by side, of the rows whose field `set` is its title."""
     alt = altair()
     chart = alt.layer(*layers, data=alt.Data(values=rows)).properties(**size)
-    return chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+    return chart.facet(column=alt.Column("set:N", sort=[title(found) for found in sets], title=None))
 
 
 def site_color() -> Any:

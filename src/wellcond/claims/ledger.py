@@ -17,7 +17,7 @@ from typing import Any
 from wellcond.claims.catalogue import CLAIMS, OURS
 from wellcond.claims.claim import Claim, Statement
 from wellcond.claims.figures import can_draw, is_current, write_svg
-from wellcond.claims.image_sets import IMAGE_SETS
+from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
 

@@ -13,9 +13,9 @@ from wellcond.claims import runs as runs_module
 from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, tune
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.claim import Options
-from wellcond.claims.sets import SETS, parse_data
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.claims.sets import SETS, parse_data
 from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime

@@ -40,7 +40,7 @@ ARMS = {
     ),
 }  # fmt: skip
 """Landmarks are 128 wherever there are some."""
-SMOKE = {"steps": 4, "eval_steps": 2, "save_every": 2, "log_every": 1, "batch_size": 8, "warmup_steps": 1}
+SMOKE = {"steps": 2, "eval_steps": 1, "save_every": 1, "log_every": 1, "batch_size": 8, "warmup_steps": 1}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.runs import Runs
-from wellcond.claims.sets import SETS, GivenData, parse_data, smoke_data
+from wellcond.claims.sets import GivenData, parse_data, smoke_data
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES

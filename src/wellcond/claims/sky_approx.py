@@ -9,6 +9,7 @@ of BERT, with heads of 64 and other values: its numbers stand beside ours and ca
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -71,7 +72,7 @@ def falls(run: Mapping[str, Any], weights: str = "trained") -> float:
     factors = []
     for errors in run[weights].values():
         mine = errors["skyformer"]
-        pairs = zip(mine, mine[1:], strict=False)
+        pairs = pairwise(mine)
         factors += [
             -math.inf if more is None else math.inf if less is None else math.log(less / more) for less, more in pairs
         ]
@@ -128,8 +129,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
             columns.append(alt.layer(lines, marks).properties(width=190, height=170, title=f"{title}, n = {size}"))
         panels.append(alt.hconcat(*columns))
     caption = (
-        f"{found.title}, softmax models, at {found.record['scale']} scale: medians over layers, heads, sequences and draws, "
-        "a line for each seed. The paper's values are of another model, BERT, with heads of 64."
+        f"{found.title}, softmax models, at {found.record['scale']} scale: medians over layers, heads, sequences and "
+        "draws, a line for each seed. The paper's values are of another model, BERT, with heads of 64."
     )
     chart = alt.vconcat(*panels).resolve_scale(color="shared", shape="shared")
     return titled(chart, "Approximations of softmax attention", caption)
@@ -138,8 +139,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
 CLAIM = ArenaArms(
     id="sky-approx",
     claim="approximation error falls with landmarks; Skyformer (softmax-kernel form) best at d ≥ 128",
-    test="Q, K and V from the trained softmax models of sky-lra; n 512–4096, d 16–256; against Nyströmformer, Linformer, "
-    "Performer and Informer as approximations",
+    test="Q, K and V from the trained softmax models of sky-lra; n 512–4096, d 16–256; against Nyströmformer, "
+    "Linformer, Performer and Informer as approximations",
     holds_if="ordering at d ≥ 128",
     same_runs_as="sky-lra",
     arms={"softmax": ARMS["softmax"]},

@@ -18,6 +18,9 @@ __all__ = ["CLAIM", "earlier", "reached", "remarks"]
 
 SHARE = 3 / 5  # of the tasks
 DRAWN = ("softmax", "kernelized", "skyformer")  # those of the paper's figures
+TITLES = {
+    "loss": "validation loss", "accuracy": "accuracy, %", "minutes": "minutes of training", "step": "steps",
+}  # fmt: skip
 OVERFIT = 1.1  # the last loss over the smallest
 STALLED, LEARNT, DELAY = 0.60, 0.65, 0.1  # accuracies, and a share of the training
 PAPER = {
@@ -83,13 +86,13 @@ def _left(run: Mapping[str, Any], level: float) -> float:
 def summary(found: Comparison) -> Iterable[str]:
     for unit in ("seconds", "steps"):
         if (share := earlier(found, unit)) is not None:
-            yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share} (−1: never, or twice as late)"
+            yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share}"
     for arm in found.trained:
         runs = [run["validation"] for run in found.runs(arm) if run.get("validation")]
         if runs:
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
-            last, best = (found.interval([ends(rows) for rows in runs])
-                          for ends in (lambda rows: rows[-1]["loss"], lambda rows: 100 * max(r["top1"] for r in rows)))  # fmt: skip
+            last = found.interval([rows[-1]["loss"] for rows in runs])
+            best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
             paper = found.paper.get(arm)
             beside = f" (the paper: near {paper:g})" if paper else ""
             yield f", {ARMS[arm].title}: smallest loss {least}, last {last}{beside}, best accuracy {best} %"
@@ -114,8 +117,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
         panels = []
         for y, x in (("loss", "minutes"), ("loss", "step"), ("accuracy", "minutes"), ("accuracy", "step")):
             lines = alt.Chart(mine).mark_line(strokeWidth=1.3, opacity=0.8).encode(
-                x=alt.X(f"{x}:Q", title="minutes of training" if x == "minutes" else "steps"),
-                y=alt.Y(f"{y}:Q", title="validation loss" if y == "loss" else "accuracy, %", scale=alt.Scale(zero=False)),
+                x=alt.X(f"{x}:Q", title=TITLES[x]),
+                y=alt.Y(f"{y}:Q", title=TITLES[y], scale=alt.Scale(zero=False)),
                 color=arm_color(titles(DRAWN)), detail="run:N",
             )  # fmt: skip
             layers = [lines]
@@ -126,16 +129,16 @@ def figure(sets: Sequence[Comparison]) -> Any:
         heading = alt.Title(text=column(found), anchor="middle", fontSize=12)
         columns.append(alt.vconcat(*panels, title=heading))
     caption = (
-        f"A line for each seed, at {sets[0].record['scale']} scale. Time is that of training alone. Diamonds: the loss at "
-        "the end that the appendix's Figure 1 shows, read from the picture; its times are a V100's."
+        f"A line for each seed, at {sets[0].record['scale']} scale. Time is that of training alone. Diamonds: the loss "
+        "at the end that the appendix's Figure 1 shows, read from the picture; its times are a V100's."
     )
     return titled(alt.hconcat(*columns).resolve_scale(color="shared"), "Validation over training", caption)
 
 
 CLAIM = ArenaArms(
     id="sky-fig1",
-    claim="validation loss and accuracy over training time: Skyformer converges faster; Text over-fits at once; softmax "
-    "stalls on Pathfinder",
+    claim="validation loss and accuracy over training time: Skyformer converges faster; Text over-fits at once; "
+    "softmax stalls on Pathfinder",
     test="the runs of sky-lra; Retrieval by its stand-in",
     holds_if="earlier at softmax's best loss on at least three tasks; the two remarks seen or not",
     same_runs_as="sky-lra",

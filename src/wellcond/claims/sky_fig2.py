@@ -69,7 +69,8 @@ def summary(found: Comparison) -> Iterable[str]:
     means = [fmean(values) for values in zip(*curves, strict=True)]
     said = ", ".join(f"σ{index} = {means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES))
     paper = ", ".join(f"σ{index} ≈ {value:g}" for index, value in found.paper.items())
-    yield f", softmax, layer 2: {said}{f'; the paper: σ1 140 to 280, {paper}' if paper else '; the paper does not show it'}"
+    beside = f"the paper: σ1 140 to 280, {paper}" if paper else "the paper does not show it"
+    yield f", softmax, layer 2: {said}; {beside}"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

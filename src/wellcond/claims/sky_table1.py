@@ -23,8 +23,8 @@ from wellcond.claims.figures import INK, altair, arm_color, titled, with_interva
 from wellcond.claims.lra import ARMS, TASKS, titles
 from wellcond.claims.lra_measurements import open_task
 from wellcond.claims.sets import TASK_SETS, GivenData
-from wellcond.models.sequence import build
 from wellcond.data import train_batches
+from wellcond.models.sequence import build
 from wellcond.stability import OneCycle, attention_stability
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
@@ -35,7 +35,7 @@ __all__ = ["CLAIM", "measure"]
 STEPS, SEEDS, MARGIN = 20, 5, 0.05
 ATTENTIONS = ("nystrom", "kernelized", "skyformer")
 EMBEDDINGS = {"after": "after the final norm", "before": "before it"}
-SMOKE = {"steps": 3, "batch_size": 4}
+SMOKE = {"steps": 2, "batch_size": 2}
 PAPER = {
     "lra_text": (1.03, 0.83, 0.81), "lra_listops": (1.01, 0.77, 0.79), "imdb_pairs": (0.97, 0.64, 0.64),
     "lra_pathfinder": (0.99, 0.74, 0.79), "lra_image": (1.02, 0.62, 0.65),
@@ -134,7 +134,8 @@ def figure(records: Sequence[Record]) -> Any:
     panels = []
     for title in EMBEDDINGS.values():
         base = alt.Chart(alt.Data(values=[row for row in rows if row["where"] == title])).encode(
-            x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)), xOffset=alt.XOffset("arm:N", sort=names)
+            x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)),
+            xOffset=alt.XOffset("arm:N", sort=names),
         )  # fmt: skip
         y = alt.Y("mean:Q", title="τ over softmax's", scale=alt.Scale(type="log", nice=False, padding=12))
         points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=arm_color(names))
@@ -149,8 +150,8 @@ def figure(records: Sequence[Record]) -> Any:
     seeds = fmean(len(record["ratios"][ATTENTIONS[0]]["after"]) for record in records)
     caption = (
         f"Means over {records[0]['steps']} steps and {seeds:g} seeds with 95 % intervals, at {records[0]['scale']} "
-        "scale, in float32; below the line: stabler than softmax. Diamonds: the appendix's Table 1, whose Retrieval is not "
-        "our pairs of reviews, and which does not say where the embeddings are taken."
+        "scale, in float32; below the line: stabler than softmax. Diamonds: the appendix's Table 1, whose Retrieval is "
+        "not our pairs of reviews, and which does not say where the embeddings are taken."
     )
     chart = alt.hconcat(*panels).resolve_scale(color="shared", shape="shared")
     return titled(chart, "Instability of attentions, over softmax's", caption)
@@ -159,8 +160,8 @@ def figure(records: Sequence[Record]) -> Any:
 CLAIM = MeasuredOn(
     id="sky-table1",
     claim="instability ratios: kernelized and Skyformer < 1, Nyströmformer ≈ 1",
-    test="20 steps, five tasks (Retrieval by its stand-in), five seeds; embeddings after the final norm, those before it "
-    "beside",
+    test="20 steps, five tasks (Retrieval by its stand-in), five seeds; embeddings after the final norm, those before "
+    "it beside",
     holds_if="interval below 1; Nyströmformer's inside 1 ± .05",
     sets=TASKS,
     measure=measure,

@@ -19,7 +19,8 @@ __all__ = ["CLAIM", "savings"]
 
 SHARE = 4 / 5  # of the tasks
 _HOURS = {
-    "lra_text": (4.30, 3.91, 0.71, 1.02), "lra_listops": (2.24, 1.99, 0.71, 1.29), "imdb_pairs": (8.33, 7.46, 1.29, 1.86),
+    "lra_text": (4.30, 3.91, 0.71, 1.02), "lra_listops": (2.24, 1.99, 0.71, 1.29),
+    "imdb_pairs": (8.33, 7.46, 1.29, 1.86),
     "lra_pathfinder": (2.57, 2.42, 1.49, 2.03), "lra_image": (4.22, 4.05, 2.70, 3.40),
 }  # fmt: skip
 _GIGABYTES = {
@@ -70,7 +71,8 @@ def summary(found: Comparison) -> Iterable[str]:
         time, memory = values(found, arm, "time"), values(found, arm, "memory")
         if not time:
             continue
-        said = f", {ARMS[arm].title}: {found.interval(time.values()).mean / 60:.1f} minutes for {found.record['steps']:,} steps"
+        minutes = found.interval(time.values()).mean / 60
+        said = f", {ARMS[arm].title}: {minutes:.1f} minutes for {found.record['steps']:,} steps"
         said += f", {found.interval(memory.values()).mean / 1024:.2f} GiB" if memory else ""
         paper = found.paper.get("time", {}).get(arm)
         yield said + (f"; the paper: {paper:g} h, {found.paper['memory'][arm]:g} GB on a V100" if paper else "")

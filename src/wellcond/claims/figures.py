@@ -99,11 +99,11 @@ def site_color() -> Any:
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 
-def arm_color(titles: Sequence[str]) -> Any:
-    """The encoding of a field `arm`, of these titles in this order."""
+def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = "arm") -> Any:
+    """The encoding of a field, of these titles in this order; `among` others they keep their colour."""
     alt = altair()
-    scale = alt.Scale(domain=list(titles), range=[ARM_COLORS[at % len(ARM_COLORS)] for at in range(len(titles))])
-    return alt.Color("arm:N", scale=scale, title=None)
+    colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
 
 
 def paper_lines() -> list[Any]:

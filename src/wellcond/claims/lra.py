@@ -17,11 +17,12 @@ from typing import Any
 from wellcond.claims import lra_measurements  # noqa: F401 (which registers what the arms measure)
 from wellcond.claims.arms import Arm, Comparison, TrainedArms
 from wellcond.claims.claim import Options
+from wellcond.claims.figures import arm_color
 from wellcond.claims.sets import TASK_SETS, TaskSet
 from wellcond.records import read_json
 from wellcond.train.recipes import recipe
 
-__all__ = ["ARMS", "MAIN", "STAND_IN", "TASKS", "ArenaArms", "column", "seconds", "shown", "titles"]
+__all__ = ["ARMS", "MAIN", "STAND_IN", "TASKS", "ArenaArms", "attention_color", "column", "seconds", "shown", "titles"]
 
 TASKS = tuple(TASK_SETS)
 STAND_IN = "imdb_pairs"
@@ -97,6 +98,11 @@ def column(found: Comparison) -> str:
 
 def titles(arms: Sequence[str] = MAIN) -> list[str]:
     return [ARMS[arm].title for arm in arms]
+
+
+def attention_color(arms: Sequence[str] = MAIN) -> Any:
+    """The encoding of a field `arm`: every figure gives an attention the same colour."""
+    return arm_color(titles(arms), among=titles(tuple(ARMS)))
 
 
 def shown(sets: Iterable[Comparison], arms: Sequence[str] = MAIN) -> Iterable[tuple[Comparison, str]]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import Comparison
-from wellcond.claims.figures import altair, arm_color, titled
-from wellcond.claims.lra import ARMS, ArenaArms, column, shown, titles
+from wellcond.claims.figures import altair, titled
+from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, shown
 from wellcond.verdicts import Interval, Part, in_most, not_run
 
 __all__ = ["CLAIM", "earlier", "reached", "remarks"]
@@ -119,12 +119,12 @@ def figure(sets: Sequence[Comparison]) -> Any:
             lines = alt.Chart(mine).mark_line(strokeWidth=1.3, opacity=0.8).encode(
                 x=alt.X(f"{x}:Q", title=TITLES[x]),
                 y=alt.Y(f"{y}:Q", title=TITLES[y], scale=alt.Scale(zero=False)),
-                color=arm_color(titles(DRAWN)), detail="run:N",
+                color=attention_color(DRAWN), detail="run:N",
             )  # fmt: skip
             layers = [lines]
             if (y, x) == ("loss", "step") and ends:
                 marks = alt.Chart(alt.Data(values=ends)).mark_point(shape="diamond", filled=True, size=80, opacity=1)
-                layers.append(marks.encode(x="step:Q", y="loss:Q", color=arm_color(titles(DRAWN))))
+                layers.append(marks.encode(x="step:Q", y="loss:Q", color=attention_color(DRAWN)))
             panels.append(alt.layer(*layers).properties(width=190, height=130))
         heading = alt.Title(text=column(found), anchor="middle", fontSize=12)
         columns.append(alt.vconcat(*panels, title=heading))

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison
-from wellcond.claims.figures import INK, altair, arm_color, by_set, titled, with_interval
-from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, column
+from wellcond.claims.figures import INK, altair, by_set, titled, with_interval
+from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
 from wellcond.verdicts import Part, at_least, not_run
 
 __all__ = ["CLAIM", "PAPER", "gains"]
@@ -80,7 +80,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         x=alt.X("arm:N", sort=names, title=None, axis=alt.Axis(labels=False, ticks=False)),
         y=alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(domain=[0, 100])),
     )
-    bars = base.mark_bar(size=26).encode(color=arm_color(names))
+    bars = base.mark_bar(size=26).encode(color=attention_color(tuple(ARMS)))
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(color="white", fontSize=10, baseline="bottom").encode(y=alt.datum(1), text="label:N")
     marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper, Table 1'")

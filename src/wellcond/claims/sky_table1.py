@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from wellcond.claims.claim import MeasuredOn, Options, Record
-from wellcond.claims.figures import INK, altair, arm_color, titled, with_interval
-from wellcond.claims.lra import ARMS, TASKS, titles
+from wellcond.claims.figures import INK, altair, titled, with_interval
+from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
 from wellcond.claims.sets import TASK_SETS, GivenData
 from wellcond.data import train_batches
@@ -138,8 +138,8 @@ def figure(records: Sequence[Record]) -> Any:
             xOffset=alt.XOffset("arm:N", sort=names),
         )  # fmt: skip
         y = alt.Y("mean:Q", title="τ over softmax's", scale=alt.Scale(type="log", nice=False, padding=12))
-        points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=arm_color(names))
-        errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=arm_color(names))
+        points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=attention_color(ATTENTIONS))
+        errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=attention_color(ATTENTIONS))
         marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper'").mark_point(
             size=90, opacity=1, strokeWidth=1.5
         ).encode(

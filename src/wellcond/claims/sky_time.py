@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import Comparison
-from wellcond.claims.figures import INK, altair, arm_color, by_set, titled
-from wellcond.claims.lra import ARMS, ArenaArms, column, seconds, shown, titles
+from wellcond.claims.figures import INK, altair, by_set, titled
+from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, seconds, shown, titles
 from wellcond.verdicts import Interval, Part, in_most, not_run
 
 __all__ = ["CLAIM", "savings"]
@@ -59,7 +59,7 @@ def savings(found: Comparison, kind: str, arm: str = "skyformer") -> Interval | 
     return found.interval(shares) if shares else None
 
 
-def published(found: Comparison) -> dict[str, float] | None:
+def published_ms(found: Comparison) -> dict[str, float] | None:
     """ms of a step in the published order of operations: the median run."""
     steps = sorted((run["published_steps"] for run in found.runs("softmax") if run.get("published_steps")),
                    key=lambda one: one["softmax"]["ms"])  # fmt: skip
@@ -81,7 +81,7 @@ def summary(found: Comparison) -> Iterable[str]:
             ratio = found.paper.get(kind, {})
             paper = f"; the paper: {ratio['skyformer'] / ratio['softmax']:.2f}" if ratio else ""
             yield f", {title}: Skyformer's is {1 - saved.mean:.2f} × that of SDPA{paper}"
-    if (steps := published(found)) is not None:
+    if (steps := published_ms(found)) is not None:
         yield (
             f", in the published order of operations: {steps['skyformer']:.1f} ms a step of Skyformer, "
             f"{steps['softmax']:.1f} of checkpointed softmax, {steps['skyformer'] / steps['softmax']:.2f} ×"
@@ -95,15 +95,16 @@ def figure(sets: Sequence[Comparison]) -> Any:
     for found, arm in shown(sets, arms):
         for kind, title in KINDS.items():
             saved, paper = savings(found, kind, arm), found.paper.get(kind, {})
-            row = {"set": column(found), "arm": ARMS[arm].title, "kind": title}
-            row["paper"] = paper[arm] / paper["softmax"] if paper else None
-            rows.append(row | {"ratio": None if saved is None else 1 - saved.mean})
+            published = paper[arm] / paper["softmax"] if paper else None
+            ratio = None if saved is None else 1 - saved.mean
+            row = {"set": column(found), "arm": ARMS[arm].title, "kind": title, "ratio": ratio, "paper": published}
+            rows.append(row)
     base = alt.Chart().encode(
         x=alt.X("arm:N", sort=titles(arms), title=None, axis=alt.Axis(labels=False, ticks=False)),
     )
-    scale = alt.Scale(type="log", domainMin=0.1, domainMax=10)
+    scale = alt.Scale(type="log", nice=False, padding=12)
     points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        y=alt.Y("ratio:Q", title="× softmax by SDPA", scale=scale), color=arm_color(titles(arms))
+        y=alt.Y("ratio:Q", title="× softmax by SDPA", scale=scale), color=attention_color(arms)
     )
     one = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.datum(1))
     marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper, × its softmax'")

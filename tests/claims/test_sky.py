@@ -87,13 +87,13 @@ def test_time_and_memory_on_four_of_five_tasks(speed, memory, verdict):
     assert saved.mean == pytest.approx(1 - memory / 900)
 
 
-def test_time_without_memory_is_undecided():
+def test_memory_that_was_not_measured_is_not_judged():
     found = made.records("sky-time")
     for one in found:
         for arm in one["arms"].values():
             for run in arm["runs"]:
                 run["memory_mib"] = None
-    assert [part.outcome for part in CLAIMS["sky-time"].verdict(found).parts] == ["holds", "undecided"]
+    assert [part.outcome for part in CLAIMS["sky-time"].verdict(found).parts] == ["holds", "not run"]
 
 
 @pytest.mark.parametrize(("slow", "verdict"), [(0.5, "holds"), (3.0, "does not hold")])
@@ -193,6 +193,10 @@ def test_what_is_generated_needs_no_folder(tmp_path):
     assert names == ["lra_text", "lra_listops", "lra_pathfinder"]
     assert [one.spec for one in parse_data(["lra_listops"], wanted=TASKS)] == ["lra_listops"]  # named: this alone
     assert parse_data([f"lra_listops={tmp_path}"], wanted=TASKS)[0].spec == f"lra_listops:{tmp_path}"
+    (tmp_path / "train-000.tar").touch()
+    assert parse_data([f"lra_image={tmp_path}"])[0].spec == f"lra_image:wds:{tmp_path}"
+    assert parse_data(["lra_image=hf:cifar10"])[0].spec == "lra_image:hf:cifar10"
+    (tmp_path / "train-000.tar").unlink()
     assert parse_data([f"imdb_pairs={tmp_path}"])[0].spec == f"imdb_pairs:{tmp_path}"
     with pytest.raises(ValueError, match="write NAME=PATH"):
         parse_data(["lra_text"])

@@ -123,7 +123,11 @@ def spectrum(model: SequenceClassifier, inputs: Sequence[Tensor | None]) -> Tens
 def _seen(module: nn.Module) -> Iterator[list[Tensor]]:
     """What a module gives out, call by call."""
     found: list[Tensor] = []
-    hook = module.register_forward_hook(lambda _module, _args, output: found.append(output))
+
+    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        found.append(output)
+
+    hook = module.register_forward_hook(note)
     try:
         yield found
     finally:
@@ -170,17 +174,23 @@ def _full_sequences(opened: _Opened, length: int) -> Tensor:
 
 
 def _errors(model: SequenceClassifier, tokens: Tensor, budgets: Sequence[int], draws: int) -> dict[str, Any]:
-    layers = [block.get_submodule("attn") for block in model.blocks]
+    layers = [_softmax_of(block) for block in model.blocks]
     with contextlib.ExitStack() as stack:
         seen = [stack.enter_context(_seen(layer.get_submodule("qkv"))) for layer in layers]
         model.pooled(tokens)
-    parts = [split_qkv(outputs[0], int(layer.num_heads)) for outputs, layer in zip(seen, layers, strict=True)]
+    parts = [split_qkv(outputs[0], layer.num_heads) for outputs, layer in zip(seen, layers, strict=True)]
     query, key, value = (torch.cat([part[which] for part in parts]).double() for which in range(3))
     generator = torch.Generator(tokens.device).manual_seed(0)
     errors = approximation_errors(query, key, value, budgets=budgets, draws=draws, generator=generator)
     norm = norm_of(exact_output(query, key, value)).median()
     by_name = {name: [_median(errors[name, budget]) for budget in budgets] for name in APPROXIMATIONS}
     return {"norm": float(f"{float(norm):.5g}"), **by_name}
+
+
+def _softmax_of(block: nn.Module) -> SequenceAttention:
+    attn = block.get_submodule("attn")
+    assert isinstance(attn, SequenceAttention)
+    return attn
 
 
 def _median(errors: Tensor) -> float | None:
@@ -206,8 +216,7 @@ def published_steps(config: Config, folder: Path, device: str | None = None) -> 
         opened = _open(changed, folder, device)
         if name == "softmax":
             for block in opened.model.blocks:
-                attn = block.get_submodule("attn")
-                assert isinstance(attn, SequenceAttention)
+                attn = _softmax_of(block)
                 attn.forward = _checkpointed(attn)
         found[name] = _time_steps(opened, changed)
     return found

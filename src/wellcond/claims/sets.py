@@ -97,14 +97,19 @@ class ClaimSet(ABC):
     def spec(self, where: str) -> str:
         """What `wellcond.data.open_data` takes, of what `--data-dir NAME=` was given. ValueError without a folder."""
         path = Path(where)
-        if (self.generated and where == self.name) or (":" in where and not path.exists()):
+        if self.generated and where == self.name:
             return where
-        if not path.exists():
-            raise ValueError(f"--data-dir {self.name}={where}: there is no folder {where}; nothing was started")
-        return self._spec_of(path)
+        if path.exists():
+            return self._of_folder(path)
+        if ":" in where:
+            return self._of_source(where)
+        raise ValueError(f"--data-dir {self.name}={where}: there is no folder {where}; nothing was started")
 
     @abstractmethod
-    def _spec_of(self, path: Path) -> str: ...
+    def _of_folder(self, path: Path) -> str: ...
+
+    def _of_source(self, named: str) -> str:
+        return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +159,10 @@ class ImageSet(ClaimSet):
     def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
         return run["metrics"]
 
-    def _spec_of(self, path: Path) -> str:
+    def _of_folder(self, path: Path) -> str:
         if self.name.startswith("cifar") and any((path / part).exists() for part in CIFAR_FILES):
             return f"{self.name}:{path}"
-        shards = any(path.glob("train-*.tar*")) if path.is_dir() else False
-        return f"wds:{path}" if shards else f"folder:{path}"
+        return f"wds:{path}" if _holds_shards(path) else f"folder:{path}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +209,11 @@ class TaskSet(ClaimSet):
     def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
         return run[self.chosen_by]["best"] if run.get(self.chosen_by) else None
 
-    def _spec_of(self, path: Path) -> str:
-        return f"{self.name}:{path}"
+    def _of_folder(self, path: Path) -> str:
+        return f"{self.name}:wds:{path}" if _holds_shards(path) else f"{self.name}:{path}"
+
+    def _of_source(self, named: str) -> str:
+        return named if named.startswith(f"{self.name}:") else f"{self.name}:{named}"
 
 
 def _sets(*found: Any) -> dict[str, Any]:
@@ -278,6 +285,10 @@ def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[Give
 def smoke_data(wanted: Iterable[str]) -> tuple[GivenData, ...]:
     """What a smoke run of a claim on these sets is run on."""
     return tuple({SETS[name].smoke.set.name: SETS[name].smoke for name in wanted}.values())
+
+
+def _holds_shards(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("train-*.tar*"))
 
 
 def _name_in(text: str) -> str:

@@ -168,9 +168,9 @@ def test_table1_waits_for_every_task_and_for_finite_ratios():
 def test_every_figure_is_drawn(id_, tasks):
     vl_convert = pytest.importorskip("vl_convert")
     pytest.importorskip("altair")
-    found = [made.stability(task) for task in tasks] if id_ == "sky-table1" else made.records(id_, tasks)
+    found = [made.stability(task) for task in tasks] if id_ == "sky-table1" else made.records(id_, tasks, seeds=1)
     svg = vl_convert.vegalite_to_svg(CLAIMS[id_].draw(found).to_json())
-    assert "paper" in svg
+    assert "paper" in svg or "appendix" in svg
     assert all(SETS[task].title in svg for task in tasks if id_ != "sky-approx")
 
 

@@ -116,7 +116,7 @@ def spectrum(model: SequenceClassifier, inputs: Sequence[Tensor | None]) -> Tens
     output = outputs[0].double()
     if masks:
         output = output * torch.stack(masks, 1).flatten(0, 1)[..., None]
-    return torch.linalg.eigvalsh(output.mT @ output).flip(-1).clamp_min(0).sqrt()
+    return torch.linalg.svdvals(torch.linalg.qr(output, mode="r").R)  # to the smallest, as a Gram matrix is not
 
 
 @contextlib.contextmanager

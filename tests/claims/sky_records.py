@@ -30,7 +30,7 @@ def run(task, arm, seed, *, gain=None, speed=None, memory=None, slow=1.0, decay=
     ]  # fmt: skip
     found = {
         "seed": seed, "lr": 1e-4, "run": f"{task}/{task}/{arm}/seed-{seed}", "status": "finished", "top1": top1,
-        "images per second": speed, "losses": [[1.0, 0.5]], "memory_mib": memory or MEMORY[arm],
+        "images per second": speed, "losses": [[1.0, 0.5]], "training_memory": {"mib": memory or MEMORY[arm]},
         "test_accuracy": {"best": {"top1": top1 / 100, "top5": 0.9}, "last": {"top1": top1 / 100 - 0.01}},
         "validation": validation, "validation_seconds": [step * 16 / speed for step in steps],
         "device": "NVIDIA H200", "commit": "0" * 40,

@@ -92,7 +92,7 @@ def test_memory_that_was_not_measured_is_not_judged():
     for one in found:
         for arm in one["arms"].values():
             for run in arm["runs"]:
-                run["memory_mib"] = None
+                run["training_memory"] = {"mib": None}
     assert [part.outcome for part in CLAIMS["sky-time"].verdict(found).parts] == ["holds", "not run"]
 
 

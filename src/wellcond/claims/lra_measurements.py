@@ -1,6 +1,7 @@
 """What is measured of the Long Range Arena's trained models before their runs end, under these names:
 
 test_accuracy          the test set, looked at once: of the state that was best in development, and of the last
+training_memory        what a step of training takes on a GPU, beyond the data
 attention_spectrum     singular values of the last layer's attention output, on one batch of the test set (Figure 2)
 approximations         five approximations of softmax on the queries, keys and values of trained and fresh weights
 published_steps        time and memory of a step as the paper's code takes it: softmax checkpointed, and Skyformer
@@ -36,6 +37,7 @@ __all__ = [
     "measure_accuracy",
     "published_steps",
     "spectrum",
+    "training_memory",
 ]
 
 SIZES, BUDGETS = (512, 1024, 2048, 4096), (16, 32, 64, 128, 256)  # tokens and landmarks of the paper's Figure 1
@@ -89,6 +91,16 @@ def measure_accuracy(config: Config, folder: Path, device: str | None = None) ->
         step = _load(opened, folder, which)
         found[which] = {**validation.of(opened.model), "step": step}
     return {"samples": len(opened.data.test or opened.data.val), **found}
+
+
+@register_measurement("training_memory")
+def training_memory(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """{"mib": …}: the peak of some steps with the run's own batch and precision, not compiled; None on a CPU.
+
+    The rows of a run count what its validations and its probe take, too, and what was there before.
+    """
+    opened = _open(config, folder, device)
+    return {"mib": _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None}
 
 
 # ---- the spectrum of attention's output
@@ -243,6 +255,7 @@ def _time_steps(opened: _Opened, config: Config) -> dict[str, float | None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     batches = train_batches(opened.data.train, batch_size=config.batch_size, seed=0, device=device).epoch(0)
     batch = next(iter(batches))
+    before = torch.cuda.memory_allocated(device) if cuda else 0  # the data and the model
     warm, timed = (WARM_UP, TIMED) if cuda else (0, 1)
     start = 0.0
     for step in range(warm + timed):
@@ -260,5 +273,5 @@ def _time_steps(opened: _Opened, config: Config) -> dict[str, float | None]:
     if cuda:
         torch.cuda.synchronize(device)
     milliseconds = 1e3 * (time.perf_counter() - start) / timed
-    memory = torch.cuda.max_memory_allocated(device) / 2**20 if cuda else None
-    return {"ms": round(milliseconds, 3), "memory_mib": None if memory is None else round(memory, 1)}
+    memory = round((torch.cuda.max_memory_allocated(device) - before) / 2**20, 1) if cuda else None
+    return {"ms": round(milliseconds, 3), "memory_mib": memory}

@@ -18,7 +18,6 @@ that it will not be done in time is not started; any other is saved when the tim
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
@@ -403,6 +402,8 @@ def _curves(folder: Path) -> dict[str, Any]:
     rates = [row.images_per_second for row in rows if row.images_per_second > 0]
     memory = [row.memory_mib for row in rows if row.memory_mib is not None]
     shown = _thinned(run.validation, VALIDATIONS)
+    # At the median speed: a row's own counts validations, too, and what interrupted it.
+    per_step = run.config.get("batch_size", 0) / median(rates) if rates else 0.0
     return {
         "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in _thinned(rows, POINTS)],
         "images_per_second": round(median(rates), 1) if rates else None,
@@ -411,30 +412,13 @@ def _curves(folder: Path) -> dict[str, Any]:
             {"step": row.step, **{name: _short(row.metrics[name]) for name in CURVES if name in row.metrics}}
             for row in shown
         ],
-        "validation_seconds": _training_seconds(run, [row.step for row in shown]),
+        "validation_seconds": [round(row.step * per_step, 3) for row in shown],
     }
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:
     """Evenly, the first and the last among them."""
     return [*rows[: -1 : max(1, -(-len(rows) // points))], *rows[-1:]]
-
-
-def _training_seconds(run: records.Run, steps: Sequence[int]) -> list[float]:
-    """Seconds of training until each of these steps, by the speed of every row: without validation, without waiting
-    for a compiler, and whatever interrupted it."""
-    batch = run.config.get("batch_size", 0)
-    speeds = [row for row in run.train if row.images_per_second > 0]
-    usual = median(row.images_per_second for row in speeds) if speeds else math.inf
-    found, seconds, done = [], 0.0, 0
-    left = iter([*speeds, None])
-    row = next(left)
-    for step in steps:
-        while row is not None and row.step <= step:
-            seconds += (row.step - done) * batch / max(row.images_per_second, usual / 10)
-            done, row = row.step, next(left)
-        found.append(round(seconds + max(0, step - done) * batch / usual, 3))
-    return found
 
 
 def _measured(folder: Path) -> dict[str, Any]:

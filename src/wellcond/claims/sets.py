@@ -172,6 +172,8 @@ class TaskSet(ClaimSet):
     steps: int = 50_000
     holdout: float = 0.0
     """Of the training part, for development, where the task has none but its test set."""
+    eval_steps: int = 500
+    """From one look at the development part to the next."""
     stands_for: str = ""
     """The task in whose place it is, if it is none of the arena's."""
     chosen_by: ClassVar[str] = "test_accuracy"
@@ -192,11 +194,11 @@ class TaskSet(ClaimSet):
         return GivenData(set=self, spec=recipe(self.recipe, scale="smoke").data)
 
     def settings(self, scale: str) -> dict[str, Any]:
-        """The published training, and the best state of development kept for the test."""
+        """The published training, and the best state of development kept for the test, however early it is."""
         if scale == "smoke":
             return {"keep_best": True}
         holdout = {"holdout": self.holdout} if self.holdout else {}
-        return {"keep_best": True, "log_every": 100, "save_every": 5000, "probe_marks": True, "probe_samples": 16,
+        return {"eval_steps": self.eval_steps, "keep_best_after": 0.0, "keep_best": True, "log_every": 100, "save_every": 5000, "probe_marks": True, "probe_samples": 16,
                 "probe_sites": ["embed", *BLOCK_SITES], **holdout}  # fmt: skip
 
     def final(self, config: Config) -> dict[str, Any]:
@@ -245,7 +247,7 @@ TASK_SETS: dict[str, TaskSet] = _sets(
     TaskSet(name="lra_text", title="Text", classes=2, train_samples=22_500, holdout=0.1),
     TaskSet(name="lra_listops", title="ListOps", classes=10, train_samples=96_000, generated=True),
     TaskSet(
-        name="imdb_pairs", title="Pairs of reviews", classes=2, train_samples=22_500, stands_for="Retrieval"
+        name="imdb_pairs", title="Pairs of reviews", classes=2, train_samples=22_500, stands_for="Retrieval", eval_steps=1000
     ),
     TaskSet(name="lra_pathfinder", title="Pathfinder", classes=2, train_samples=160_000, generated=True),
     TaskSet(name="lra_image", title="Image", classes=10, train_samples=45_000),

@@ -3,8 +3,8 @@
     wellcond reproduce sky-time --scale lab --data-dir lra_text=data/imdb …        # reads the runs of sky-lra
 
 Both in our loop, softmax by torch's scaled_dot_product_attention: 50,000 steps at the median speed of a run, without
-its validations; memory is the most that was in use on the GPU, the data set included. The paper compared with a softmax
-that keeps all weights and computes them twice (checkpointed): steps in that order are timed beside.
+its validations; memory is the most that steps of training take beyond the data set, not compiled. The paper compared
+with a softmax that keeps all weights and computes them twice (checkpointed): steps in that order are timed beside.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,8 @@ def values(found: Comparison, arm: str, kind: str) -> dict[int, float]:
     """Seed → seconds, or MiB; empty where nothing was measured, as on a CPU."""
     if kind == "time":
         return seconds(found, arm)
-    return {run["seed"]: run["memory_mib"] for run in found.runs(arm) if run.get("memory_mib")}
+    memory = {run["seed"]: (run.get("training_memory") or {}).get("mib") for run in found.runs(arm)}
+    return {seed: mib for seed, mib in memory.items() if mib}
 
 
 def savings(found: Comparison, kind: str, arm: str = "skyformer") -> Interval | None:

@@ -47,7 +47,7 @@ class ModelSettings(Settings):
     """The model and its surgery"""
 
     model: str = "vit_tiny_patch16_224"
-    """A name that timm knows, `hf-hub:` and `local-dir:` included; for task=sequence, a task of the Long Range Arena."""
+    """A name that timm knows, `hf-hub:` and `local-dir:` included; of sequences, `lra_listops`, `lra_text`, …."""
     model_kwargs: dict[str, Any] = field(default_factory=dict)
     """Given to timm.create_model, or for task=sequence to models.sequence.build, as they are."""
     pretrained: bool = False
@@ -345,7 +345,7 @@ class RunSettings(Settings):
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
     keep_best_after: float = setting(0.0, at_least=0, below=1)
-    """A best validation within this share of the steps is only noted, and nothing later that is worse is kept for it."""
+    """A best validation within this share of the steps is noted, not kept, and neither is a later one that is worse."""
     skip_limit: int = setting(10, at_least=0)
     """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 for never."""
     on_divergence: Literal["stop", "rollback"] = "stop"

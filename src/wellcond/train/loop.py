@@ -99,9 +99,10 @@ class _Run:
     def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
         self.config, self.folder, self.here = config, folder, here
         cache = Path(config.cache_dir) if config.cache_dir else None
+        size = config.image_size if config.task in IMAGE_TASKS else None
         self.data: DataSet = open_data(
-            config.data, image_size=config.image_size if config.task in IMAGE_TASKS else None, cache_dir=cache, cache_limit=int(config.cache_limit),
-            holdout=config.holdout, seed=config.seed, options=config.data_kwargs,
+            config.data, options=config.data_kwargs, image_size=size, cache_dir=cache,
+            cache_limit=int(config.cache_limit), holdout=config.holdout, seed=config.seed,
             progress=Decoding(show=not quiet or not here.is_main),  # any of the processes may be the one that decodes
         )  # fmt: skip
         self.notes = self._compare()

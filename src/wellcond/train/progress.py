@@ -109,7 +109,9 @@ class Progress:
             self._console.print(f"{words}: {named}{more}", highlight=False, markup=False, soft_wrap=True)
 
     def _tell(self, now: float) -> None:
-        words = f"loss {self._loss:.4g}  {self.rate:,.0f} {self._unit}/s" + (f"  worst: {self.worst}" if self.worst else "")
+        words = f"loss {self._loss:.4g}  {self.rate:,.0f} {self._unit}/s" + (
+            f"  worst: {self.worst}" if self.worst else ""
+        )
         words += f"  left out: {self.skipped}" if self.skipped else ""
         if self._bar is not None:
             self._bar.update(self._task, description=words)

@@ -6,8 +6,8 @@
 is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 for every 512 images, RandAugment, mixup, cutmix, erasing).
 `lab` is one GPU and minutes, on 32 or 64 pixels; `smoke` is a CPU and seconds, on the embedded digits.
 
-Those of the Long Range Arena are Skyformer's setting at `lab` and `paper` alike, which one GPU trains in minutes, but for
-two things: all tokens within a sequence's length count (`data_kwargs=mask=published` hides black pixels, as the
+Those of the Long Range Arena are Skyformer's setting at `lab` and `paper` alike, which one GPU trains in minutes, but
+for two things: all tokens within a sequence's length count (`data_kwargs=mask=published` hides black pixels, as the
 published code does), and half precision is bfloat16 (`amp_dtype=float16`). At `smoke` they are small and generated.
 """
 

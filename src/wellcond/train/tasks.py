@@ -106,7 +106,11 @@ class Sequence(Classify):
 
     def build(self) -> nn.Module:
         config, train = self.config, self.data.train
-        sizes: dict[str, Any] = {"length": train.length, "vocab_size": train.vocab, "num_classes": len(self.data.classes)}
+        sizes: dict[str, Any] = {
+            "length": train.length,
+            "vocab_size": train.vocab,
+            "num_classes": len(self.data.classes),
+        }
         if config.attention == "kernelized":
             sizes["attention_dropout"] = 0.0  # with it all weights, n × n, would have to be kept: its kernel keeps none
         documents = find_task(config.model).documents

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sky_records as made
 
+from wellcond.claims import ledger
 from wellcond.claims import runs as runs_module
 from wellcond.claims import sky_approx, sky_fig1, sky_fig2, sky_lra, sky_table1, sky_time
 from wellcond.claims.catalogue import CLAIMS
@@ -22,7 +23,7 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Runs
 from wellcond.claims.sets import SETS, TASK_SETS, GivenData, parse_data, smoke_data
 from wellcond.models.sequence import build
-from wellcond.records import read_json
+from wellcond.records import read_json, write_record
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
 
@@ -172,6 +173,21 @@ def test_every_figure_is_drawn(id_, tasks):
     svg = vl_convert.vegalite_to_svg(CLAIMS[id_].draw(found).to_json())
     assert "paper" in svg or "appendix" in svg
     assert all(SETS[task].title in svg for task in tasks if id_ != "sky-approx")
+
+
+def test_the_ledger_has_them_with_their_figures(tmp_path):
+    pytest.importorskip("altair")
+    for id_ in ("sky-lra", "sky-fig2"):
+        for one in made.records(id_, seeds=1):
+            write_record(tmp_path / id_ / f"lab-{one['data']}.json", one, seed=0)
+    write_record(tmp_path / "sky-table1" / "lab-lra_text.json", made.stability("lra_text"), seed=0)
+    page = ledger.run(tmp_path, tmp_path / "claims.md").read_text()
+    assert page.count("1 seeds are fewer than 3") >= 2
+    assert "not Retrieval; apart from the verdict" in page
+    for id_ in ("sky-lra", "sky-fig2", "sky-table1"):
+        assert f"![{id_}" in page
+        assert (tmp_path / id_ / "lab.svg").exists()
+    assert ledger.check(tmp_path, tmp_path / "claims.md") == ""
 
 
 # ---- sets
@@ -359,6 +375,7 @@ def test_nothing_of_the_papers_scale_is_run(capsys):
         lines = " ".join(CLAIMS[id_].plan_paper(Options(scale="paper", evidence=Path("nowhere"))))
         assert "trainings of 50,000 steps" in lines
         assert "Nothing was run" in lines
+    assert "minutes of one GPU" in CLAIMS["sky-table1"].plan_paper(Options(scale="paper"))[0]
     assert "65 trainings" in " ".join(CLAIMS["sky-lra"].plan_paper(Options(scale="paper")))
 
 

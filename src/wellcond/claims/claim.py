@@ -146,6 +146,8 @@ class MeasuredOn(Claim):
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
     """What one set may take: with less time left none is begun."""
+    paper_scale: str = ""
+    """What the paper's scale would take, in a sentence."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[str]:
         options, lines = replace(options, results=runs.results), list[str]()
@@ -184,6 +186,10 @@ class MeasuredOn(Claim):
     def lines(self, record: Record) -> list[str]:
         title = SETS[record["data"]].title
         return [f"{title}{line}" if line[:1] in ",:" else line for line in self.summary(record)]
+
+    def plan_paper(self, options: Options) -> list[str]:
+        plan = f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."
+        return [plan] if self.paper_scale else super().plan_paper(options)
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = list(SETS)

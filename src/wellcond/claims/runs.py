@@ -65,7 +65,7 @@ NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
     "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
     "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
-    "eval_steps", "log_every",
+    "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best", "keep_best_after",
 } - {"data"}  # fmt: skip
 """Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 CURVES = ("loss", "top1")
@@ -319,7 +319,7 @@ class Runs:
     def _train(self, plan: Planned, *, quiet: bool) -> Result:
         config, folder = self._config(plan), self.root / plan.name
         result: Result = {"name": plan.name, "config": _portable(config)}
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and self.device != "cpu":
             torch.cuda.reset_peak_memory_stats(self.device)  # of the run before, in this process
         try:
             with self._compiled_once(config):

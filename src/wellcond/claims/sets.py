@@ -198,8 +198,11 @@ class TaskSet(ClaimSet):
         if scale == "smoke":
             return {"keep_best": True}
         holdout = {"holdout": self.holdout} if self.holdout else {}
-        return {"eval_steps": self.eval_steps, "keep_best_after": 0.0, "keep_best": True, "log_every": 100, "save_every": 5000, "probe_marks": True, "probe_samples": 16,
-                "probe_sites": ["embed", *BLOCK_SITES], **holdout}  # fmt: skip
+        return {
+            "eval_steps": self.eval_steps, "keep_best": True, "keep_best_after": 0.0, "log_every": 100,
+            "save_every": 5000, "probe_marks": True, "probe_samples": 16, "probe_sites": ["embed", *BLOCK_SITES],
+            **holdout,
+        }  # fmt: skip
 
     def final(self, config: Config) -> dict[str, Any]:
         return {}
@@ -247,7 +250,8 @@ TASK_SETS: dict[str, TaskSet] = _sets(
     TaskSet(name="lra_text", title="Text", classes=2, train_samples=22_500, holdout=0.1),
     TaskSet(name="lra_listops", title="ListOps", classes=10, train_samples=96_000, generated=True),
     TaskSet(
-        name="imdb_pairs", title="Pairs of reviews", classes=2, train_samples=22_500, stands_for="Retrieval", eval_steps=1000
+        name="imdb_pairs", title="Pairs of reviews", classes=2, train_samples=22_500, stands_for="Retrieval",
+        eval_steps=1000,
     ),
     TaskSet(name="lra_pathfinder", title="Pathfinder", classes=2, train_samples=160_000, generated=True),
     TaskSet(name="lra_image", title="Image", classes=10, train_samples=45_000),

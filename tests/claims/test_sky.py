@@ -12,9 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sky_records as made
 
-from wellcond.claims import ledger
+from wellcond.claims import ledger, sky_approx, sky_fig1, sky_fig2, sky_lra, sky_table1, sky_time
 from wellcond.claims import runs as runs_module
-from wellcond.claims import sky_approx, sky_fig1, sky_fig2, sky_lra, sky_table1, sky_time
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.claim import Options
 from wellcond.claims.lra import ARMS, STAND_IN, TASKS

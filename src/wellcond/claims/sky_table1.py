@@ -164,8 +164,8 @@ CLAIM = MeasuredOn(
     "it beside",
     holds_if="interval below 1; Nyströmformer's inside 1 ± .05",
     sets=TASKS,
-    paper_scale="20 steps of the published training on five tasks, minutes of one GPU, which is the lab scale, too, but "
-    "for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)",
+    paper_scale="20 steps of the published training on five tasks, minutes of one GPU, which is the lab scale, too, "
+    "but for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)",
     measure=measure,
     judge=judge,
     summary=summary,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from wellcond.bench.lra import checkpointed_softmax
 from wellcond.claims.approximations import APPROXIMATIONS, approximation_errors, exact_output, norm_of
 from wellcond.claims.measurements import register_measurement
 from wellcond.data import DataSet, open_data, train_batches
@@ -235,16 +235,10 @@ def published_steps(config: Config, folder: Path, device: str | None = None) -> 
 
 
 def _checkpointed(attn: SequenceAttention) -> Callable[..., Tensor]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
-            scores = q.float() @ k.float().mT / math.sqrt(q.shape[-1])
-            if mask is not None:
-                scores = scores - 1e6 * (~mask).float()
-            weights = nn.functional.dropout(scores.softmax(-1), attn.attn_drop.p, attn.training)
-            return weights @ v.float()
-
     def forward(x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        y = checkpoint(attend, *split_qkv(attn.qkv(x), attn.num_heads), attn_mask, use_reentrant=False)
+        dropout = attn.attn_drop.p if attn.training else 0.0
+        q, k, v = split_qkv(attn.qkv(x), attn.num_heads)
+        y = checkpointed_softmax(q, k, v, attn_mask, dropout)
         return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
 
     return forward

@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from scipy import stats
 from wellcond.claims import asa_fig1c
 from wellcond.claims import runs as runs_module
 from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, tune
-from wellcond.claims.catalogue import CLAIMS
+from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
 from wellcond.claims.claim import Options
-from wellcond.claims.image_sets import IMAGE_SETS, parse_data
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.claims.sets import SETS, parse_data
 from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
@@ -125,23 +126,32 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
         return train(config, folder, **options)
 
     monkeypatch.setattr(runs_module, "train", counted)
+    skips = Step(("asa-fig1c", "asa-fig1b", "asa-fig2"))
+    monkeypatch.setattr(sys.modules["wellcond.claims.reproduce"], "QUEUE", (skips, Step(("asa-table2",)), skips))
     code = reproduce(
         whole_queue=True, scale="smoke", seeds=1, settings=QUICK, output=tmp_path / "runs", evidence=tmp_path,
         console=console, device="cpu",
     )  # fmt: skip
     said = console.export_text()
     assert code == 0
-    assert "not built yet: asa-table2, sky-table1" in said
+    assert "not built yet: asa-table2." in said
     assert len(trained) == len(set(trained)) == 9  # three arms, two rates and one seed each, for three claims
     for id_ in ("asa-fig1b", "asa-fig1c", "asa-fig2"):
         assert (tmp_path / id_ / "smoke-digits.json").exists()
+
+
+def test_the_queue_has_the_claims_in_the_order_of_worth():
+    built = [one for step in QUEUE for one in step.claims if CLAIMS[one].built]
+    assert list(dict.fromkeys(built)) == [
+        "asa-fig1c", "asa-fig1b", "asa-fig2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2", "sky-approx",
+    ]  # fmt: skip
 
 
 def test_a_set_without_a_place_is_named(tmp_path):
     console = told()
     for name in ("cifar10", "cifar100"):
         (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match="the queue at lab scale is run on real images"):
+    with pytest.raises(ValueError, match="the queue at lab scale is run on real data"):
         reproduce(whole_queue=True, scale="lab", output=tmp_path, console=console)
     with pytest.raises(ValueError, match="name claims, or take all"):
         reproduce(scale="smoke", console=console)
@@ -233,7 +243,7 @@ def test_a_statement_is_reproduced_like_any_claim(tmp_path, one_thread):
 
 def test_sets_are_those_of_the_catalogue():
     for one in CLAIMS.values():
-        assert set(one.sets) <= set(IMAGE_SETS)
+        assert set(one.sets) <= set(SETS)
 
 
 # ---- the learning rate of one arm

@@ -27,7 +27,7 @@ def test_lines_without_a_terminal(make_config: Callable[..., Config], capsys: py
     progress = Progress(make_config(), 10, show=True)
     with progress.running(0):
         progress.measured([row("blocks.0", 3.0)])
-        progress.step(1, images=256)
+        progress.step(1, samples=256)
         progress.logged(1.25)
         progress.evaluated({"top1": 0.5})
     told = capsys.readouterr().err
@@ -49,7 +49,7 @@ def test_a_line_says_how_far_it_is_and_how_long_it_takes(
     """A log of SLURM's has nothing else to tell it from."""
     progress = Progress(make_config(batch_size=512), 10_000, show=True)
     with progress.running(step - 1):
-        progress.step(step, images=512)
+        progress.step(step, samples=512)
         progress.rate = 512.0  # a step a second
         progress._tell(now=1e9)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "loss" in line]

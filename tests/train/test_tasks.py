@@ -115,5 +115,5 @@ def test_streamed_images_none_of_which_can_be_read(
     first.write_bytes(first.read_bytes()[:200])
     assert train(config, tmp_path / "one", device="cpu", quiet=True).metrics["top1"] in (0.0, 1.0)
     second.write_bytes(second.read_bytes()[:200])
-    with pytest.raises(ValueError, match="none of the 2 validation images can be read"):
+    with pytest.raises(ValueError, match="none of the 2 validation samples can be read"):
         train(config, tmp_path / "none", device="cpu", quiet=True)

@@ -10,7 +10,7 @@ To add one: a file under the id's name with a `CLAIM` in it, and the id in catal
 
 from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
-from .claim import Claim, Measured, Options, Statement
+from .claim import Claim, Measured, MeasuredOn, Options, Statement
 from .measurements import register_measurement
 from .reproduce import reproduce
 
@@ -23,6 +23,7 @@ __all__ = [
     "Claim",
     "Comparison",
     "Measured",
+    "MeasuredOn",
     "Options",
     "Statement",
     "TrainedArms",

@@ -9,21 +9,24 @@ then every seed with it on the whole training set. The test set is looked at onc
 that diverges counts as guessing. The whole grid is reported. Where three seeds leave a set undecided and a run takes
 under two minutes, two more are trained, once, and the interval is then 97.5 % instead of 95.
 Runs are named by set, recipe, arm, rate and seed, not by claim: claims that share an arm share its runs.
+Where trainings are long, one seed of every set and arm comes first (`in_rounds`), and evidence is written of what there
+is.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
 from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
-from wellcond.claims.image_sets import IMAGE_SETS, GivenData, ImageSet
 from wellcond.claims.runs import Planned, Result, Runs, made_by
+from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
+from wellcond.train.stopping import OutOfTime
 from wellcond.verdicts import (
     CONFIDENCE,
     SECOND_LOOK,
@@ -36,7 +39,6 @@ from wellcond.verdicts import (
     not_run,
     undecided,
 )
-from wellcond.words import BLOCK_SITES
 
 __all__ = [
     "GRID",
@@ -60,19 +62,6 @@ LEAST_SEEDS = 3
 MORE_SEEDS = 2
 QUICK = 120.0  # seconds: of runs that take longer no more are trained than asked for
 
-SMOKE = {
-    "epochs": 2, "batch_size": 64, "warmup_epochs": 0, "padding": 0, "clip_grad": 1.0, "log_every": 5, "image_size": 8,
-    "model_kwargs": {
-        "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": False,
-        "global_pool": "avg", "weight_init": "jax",
-    },
-}  # fmt: skip
-# Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
-# κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
-LAB = {
-    "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
-    "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
-}  # fmt: skip
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
 """Settings that differ from run to run or belong to this machine: a record's `settings` leaves them out."""
 
@@ -83,11 +72,14 @@ class Arm:
 
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser."""
+    """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser. A
+    mapping adds to the recipe's."""
     recipe: str = ""
     """Another recipe than the claim's: another model."""
     seeds: int | None = None
     """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
+    measures: tuple[str, ...] = ()
+    """What is measured of its trained models, in addition to what the claim measures of all."""
 
 
 SKIPS = {
@@ -118,8 +110,8 @@ class Comparison:
     plain: str
 
     @property
-    def set(self) -> ImageSet:
-        return IMAGE_SETS[self.record["data"]]
+    def set(self) -> ClaimSet:
+        return SETS[self.record["data"]]
 
     @property
     def title(self) -> str:
@@ -151,6 +143,11 @@ class Comparison:
         plain = self.values(of or self.plain, name)
         return dict(zip(sorted(plain), differences(plain, self.values(arm, name)), strict=True))
 
+    def paired(self, arm: str, of: str = "", name: str = "top1") -> dict[int, float]:
+        """Seed → points that an arm has more than the plain one, or than the arm `of`, by the seeds that both have."""
+        mine, theirs = self.values(arm, name), self.values(of or self.plain, name)
+        return {seed: mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())}
+
     def measurements(self, arm: str, name: str = "log_kappa") -> list[dict[str, Any]]:
         """What was measured of an arm's models, one for each run that finished."""
         return [run[name] for run in self.runs(arm) if run.get(name)]
@@ -179,13 +176,19 @@ class TrainedArms(Claim):
 
     arms: Mapping[str, Arm]
     sets: tuple[str, ...]
-    asks: str
+    asks: str = ""
     """What is asked on each set, in short."""
-    judge: Callable[[Comparison], Iterable[Part]]
+    judge: Callable[[Comparison], Iterable[Part]] = lambda found: ()
     """On one set; their names need not name it."""
     summary: Callable[[Comparison], Iterable[str]] = lambda found: ()
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
+    across: Callable[[Mapping[str, Comparison]], Iterable[Part]] | None = None
+    """What is asked of all sets together, of which some may have no runs yet."""
+    apart: tuple[str, ...] = ()
+    """Sets that are trained and shown, and that no verdict asks for."""
+    in_rounds: bool = False
+    """One seed of every set and arm first, then the next; and evidence of a set is written whatever is missing."""
     rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
     """What leaves a set undecided, in addition to the rules for all claims."""
     plain: str = "both"
@@ -201,6 +204,8 @@ class TrainedArms(Claim):
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
     """What is measured of every trained model before its run ends: names of `measurements.MEASUREMENTS`."""
+    shows: tuple[str, ...] = ()
+    """Of a run's result, what its evidence has in addition: `validation`, and what is measured of some arms alone."""
     keeps: tuple[str, ...] = ()
     """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -213,17 +218,16 @@ class TrainedArms(Claim):
     def configure(self, options: Options, data: GivenData, arm: str) -> Config:
         """The training of an arm, but for its learning rate and seed."""
         scale = "smoke" if options.scale == "smoke" else "lab"
-        settings = SMOKE if scale == "smoke" else {**data.set.settings, **LAB}
-        settings = {**settings, **self.settings.get(scale, {})}
-        usual = recipe(self.recipe_of(arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
-        config = usual.changed(dict(self.arms[arm].settings)).changed(list(options.settings))
+        settings = {**data.set.settings(scale), **self.settings.get(scale, {})}
+        usual = recipe(self.recipe_of(data, arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
+        config = usual.changed(_added(usual, self.arms[arm].settings)).changed(list(options.settings))
         if "warmup_epochs" not in config.given:
             config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
         config.check()  # now, not after the grid has been trained
         return config
 
-    def recipe_of(self, arm: str) -> str:
-        return self.arms[arm].recipe or self.recipe
+    def recipe_of(self, data: GivenData, arm: str) -> str:
+        return self.arms[arm].recipe or data.set.recipe or self.recipe
 
     @property
     def needed(self) -> list[str]:
@@ -235,25 +239,46 @@ class TrainedArms(Claim):
         for data in options.data:
             for arm in self.arms:
                 self.configure(options, data, arm)
-        return list(chain(*runs.together([partial(self._reproduce_on, options, data, runs) for data in options.data])))
+        lines: list[str] = []
+        for seeds in range(1, options.seeds + 1) if self.in_rounds else (options.seeds,):
+            calls = [partial(self._reproduce_on, options, data, runs, seeds) for data in options.data]
+            lines = list(chain(*runs.together(calls)))
+        return lines
 
-    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs) -> list[str]:
-        record = self._record(options, data, runs, seeds=options.seeds)
-        if options.second_look and self._asks_for_more(record):
-            options.say(f"{self.id}: {options.seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
-            record = self._record(options, data, runs, seeds=options.seeds + MORE_SEEDS, confidence=SECOND_LOOK)
-        record["verdict on this set"] = self.verdict([record], sets=[data.set.name]).as_json()
+    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[str]:
+        late: list[OutOfTime] = []
+        record = self._record(options, data, runs, seeds=seeds, late=late)
+        if (
+            options.second_look
+            and seeds == options.seeds
+            and not late
+            and self._asks_for_more(record, self._samples(options, data))
+        ):
+            options.say(f"{self.id}: {seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
+            more = replace(options, seeds=seeds + MORE_SEEDS)
+            record = self._record(more, data, runs, seeds=more.seeds, late=late, confidence=SECOND_LOOK)
+        if any(arm["runs"] for arm in record["arms"].values()):
+            self._write(options, data, record)
+        if late:
+            raise late[0]
+        return self.lines(record)
+
+    def _write(self, options: Options, data: GivenData, record: dict[str, Any]) -> None:
+        if parts := list(self._parts_on(self._comparison(record))):
+            record["verdict on this set"] = combine(parts).as_json()
         path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
         write_record(path, record, seed=0)
         options.say(f"wrote {path}")
-        return self.lines(record)
 
     def _record(
-        self, options: Options, data: GivenData, runs: Runs, *, seeds: int, confidence: float = CONFIDENCE
-    ) -> dict[str, Any]:
+        self, options: Options, data: GivenData, runs: Runs, *, seeds: int, late: list[OutOfTime],
+        confidence: float = CONFIDENCE,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Of one set; what there was no time for is missing, if that is allowed, and named in `late`."""
         trains = {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in self.trains or self.arms}
-        runs.expect(sum(len(self._grid(options)) + count for count in trains.values()))
-        calls = [partial(self._train_arm, options, data, runs, arm, count) for arm, count in trains.items()]
+        before = seeds - 1 if self.in_rounds else 0
+        runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
+        calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
         arms = dict(zip(trains, runs.together(calls), strict=True))
         beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in trains}
         config = self.configure(options, data, self.plain)
@@ -263,44 +288,61 @@ class TrainedArms(Claim):
             "claim": self.id,
             "scale": options.scale,
             "data": data.set.name,
-            "epochs": config.epochs,
-            "seeds": seeds,
+            data.set.unit: getattr(config, data.set.unit),
+            "seeds": options.seeds,
             "confidence": confidence,
             "settings": {name: mine for name, (mine, _) in differ.items() if name not in of_arms},
             "arms": {arm: arms.get(arm) or {"runs": beside[arm]} for arm in self.arms},
             "paper": dict(self.paper.get(data.set.name, {})),
         }
 
-    def _train_arm(self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int) -> dict[str, Any]:
+    def _train_arm(
+        self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int, late: list[OutOfTime]
+    ) -> dict[str, Any]:
         config, folder = self.configure(options, data, arm), self._folder(data, arm)
-        epochs = min(config.epochs, options.grid_epochs or GRID_EPOCHS[options.scale])
-        short = {"epochs": epochs, "eval_every": epochs, "warmup_epochs": min(config.warmup_epochs, epochs)}
-        tried: dict[float, Result] = {}
+        tuned, tried = self._tuned(options, data, runs, arm)
+        measure = (*self.measures, *self.arms[arm].measures)
 
-        def score(lr: float) -> float:
-            grid = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
-            images = round((1 - HELD_OUT) * data.set.train_images) * epochs
-            tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=grid, images=images, first=True))
-            return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
+        def plan(seed: int) -> Planned:
+            final = config.changed({"lr": tuned.lr, "seed": seed, **data.set.final(config)})
+            name = f"{folder}/seed-{seed}-lr-{tuned.lr:g}"
+            return Planned(name=name, config=final, images=data.set.samples(config), measure=measure)
 
-        if grid := self._grid(options):
-            tuned = tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together)
-        else:
-            tuned = Tuned(lr=config.lr, scores={}, at_edge=False)
-
-        def train_seed(seed: int) -> Result:
-            final = config.changed({"lr": tuned.lr, "seed": seed, "eval_every": config.epochs})
-            name, images = f"{folder}/seed-{seed}-lr-{tuned.lr:g}", data.set.train_images * config.epochs
-            return runs.run(Planned(name=name, config=final, images=images, measure=self.measures))
+        def train_seed(seed: int) -> Result | None:
+            try:
+                return runs.run(plan(seed))
+            except OutOfTime as over:
+                if not self.in_rounds:
+                    raise
+                late.append(over)
+                return None
 
         results = runs.together([partial(train_seed, seed) for seed in range(seeds)])
-        return self._arm_record(tuned, tried, results, data.set, epochs)
+        later = range(seeds, min(options.seeds, self.arms[arm].seeds or options.seeds)) if self.in_rounds else ()
+        results += [runs.finished(plan(seed)) for seed in later]  # of an earlier call, which got further
+        return self._arm_record(tuned, tried, [one for one in results if one is not None], data.set)
+
+    def _tuned(self, options: Options, data: GivenData, runs: Runs, arm: str) -> tuple[Tuned, dict[float, Result]]:
+        config, folder = self.configure(options, data, arm), self._folder(data, arm)
+        grid, tried = self._grid(options), dict[float, Result]()
+        if not grid:
+            return Tuned(lr=config.lr, scores={}, at_edge=False), tried
+        epochs = min(config.epochs, options.grid_epochs or GRID_EPOCHS[options.scale])
+        short = {"epochs": epochs, "eval_every": epochs, "warmup_epochs": min(config.warmup_epochs, epochs)}
+
+        def score(lr: float) -> float:
+            changed = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
+            images = round((1 - HELD_OUT) * data.set.samples(changed))
+            tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=changed, images=images, first=True))
+            return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
+
+        return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried
 
     def _grid(self, options: Options) -> tuple[float, ...]:
         return self.grid.get(options.scale, ())
 
     def _folder(self, data: GivenData, arm: str) -> str:
-        return f"{data.set.name}/{self.recipe_of(arm)}/{arm}"
+        return f"{data.set.name}/{self.recipe_of(data, arm)}/{arm}"
 
     def _trained_elsewhere(self, data: GivenData, runs: Runs, arm: str, seeds: int) -> list[dict[str, Any]]:
         """Finished runs of an arm that this claim does not train: at the rate with most seeds, should there be two."""
@@ -310,17 +352,21 @@ class TrainedArms(Claim):
         return [self._run_record(run, data.set) for run in sorted(chosen, key=lambda run: run["config"]["seed"])]
 
     def _arm_record(
-        self, tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ImageSet, epochs: int
+        self, tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ClaimSet
     ) -> dict[str, Any]:
+        runs = [self._run_record(run, set_) for run in results]
+        if not tried:
+            return {"lr": tuned.lr, "runs": runs}
         rates = [{"lr": lr, **scores(tried[lr], set_), "losses": tried[lr]["losses"]} for lr in tuned.scores]
+        epochs = next(iter(tried.values()))["config"]["epochs"]
         return {
             "lr": tuned.lr,
             "lr at the edge of the grid": tuned.at_edge,
             "grid": {"epochs": epochs, "held out": HELD_OUT, "rates": rates},
-            "runs": [self._run_record(run, set_) for run in results],
+            "runs": runs,
         }
 
-    def _run_record(self, run: Result, set_: ImageSet) -> dict[str, Any]:
+    def _run_record(self, run: Result, set_: ClaimSet) -> dict[str, Any]:
         """What the evidence keeps of a run; all of it, with what was measured while it trained, is in its result."""
         course = {name: run["measured"][name] for name in self.keeps if name in run["measured"]}
         return {
@@ -331,19 +377,21 @@ class TrainedArms(Claim):
             "images per second": run["images_per_second"],
             "losses": run["losses"],
             **{name: run.get(name) for name in self.measures},
+            **{name: run[name] for name in self.shows if name in run},
             **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
             **made_by(run),
         }
 
-    def _asks_for_more(self, record: Record) -> bool:
+    def _samples(self, options: Options, data: GivenData) -> int:
+        return data.set.samples(self.configure(options, data, self.plain))
+
+    def _asks_for_more(self, record: Record, samples: int) -> bool:
         """Only too wide an interval leaves it undecided, and a run is quick."""
         found = self._comparison(record)
         if record["scale"] != "lab" or self._broken_rules(found):
             return False
         speeds = [run["images per second"] or 0.0 for arm in found.trained for run in found.runs(arm)]
-        quick = (
-            max(speeds) * QUICK > found.set.train_images * record["epochs"]
-        )  # by the fastest: older ones were slower
+        quick = max(speeds) * QUICK > samples  # by the fastest: older ones were slower
         return quick and any(part.outcome == "undecided" for part in self.judge(found))
 
     # ---- judging
@@ -351,22 +399,32 @@ class TrainedArms(Claim):
     def verdict(self, records: Sequence[Record], sets: Sequence[str] = ()) -> Whole:
         """By the rules: what is asked of each set, and of each set and the next."""
         sets = sets or self.sets
+        judged = [name for name in sets if name not in self.apart]
         by_set = {record["data"]: self._comparison(record) for record in records}
+        by_set = {name: by_set[name] for name in judged if name in by_set and by_set[name].runs(self.plain)}
         parts: list[Part] = []
-        for name in sets:
-            found, title = by_set.get(name), IMAGE_SETS[name].title
-            if found is None or not found.runs(self.plain):
-                parts.append(not_run(f"{title}: {self.asks}"))
-                continue
-            for part in self.judge(found):
-                named = Part(name=f"{title}: {part.name}", outcome=part.outcome, why=part.why, found=part.found)
-                parts.append(self._by_the_rules(named, found))
-        return combine([*parts, *self._between(by_set, sets)])
+        for name in judged:
+            if name in by_set:
+                parts += self._parts_on(by_set[name])
+            elif self.asks:
+                parts.append(not_run(f"{SETS[name].title}: {self.asks}"))
+        return combine([*parts, *self._between(by_set, judged), *self._across(by_set, judged)])
+
+    def _parts_on(self, found: Comparison) -> Iterable[Part]:
+        for part in self.judge(found) if found.runs(self.plain) else ():
+            yield self._by_the_rules(replace(part, name=f"{found.title}: {part.name}"), found)
+
+    def _across(self, by_set: Mapping[str, Comparison], sets: Sequence[str]) -> Iterable[Part]:
+        missing = [SETS[name].title for name in sets if name not in by_set]
+        for part in self.across(by_set) if self.across else ():
+            if missing:
+                part = undecided(part, f"no runs yet on {', '.join(missing)}")
+            yield self._by_the_rules(part, *by_set.values())
 
     def _between(self, by_set: Mapping[str, Comparison], sets: Sequence[str]) -> Iterable[Part]:
         for smaller, larger in pairwise(sets) if self.between else ():
             assert self.between is not None
-            name = self.between.asks.format(smaller=IMAGE_SETS[smaller].title, larger=IMAGE_SETS[larger].title)
+            name = self.between.asks.format(smaller=SETS[smaller].title, larger=SETS[larger].title)
             pair = [by_set[one] for one in (smaller, larger) if one in by_set]
             if len(pair) < 2:
                 yield not_run(name)
@@ -378,7 +436,7 @@ class TrainedArms(Claim):
 
     def _by_the_rules(self, part: Part, *found: Comparison) -> Part:
         """Undecided where a rule for all verdicts is not met."""
-        for problem in chain(*(self._broken_rules(one) for one in found)):
+        for problem in dict.fromkeys(chain(*(self._broken_rules(one) for one in found))):
             part = undecided(part, problem)
         return part
 
@@ -389,8 +447,8 @@ class TrainedArms(Claim):
         seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
         if seeds < LEAST_SEEDS:
             problems.append(f"{seeds} seeds are fewer than {LEAST_SEEDS}")
-        if record["epochs"] < set_.epochs:
-            problems.append(f"{record['epochs']} epochs are fewer than {set_.epochs}")
+        if record[set_.unit] < set_.length:
+            problems.append(f"{record[set_.unit]} {set_.unit} are fewer than {set_.length}")
         reached = interval(list(found.values(self.plain).values())).mean
         if reached < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
@@ -407,7 +465,7 @@ class TrainedArms(Claim):
         return [f"{found.title}{line}" if line[:1] in ",:" else line for line in self.summary(found)]
 
     def draw(self, records: Sequence[Record]) -> Any | None:
-        order = [name for name in IMAGE_SETS if name in {record["data"] for record in records}]
+        order = [name for name in SETS if name in {record["data"] for record in records}]
         ordered = sorted(records, key=lambda record: order.index(record["data"]))
         return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
 
@@ -415,7 +473,7 @@ class TrainedArms(Claim):
         config = recipe(self.recipe, scale="paper")
         rates = len(self.grid.get("paper", ()))
         per_set = len(self.arms) * (rates + options.seeds)
-        images = sum(IMAGE_SETS[name].train_images for name in self.sets) * per_set * config.epochs
+        images = sum(SETS[name].train_samples for name in self.sets) * per_set * config.epochs
         flops = 6 * self.multiplications * images  # forward and backward: 6 per multiplication
         days = flops / 1e14 / 86400
         first = f"{self.id} needs the runs of {self.same_runs_as}, and nothing else."
@@ -432,12 +490,20 @@ class TrainedArms(Claim):
         ]
 
 
-def scores(run: Result, set_: ImageSet) -> dict[str, Any]:
-    """In points. A run that diverged counts as guessing."""
-    chance = {"top1": 1 / set_.classes, "top5": min(1.0, 5 / set_.classes)}
-    metrics = run["metrics"] or chance
-    found = {name: round(100 * metrics[name], 3) for name in ("top1", "top5")}
+def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
+    """In points; top-5 where there are more classes than that. A run that diverged counts as guessing."""
+    chance = {name: number / set_.classes for name, number in (("top1", 1), ("top5", 5)) if number < set_.classes}
+    metrics = set_.metrics(run) or chance
+    found = {name: round(100 * metrics[name], 3) for name in chance}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
+
+
+def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an arm, its mappings added to those that there are."""
+    return {
+        name: {**getattr(config, name), **value} if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+    }
 
 
 # ---- the learning rate of one arm

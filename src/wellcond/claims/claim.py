@@ -1,8 +1,9 @@
-"""What a claim is: an id, what is said, how it is tested, when it holds; and one of three ways to decide it.
+"""What a claim is: an id, what is said, how it is tested, when it holds; and one of four ways to decide it.
 
     Claim(id="asa-fig6", claim=…, test=…, holds_if=…)            # stated, and not built yet
     TrainedArms(…)                                               # arms that are trained and compared: arms.py
     Measured(…, measure=measure, judge=judge)                    # a measurement that trains nothing: here
+    MeasuredOn(…, sets=…, measure=measure, judge=judge)          # one on each of several sets: here
     Statement(id="asa-eq6", …)                                   # of theory, computed by `wellcond theory`: here
 
 Each can `reproduce` (make its evidence), say its `verdict` on evidence, `lines` of what came out, and `draw` it.
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from wellcond.claims.image_sets import GivenData
-from wellcond.records import write_record
+from wellcond.claims.sets import SETS, GivenData
+from wellcond.records import read_json, write_record
+from wellcond.train.stopping import OutOfTime
 from wellcond.verdicts import Part, Whole, combine, not_run, undecided
 
 if TYPE_CHECKING:
     from wellcond.claims.runs import Runs
 
-__all__ = ["SMOKE_RULE", "Claim", "Measured", "Options", "Record", "Statement"]
+__all__ = ["SMOKE_RULE", "Claim", "Measured", "MeasuredOn", "Options", "Record", "Statement"]
 
 Record = Mapping[str, Any]
 """One file of evidence."""
@@ -68,7 +70,7 @@ class Claim:
     holds_if: str
 
     sets = ()
-    """Of image sets, where it is decided on some."""
+    """Names of `sets.SETS`, where it is decided on some."""
 
     @property
     def built(self) -> bool:
@@ -106,7 +108,7 @@ class Measured(Claim):
     summary: Callable[[Record], Iterable[str]] = lambda record: ()
     figure: Callable[[Record], Any] | None = None
     sets: tuple[str, ...] = ()
-    """Image sets that it is measured on, if it is."""
+    """What it is measured on, if it is on some."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[str]:
         options = replace(options, results=runs.results)
@@ -128,6 +130,71 @@ class Measured(Claim):
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         return self.figure(records[0]) if self.figure else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOn(Claim):
+    """Measured on each of its sets by itself: evidence/ID/SCALE-SET.json. What is there is not measured again, so that
+    a call that was stopped goes on with the next set."""
+
+    sets: tuple[str, ...]
+    measure: Callable[[Options, GivenData], Mapping[str, Any]]
+    """On one set: what goes into its record."""
+    judge: Callable[[Mapping[str, Record]], Iterable[Part]]
+    """Of the records by set, of which some may be missing."""
+    summary: Callable[[Record], Iterable[str]] = lambda record: ()
+    figure: Callable[[Sequence[Record]], Any] | None = None
+    seconds: float = 60.0
+    """What one set may take: with less time left none is begun."""
+    paper_scale: str = ""
+    """What the paper's scale would take, in a sentence."""
+
+    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+        options, lines = replace(options, results=runs.results), list[str]()
+        asked = {"seeds": options.seeds, "settings": list(options.settings)}
+        late: OutOfTime | None = None
+        for data in options.data:
+            path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
+            record = read_json(path) if path.exists() else {}
+            if {name: record.get(name) for name in asked} == asked:
+                options.say(f"{self.id} on {data.set.title}: done before")
+            else:
+                try:
+                    runs.check_time(f"{self.id} on {data.set.title}", self.seconds)
+                except OutOfTime as over:
+                    late = over
+                    continue
+                head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
+                record = {**head, **self.measure(options, data)}
+                write_record(path, record, seed=0)
+                options.say(f"wrote {path}")
+            lines += self.lines(record)
+        if late is not None:
+            raise late
+        return lines
+
+    def verdict(self, records: Sequence[Record]) -> Whole:
+        by_set = {record["data"]: record for record in records}
+        parts = list(self.judge(by_set)) or [not_run(self.holds_if)]
+        missing = [SETS[name].title for name in self.sets if name not in by_set]
+        if missing and by_set:
+            parts = [*parts, *(not_run(f"{title}: {self.holds_if}") for title in missing)]
+        if any(record["scale"] == "smoke" for record in records):
+            parts = [undecided(part, SMOKE_RULE) for part in parts]
+        return combine(parts)
+
+    def lines(self, record: Record) -> list[str]:
+        title = SETS[record["data"]].title
+        return [f"{title}{line}" if line[:1] in ",:" else line for line in self.summary(record)]
+
+    def plan_paper(self, options: Options) -> list[str]:
+        plan = f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."
+        return [plan] if self.paper_scale else super().plan_paper(options)
+
+    def draw(self, records: Sequence[Record]) -> Any | None:
+        order = list(SETS)
+        ordered = sorted(records, key=lambda record: order.index(record["data"]))
+        return self.figure(ordered) if self.figure else None
 
 
 @dataclass(frozen=True, kw_only=True)

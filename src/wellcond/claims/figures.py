@@ -11,7 +11,7 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,18 @@ def titled(chart: Any, title: str, caption: str) -> Any:
     )  # fmt: skip
 
 
-def by_set(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], sets: Sequence[Any], **size: int) -> Any:
+def by_set(
+    layers: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
+    sets: Sequence[Any],
+    *,
+    title: Callable[[Any], str] = lambda found: found.title,
+    **size: int,
+) -> Any:
     """One panel for each of `sets` (comparisons), side by side, of the rows whose field `set` is its title."""
     alt = altair()
     chart = alt.layer(*layers, data=alt.Data(values=rows)).properties(**size)
-    return chart.facet(column=alt.Column("set:N", sort=[found.title for found in sets], title=None))
+    return chart.facet(column=alt.Column("set:N", sort=[title(found) for found in sets], title=None))
 
 
 def site_color() -> Any:
@@ -92,11 +99,11 @@ def site_color() -> Any:
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 
-def arm_color(titles: Sequence[str]) -> Any:
-    """The encoding of a field `arm`, of these titles in this order."""
+def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = "arm") -> Any:
+    """The encoding of a field, of these titles in this order; `among` others they keep their colour."""
     alt = altair()
-    scale = alt.Scale(domain=list(titles), range=[ARM_COLORS[at % len(ARM_COLORS)] for at in range(len(titles))])
-    return alt.Color("arm:N", scale=scale, title=None)
+    colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
 
 
 def paper_lines() -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from wellcond.claims.catalogue import CLAIMS, OURS
 from wellcond.claims.claim import Claim, Statement
 from wellcond.claims.figures import can_draw, is_current, write_svg
-from wellcond.claims.image_sets import IMAGE_SETS
+from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
 
@@ -42,9 +42,10 @@ from the files in [evidence]({evidence}) and from nothing else; `wellcond ledger
 and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning rate
 from the same grid, chosen on a held-out part of the training set and extended while the best lies at its edge; the test
 set looked at once. The plain arm has to be respectable, in % top-1 ({respectable}),
-after its epochs ({epochs}); otherwise the verdict is *undecided*. "No difference" is
-shown by an interval inside a stated margin. Condition numbers come from a forward pass of their own in float32 without
-TF32, checked in float64, with the untrained model beside.
+after its epochs ({epochs}); otherwise the verdict is *undecided*. The tasks
+of the Long Range Arena take the published rates and 50,000 steps, and no grid. "No difference" is shown by an interval
+inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32, checked in
+float64, with the untrained model beside.
 
 **The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
 have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of

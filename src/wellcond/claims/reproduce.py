@@ -17,8 +17,8 @@ from rich.console import Console
 
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
-from wellcond.claims.image_sets import GivenData, parse_data
 from wellcond.claims.runs import Runs
+from wellcond.claims.sets import GivenData, parse_data, smoke_data
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
@@ -50,7 +50,8 @@ def reproduce(
     Args:
         whole_queue: all claims that are built, in the order of worth, in place of `ids`.
         seeds: by default two at `smoke` scale, and at the others three, with two more where those leave it undecided.
-        data_dirs: where the image sets lie, `NAME=PATH` each.
+        data_dirs: where the sets lie, `NAME=PATH` each. What is generated needs no place: name some of these, and the
+            others are left out.
         settings: fields of every training, `key=value`, the same for all arms.
         jobs: how many runs are trained at once, each in a process of its own if more than one.
         time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
@@ -67,19 +68,20 @@ def reproduce(
             raise ValueError(f"{one.id} cannot be run yet; those that can are {ready}, and the statements of theory")
     if scale not in SCALES:
         raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
-    if scale == "lab" and not data_dirs and (whole_queue or any(one.sets for one in chosen)):
-        name = "the queue" if whole_queue else next(one.id for one in chosen if one.sets)
-        raise ValueError(f"{name} at lab scale is run on real images; say where: --data-dir cifar10=FOLDER")
     if jobs < 1:
         raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
     if time_limit:
         _check_limit(time_limit)
     check_device(device)
-    given = parse_data(["digits"] if scale == "smoke" else data_dirs)
+    wanted = [name for one in (CLAIMS.values() if whole_queue else chosen) if one.built for name in one.sets]
+    given = parse_data(data_dirs, wanted=wanted) if scale == "lab" else []
+    if scale == "lab" and wanted and not (data_dirs if whole_queue else given):
+        name = "the queue" if whole_queue else next(one.id for one in chosen if one.sets)
+        raise ValueError(f"{name} at lab scale is run on real data; say where: --data-dir {wanted[0]}=FOLDER")
     for one in chosen if scale == "lab" else ():
-        others = [data.set.name for data in given if data.set.name not in one.sets]
-        if one.sets and len(others) == len(given):
-            raise ValueError(f"{one.id} is not decided on {others[0]}; its sets are {', '.join(one.sets)}")
+        if one.sets and not _data_of(one, given, scale):
+            there = f"is not decided on {given[0].set.name}" if given else "needs data"
+            raise ValueError(f"{one.id} {there}; its sets are {', '.join(one.sets)}: --data-dir NAME=FOLDER")
     options = Options(
         scale=scale,
         seeds=seeds or (SMOKE_SEEDS if scale == "smoke" else SEEDS),
@@ -139,7 +141,7 @@ def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tu
             if not one.built:
                 missing[one.id] = None
                 continue
-            if options.scale != "lab":  # the digits, or a plan: once
+            if options.scale != "lab":  # what stands for its sets, or a plan: once
                 if one not in [step[0] for step in steps]:
                     steps.append((one, _data_of(one, given, options.scale)))
                 continue
@@ -155,7 +157,7 @@ def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tu
 
 
 def _data_of(one: Claim, given: Sequence[GivenData], scale: str) -> tuple[GivenData, ...]:
-    return tuple(there for there in given if scale != "lab" or there.set.name in one.sets)
+    return smoke_data(one.sets) if scale == "smoke" else tuple(there for there in given if there.set.name in one.sets)
 
 
 def _check_limit(text: str) -> None:

@@ -47,8 +47,9 @@ __all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]
-"""status (finished, diverged), why, metrics, losses, images_per_second, steps, measured (in the course of training),
-config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
+"""status (finished, diverged), why, metrics, losses, images_per_second, memory_mib, steps, validation and its seconds,
+measured (in the course of training), config, environment, and under its name each of MEASUREMENTS that was asked for
+(None where it could not be taken)."""
 RESULT = "result.json"
 LOG = "log.txt"
 ELSEWHERE = {
@@ -56,6 +57,7 @@ ELSEWHERE = {
 }  # fmt: skip
 """Neither where the data lies nor what is measured on the way changes what is trained."""
 POINTS = 60  # of a curve of the training loss
+VALIDATIONS = 200  # of a curve of the validation
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
 AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, measurements at its end, saving
 COMPILING = 60.0  # seconds, where the code for its form is not there yet
@@ -63,9 +65,11 @@ NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
     "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
     "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
-    "eval_steps", "log_every",
+    "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best", "keep_best_after",
 } - {"data"}  # fmt: skip
 """Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
+CURVES = ("loss", "top1")
+"""Of a validation."""
 KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
 """Of what was measured in the course of a training."""
 
@@ -108,6 +112,7 @@ class Runs:
         self.expected = 0
         """How many runs are planned, as far as is known."""
         self.done = self.trained = 0
+        self._told_done: set[str] = set()  # runs of which it was said that they are done
         self.left: list[str] = []
         """Names of runs that there was no time for, or not enough."""
         self.limit = as_seconds(time_limit) if time_limit else None
@@ -174,7 +179,11 @@ class Runs:
                 raise ValueError(f"there is no measurement {name!r}; they are {', '.join(MEASUREMENTS)}")
         result = self.finished(plan)
         if result is not None:
-            self._say(self._count(), plan, f"done before: {_words(result)}")
+            with self._counting:
+                first = plan.name not in self._told_done
+                self._told_done.add(plan.name)
+            if first:
+                self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
@@ -225,6 +234,7 @@ class Runs:
     def _keep(self, plan: Planned) -> Result:
         """The result of a run that was just trained, also copied to the evidence."""
         result = records.read_json(self.root / plan.name / RESULT)
+        self._told_done.add(plan.name)
         self._note_speed(plan.name, result)
         if self.kept is not None:
             records.write_json(self.kept / plan.name / RESULT, result)
@@ -270,6 +280,16 @@ class Runs:
             self.left.append(plan.name)
         raise OutOfTime(why)
 
+    def check_time(self, name: str, seconds: float) -> None:
+        """OutOfTime where something that is no run, and takes so long, would not be done in time."""
+        if self.limit is not None and self.limit - process_age() < min(seconds, self.limit / 2):
+            self.left.append(name)
+            self.console.print(
+                f"{name}: not started: {max(0.0, self.limit - process_age()):.0f} s are left", highlight=False,
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
+            raise OutOfTime(f"{name} was not started")
+
     def _needed(self, plan: Planned) -> float | None:
         """Seconds to its end, by the speed of the same arm, or of another on the same set; None where none was seen."""
         arm = plan.name.rpartition("/")[0]
@@ -299,6 +319,8 @@ class Runs:
     def _train(self, plan: Planned, *, quiet: bool) -> Result:
         config, folder = self._config(plan), self.root / plan.name
         result: Result = {"name": plan.name, "config": _portable(config)}
+        if torch.cuda.is_available() and self.device != "cpu":
+            torch.cuda.reset_peak_memory_stats(self.device)  # of the run before, in this process
         try:
             with self._compiled_once(config):
                 outcome = train(config, folder, device=self.device, quiet=quiet)
@@ -375,14 +397,28 @@ def _portable(config: Config) -> dict[str, Any]:
 
 
 def _curves(folder: Path) -> dict[str, Any]:
-    rows = records.Run.open(folder).train
-    stride = max(1, -(-len(rows) // POINTS))
-    drawn = [*rows[:-1:stride], *rows[-1:]]
+    run = records.Run.open(folder)
+    rows = run.train
     rates = [row.images_per_second for row in rows if row.images_per_second > 0]
+    memory = [row.memory_mib for row in rows if row.memory_mib is not None]
+    shown = _thinned(run.validation, VALIDATIONS)
+    # At the median speed: a row's own counts validations, too, and what interrupted it.
+    per_step = run.config.get("batch_size", 0) / median(rates) if rates else 0.0
     return {
-        "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in drawn],
+        "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in _thinned(rows, POINTS)],
         "images_per_second": round(median(rates), 1) if rates else None,
+        "memory_mib": round(max(memory), 1) if memory else None,
+        "validation": [
+            {"step": row.step, **{name: _short(row.metrics[name]) for name in CURVES if name in row.metrics}}
+            for row in shown
+        ],
+        "validation_seconds": [round(row.step * per_step, 3) for row in shown],
     }
+
+
+def _thinned(rows: Sequence[T], points: int) -> list[T]:
+    """Evenly, the first and the last among them."""
+    return [*rows[: -1 : max(1, -(-len(rows) // points))], *rows[-1:]]
 
 
 def _measured(folder: Path) -> dict[str, Any]:

@@ -98,3 +98,19 @@ def bench_train(
     training.run(
         output=output, device=device, batch_size=batch_size, quick=quick, data_dir=data_dir, timm_train=timm_train
     )
+
+
+@bench.command("lra")
+def bench_lra(
+    output: BenchOutput = None,
+    device: Device = None,
+    quick: Quick = False,
+    task: Annotated[list[str] | None, typer.Option(help="listops, text, …; by default all.")] = None,
+) -> None:
+    """A training step of the Long Range Arena: our loop, a whole step as one CUDA graph, and the published order."""
+    from wellcond.bench import lra
+
+    try:
+        lra.run(output=output, device=device, quick=quick, tasks=task or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

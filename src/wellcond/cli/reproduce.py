@@ -31,7 +31,7 @@ def reproduce(
     ] = None,
     data_dir: Annotated[
         list[str] | None,
-        typer.Option(help="Where an image set lies: cifar10=FOLDER; once for each set.", metavar="NAME=PATH"),
+        typer.Option(help="Where a set lies: cifar10=FOLDER, lra_text=FOLDER; once for each set.", metavar="NAME=PATH"),
     ] = None,
     settings: Settings = None,
     grid_epochs: Annotated[

@@ -61,14 +61,14 @@ class SequenceSet:
 
     def __init__(
         self, tokens: Tensor, lengths: Tensor, labels: Tensor, *, vocab: int, mask: MaskRule = "published",
-        rows: Tensor | None = None,
+        rows: Tensor | None = None, unpadded: bool | None = None,
     ) -> None:  # fmt: skip
         """`vocab` is the number of rows of an embedding. `mask` says which tokens count (True in a batch's mask):
 
         - `published`: those that are not 0, in every task, so that black pixels count as padding
         - `fixed`: those within the true length, so that all pixels count
 
-        `rows` picks some of the sequences without a copy.
+        `rows` picks some of the sequences without a copy. `unpadded` is known of those whose whole is.
         """
         assert (tokens.dtype, labels.dtype) == (torch.uint8, torch.int64), (tokens.dtype, labels.dtype)
         assert lengths.shape == tokens.shape[:-1], (lengths.shape, tokens.shape)
@@ -80,6 +80,12 @@ class SequenceSet:
         self.labels = labels if rows is None else labels[rows]
         self.lengths = lengths if rows is None else lengths[rows]
         self._tokens, self._all_lengths, self._all_labels = tokens, lengths, labels
+        if unpadded is None:
+            unpadded = mask == "fixed" and bool((lengths == tokens.shape[-1]).all())
+        self.unpadded = unpadded
+        """Whether every token of every mask counts: batches of single sequences then have none, and models are faster.
+
+        A part is as the whole is, so that its batches have the same form."""
 
     @classmethod
     def of(cls, pieces: Sequence[Rows], *, length: int, vocab: int, mask: MaskRule = "published") -> "SequenceSet":
@@ -118,11 +124,6 @@ class SequenceSet:
         return self._tokens.ndim == 3
 
     @property
-    def unpadded(self) -> bool:
-        """Whether every token of every mask counts, so that a model may do without."""
-        return self.mask == "fixed" and bool((self.lengths == self.length).all())
-
-    @property
     def device(self) -> torch.device:
         return self._tokens.device
 
@@ -143,15 +144,16 @@ class SequenceSet:
         for chunk in split_rows(len(self), self.nbytes):
             tokens[chunk].copy_(self.gather(torch.arange(chunk.start, chunk.stop)))
         lengths, labels = self.lengths.to(device), self.labels.to(device)
-        return SequenceSet(tokens, lengths, labels, vocab=self.vocab, mask=self.mask)
+        return SequenceSet(tokens, lengths, labels, vocab=self.vocab, mask=self.mask, unpadded=self.unpadded)
 
     def part(self, rows: Tensor) -> "SequenceSet":
         """Some of the sequences, without a copy."""
         rows = rows.to(self.device)
         rows = rows if self.rows is None else self.rows[rows]
         return SequenceSet(
-            self._tokens, self._all_lengths, self._all_labels, vocab=self.vocab, mask=self.mask, rows=rows
-        )
+            self._tokens, self._all_lengths, self._all_labels, vocab=self.vocab, mask=self.mask, rows=rows,
+            unpadded=self.unpadded,
+        )  # fmt: skip
 
     def window(self, number: int, samples: int) -> "SequenceSet":
         """The `number`-th `samples` of an endless stream over the set: what the published code validates on.
@@ -177,7 +179,10 @@ class SequenceSet:
         return [total.to_bytes(4, "little"), self.lengths.to("cpu", torch.int32).numpy().tobytes()]
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """What a model is called with: tokens (b, length) int32 and mask (b, length) bool; of a pair, all four."""
+        """What a model is called with: tokens (b, length) int32 and mask (b, length) bool; of a pair, all four.
+
+        Without a mask where nothing is padding, `unpadded`.
+        """
         return self.batch(rows, len(rows), self.device).inputs
 
     def train_batches(
@@ -206,16 +211,19 @@ class SequenceSet:
     def batch(self, rows: Tensor, count: int, device: torch.device) -> Batch:
         """These sequences on a device. What travels there are bytes."""
         tokens = send(self.gather(rows), device)
+        targets = send(self.labels.index_select(0, rows), device)
+        ids = tokens.to(torch.int32)  # an embedding takes it as it is, at half the size of int64
+        if self.unpadded and not self.pairs:
+            return Batch(inputs=(ids,), targets=targets, count=count)
         if self.mask == "published":
             mask = tokens != PAD
         else:
             lengths = send(self.lengths.index_select(0, rows), device)
             mask = torch.arange(self.length, device=device) < lengths[..., None]
-        tokens = tokens.to(torch.int32)  # an embedding takes it as it is, at half the size of int64
-        inputs: tuple[Tensor, ...] = (tokens, mask)
+        inputs: tuple[Tensor, ...] = (ids, mask)
         if self.pairs:
-            inputs = tuple(tensor[:, which].contiguous() for which in (0, 1) for tensor in (tokens, mask))
-        return Batch(inputs=inputs, targets=send(self.labels.index_select(0, rows), device), count=count)
+            inputs = tuple(tensor[:, which].contiguous() for which in (0, 1) for tensor in (ids, mask))
+        return Batch(inputs=inputs, targets=targets, count=count)
 
 
 def _smoothing(augmentation: Augmentation | None) -> float:

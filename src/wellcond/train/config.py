@@ -30,7 +30,7 @@ from wellcond.words import SITES, SKIPS
 
 __all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds"]
 
-Task = Literal["classify", "mae", "linear_probe"]
+Task = Literal["classify", "mae", "linear_probe", "sequence"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
 IMAGE_TASKS = ("classify", "mae", "linear_probe")
@@ -47,9 +47,9 @@ class ModelSettings(Settings):
     """The model and its surgery"""
 
     model: str = "vit_tiny_patch16_224"
-    """A name that timm knows, `hf-hub:` and `local-dir:` included."""
+    """A name that timm knows, `hf-hub:` and `local-dir:` included; of sequences, `lra_listops`, `lra_text`, …."""
     model_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Given to timm.create_model as they are."""
+    """Given to timm.create_model, or for task=sequence to models.sequence.build, as they are."""
     pretrained: bool = False
     """Start from the weights that belong to the name."""
     checkpoint: str = ""
@@ -92,8 +92,12 @@ class ModelSettings(Settings):
 class DataSettings(Settings):
     """Data"""
 
+    added_to = ("data_kwargs",)
+
     data: str = "digits"
-    """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`."""
+    """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`, `lra_listops`, `lra_text:FOLDER`, …."""
+    data_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options of the source: `mask=published,samples=300`. A recipe's others stay; `samples=None` takes one away."""
     cache_dir: str = ""
     """Where decoded images are kept; by default WELLCOND_CACHE, or the user's cache folder."""
     cache_limit: float = setting(float(16 << 30), at_least=0)
@@ -112,6 +116,12 @@ class DataSettings(Settings):
             known = [f"{name}:{source.takes}" if source.takes else name for name, source in sorted(SOURCES.items())]
             why = f"there is no source {word!r}{_meant(word, list(SOURCES))}" if colon else "there is no such folder"
             yield f"data={config.data}: {why} (write a path, or one of {', '.join(known)})"
+        elif config.data_kwargs:
+            known = SOURCES[word].options if word in SOURCES else []
+            for name in config.data_kwargs:
+                if name not in known:
+                    theirs = f"its options: {', '.join(known)}" if known else "it has none"
+                    yield f"data_kwargs: {config.data} has no option {name!r}; {theirs}"
         if config.data == "digits":
             yield from ignored(
                 config, ["cache_limit"], "is for images in files; the digits are embedded and never streamed"
@@ -169,7 +179,7 @@ class OptimiserSettings(Settings):
     steps: int = setting(0, at_least=0)
     """The same in steps, instead of epochs; 0 counts in epochs."""
     batch_size: int = setting(256, at_least=1)
-    """Images in one step of the optimiser, over all processes and accumulated parts."""
+    """Samples in one step of the optimiser, over all processes and accumulated parts."""
     accumulate: int = setting(1, at_least=1)
     """Parts of a batch that go through the model one after the other."""
     opt: str = "adamw"
@@ -180,6 +190,8 @@ class OptimiserSettings(Settings):
     """Of matrices; biases and norms have none."""
     opt_betas: tuple[float, ...] = ()
     """Empty for the optimiser's own."""
+    opt_eps: float | None = setting(None, above=0)
+    """Of optimisers that divide by a root; empty for the optimiser's own."""
     layer_decay: float | None = setting(None, above=0, at_most=1)
     """The factor between the learning rates of a layer and of the one after it."""
     clip_grad: float | None = setting(None, above=0, hint="none does not clip")
@@ -203,7 +215,7 @@ class OptimiserSettings(Settings):
     def problems(config: "Config", world: int) -> Iterator[str]:
         if config.batch_size % (world * config.accumulate):
             yield (
-                f"batch_size={config.batch_size} is the number of images in a step over all processes; it must be a "
+                f"batch_size={config.batch_size} is the number of samples in a step over all processes; it must be a "
                 f"multiple of {world} processes × accumulate={config.accumulate}"
             )
         if config.warmup_epochs and config.warmup_steps and "warmup_epochs" in config.given:
@@ -290,7 +302,7 @@ class ProbeSettings(Settings):
     probe_marks: bool = False
     """Also measure at 0, 5, 10, 20, … 100 % of the steps, the near-unit share of each block included."""
     probe_samples: int = setting(64, at_least=1)
-    """Images of the validation set that are measured, the same throughout."""
+    """Samples of the validation set that are measured, the same throughout."""
     probe_sites: tuple[str, ...] = ()
     """Where: sites, or patterns of them; empty for `sa`, `+sa`, `mlp` and `+mlp`."""
     probe_exact: Literal["float32", "float64", "no"] = "float32"
@@ -319,6 +331,8 @@ class RunSettings(Settings):
     """Epochs from one validation to the next."""
     eval_steps: int = setting(0, at_least=0)
     """The same in steps; 0 counts in epochs."""
+    eval_batches: int = setting(0, at_least=0)
+    """Validate on so many batches, the next ones each time, over the set and over again; 0 for all of it."""
     log_every: int = setting(20, at_least=1)
     """Steps from one row of metrics.jsonl to the next."""
     save_every: int = setting(0, at_least=0)
@@ -330,6 +344,8 @@ class RunSettings(Settings):
     """How many saved states are kept."""
     keep_best: bool = False
     """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
+    keep_best_after: float = setting(0.0, at_least=0, below=1)
+    """A best validation within this share of the steps is noted, not kept, and neither is a later one that is worse."""
     skip_limit: int = setting(10, at_least=0)
     """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 for never."""
     on_divergence: Literal["stop", "rollback"] = "stop"
@@ -348,6 +364,8 @@ class RunSettings(Settings):
                 as_seconds(config.time_limit)
             except ValueError as error:
                 yield f"time_limit {error}"
+        if not config.keep_best:
+            yield from ignored(config, ["keep_best_after"], "is for keep_best=true")
         if config.tracker and config.tracker not in sys.modules and find_spec(config.tracker) is None:
             yield (
                 f"the tracker {config.tracker!r} needs a package that is not installed; pip install {config.tracker}"
@@ -373,12 +391,15 @@ class Config(
     recipe: str = ""
     """The recipe it came from."""
     task: Task = "classify"
-    """`classify`, `mae` (masked autoencoding), or `linear_probe` (a fresh head on frozen features)."""
+    """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), or `sequence` (classes
+    of sequences of tokens, or of pairs of them)."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
         if config.task == "linear_probe" and not (config.checkpoint or config.pretrained):
             yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
+        if config.task == "sequence":
+            yield from _sequence_problems(config)
 
 
 # ---- what timm and the attentions say of a configuration
@@ -391,6 +412,28 @@ def _attention_problems(config: Config) -> Iterator[str]:
         check_settings(config.attention, config.attention_kwargs)
     except (ValueError, TypeError) as error:
         yield f"attention={config.attention}: {error}"
+
+
+def _sequence_problems(config: Config) -> Iterator[str]:
+    import inspect
+
+    from wellcond.models.sequence import POOLINGS, build, find_task
+
+    try:
+        find_task(config.model)
+    except ValueError as error:
+        yield f"model={config.model}: {error}"
+        return
+    known = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in config.model_kwargs:
+        if name not in known:
+            yield f"model_kwargs: {config.model} has no setting {name!r}; its settings: {', '.join(known)}"
+    if config.model_kwargs.get("pooling", POOLINGS[0]) not in POOLINGS:
+        yield f"model_kwargs: pooling is {' or '.join(POOLINGS)}, not {config.model_kwargs['pooling']!r}"
+    yield from ignored(
+        config, ["pretrained", "drop_path"], "is for timm's models, and those of sequences start from random weights"
+    )
+    yield from ignored(config, ["cache_limit"], "is for images in files; sequences are kept in memory")
 
 
 def _optimiser_problems(config: Config) -> Iterator[str]:
@@ -423,6 +466,7 @@ def _cannot_build(config: Config) -> Iterator[str]:
     from torch import nn
 
     more: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
+    more |= {"eps": config.opt_eps} if config.opt_eps is not None else {}
     smallest = nn.utils.skip_init(nn.Linear, 2, 2)  # it draws no random numbers
     try:
         with warnings.catch_warnings():

@@ -74,10 +74,10 @@ class Watch:
             return None
         steps = [step for step, _, _ in self._pending]
         stacked = torch.stack([loss for _, loss, _ in self._pending]).float()
-        flags = torch.stack([loss.new_zeros(()) if flag is None else flag.to(loss) for _, loss, flag in self._pending])
+        flags = torch.stack([loss.new_zeros((), dtype=torch.bool) if f is None else f for _, loss, f in self._pending])
         self._pending.clear()
         losses = (stacked if mean is None else mean(stacked)).tolist()
-        for step, loss, skipped in zip(steps, losses, flags.bool().tolist(), strict=True):
+        for step, loss, skipped in zip(steps, losses, flags.tolist(), strict=True):
             bad = skipped or not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
             self.bad_since = (self.bad_since or step) if bad else None
             if skipped:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond import records
-from wellcond.data import DataSet, ImageFiles
+from wellcond.data import DataSet
 from wellcond.environment import environment
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config
@@ -34,16 +34,11 @@ def fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_facts(data: DataSet) -> dict[str, Any]:
-    """Numbers and checksums that change when the data does, and not when it is moved; cheap, also of many images."""
+    """Numbers and checksums that change when the data does, and not when it is moved; cheap, also of many samples."""
     facts: dict[str, Any] = {"classes": len(data.classes), "class_names": _digest("\n".join(data.classes).encode())}
-    for split, images in (("train", data.train), ("val", data.val)):
-        parts = [images.labels.cpu().numpy().tobytes()]
-        if isinstance(images, ImageFiles):  # not decoded yet: their names have to do
-            parts += ["\n".join(images.source.name(row) for row in images.rows.tolist()).encode()]
-        else:
-            own = images.measured()  # exact sums over all pixels
-            parts += [own.mean.numpy().tobytes(), own.std.numpy().tobytes()]
-        facts |= {f"{split}_images": len(images), f"{split}_content": _digest(b"\0".join(parts))}
+    for split, part in (("train", data.train), ("val", data.val)):
+        parts = [part.labels.cpu().numpy().tobytes(), *part.content()]
+        facts |= {f"{split}_images": len(part), f"{split}_content": _digest(b"\0".join(parts))}
     return facts
 
 
@@ -125,7 +120,7 @@ class RunFolder(records.RunWriter):
         if known.get("processes", world) != world:
             notes.append(
                 f"the run began with {known['processes']} process{'es' * (known['processes'] > 1)} and goes on with "
-                f"{world}: the same images in each step, other random numbers of the model, and other rounding"
+                f"{world}: the same samples in each step, other random numbers of the model, and other rounding"
             )
         then, now = (facts.get("versions", {}) for facts in (known.get("environment", {}), environment()))
         changed = [f"{name} {then[name]}" for name in VERSIONS if name in then and then[name] != now.get(name)]

@@ -26,7 +26,7 @@ from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
 from wellcond.train.computing import deterministic, seed_by
-from wellcond.train.config import Config
+from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.processes import Processes, join
@@ -99,9 +99,10 @@ class _Run:
     def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
         self.config, self.folder, self.here = config, folder, here
         cache = Path(config.cache_dir) if config.cache_dir else None
+        size = config.image_size if config.task in IMAGE_TASKS else None
         self.data: DataSet = open_data(
-            config.data, image_size=config.image_size, cache_dir=cache, cache_limit=int(config.cache_limit),
-            holdout=config.holdout, seed=config.seed,
+            config.data, options=config.data_kwargs, image_size=size, cache_dir=cache,
+            cache_limit=int(config.cache_limit), holdout=config.holdout, seed=config.seed,
             progress=Decoding(show=not quiet or not here.is_main),  # any of the processes may be the one that decodes
         )  # fmt: skip
         self.notes = self._compare()
@@ -119,7 +120,7 @@ class _Run:
         self.steps_per_epoch = self.batches.steps_per_epoch // config.accumulate
         if self.steps_per_epoch < 1:
             raise ValueError(
-                f"batch_size={config.batch_size} is more than the {len(self.data.train)} training images of "
+                f"batch_size={config.batch_size} is more than the {len(self.data.train)} training samples of "
                 f"{self.data.name}; lower it"
             )
         self.task: Task = make_task(config, self.data)
@@ -151,7 +152,7 @@ class _Run:
         here, facts, problem, notes = self.here, data_facts(self.data), None, []
         number = int(sha256(repr(facts).encode()).hexdigest()[:12], 16)
         if here.any(number != here.of_main(number)):
-            raise ValueError(f"the processes find different images in {self.config.data}: all machines need the same")
+            raise ValueError(f"the processes find different data in {self.config.data}: all machines need the same")
         if here.is_main:
             try:
                 notes = self.folder.compare(facts, world=here.world, force=self.config.resume == "force")
@@ -182,7 +183,7 @@ class _Run:
                     self.whole = 0
                     step = self.whole = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
-                self.metrics = self._evaluate()
+                self.metrics = self._evaluate(step)
                 self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
         return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
 
@@ -210,7 +211,7 @@ class _Run:
             marked = step in self.marks
             step += 1
             self.watch.see(step, loss, skipped)
-            self.progress.step(step, images=config.batch_size)
+            self.progress.step(step, samples=config.batch_size)
             if step % config.log_every == 0 or step == self.total or marked:
                 self._log(step, loss)
             if step == self.total:
@@ -222,7 +223,7 @@ class _Run:
             # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
             late = self.clock.is_over(validates=self._validates(step + 1))
             stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide alike
-            best = config.keep_best and self.states.counters.get("best_step") == step
+            best = self.states.best == step
             if stop or best or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
                 with self.clock.timing("save"):
                     self.tracker.flush()
@@ -275,19 +276,24 @@ class _Run:
 
     def _validate(self, step: int) -> None:
         self.states.judge(step)
-        self.metrics = self._evaluate()
+        self.metrics = self._evaluate(step)
         counters, epoch = self.states.counters, step // self.steps_per_epoch
         if self.metrics.get(self.task.metric, -math.inf) > counters["best"]:
             counters["best"], counters["best_step"] = self.metrics[self.task.metric], step
-        raw = self.validation.of(self.parts.model) if self.parts.ema is not None else {}
+        raw = self.validation.of(self.parts.model, self._validated(step)) if self.parts.ema is not None else {}
         raw = {f"raw_{name}": value for name, value in raw.items()}  # beside those of the average
         metrics = {**self.metrics, **raw}
         self._record(ValidationRow(step=step, epoch=epoch, metrics=metrics, best=counters["best"]))
         self.progress.evaluated(self.metrics)
         self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
-    def _evaluate(self) -> dict[str, float]:
-        return self.validation.of(self.parts.ema.module if self.parts.ema is not None else self.parts.model)
+    def _validated(self, step: int) -> int:
+        """How many validations there were before that of `step`."""
+        return (step - 1) // (self.config.eval_steps or self.steps_per_epoch * self.config.eval_every)
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        model = self.parts.ema.module if self.parts.ema is not None else self.parts.model
+        return self.validation.of(model, self._validated(step))
 
     def _log(self, step: int, loss: Tensor) -> None:
         self.states.judge(step)
@@ -365,7 +371,7 @@ class _Run:
         )
 
     def _measure(self, step: int) -> None:
-        """Before step `step`, of the weights after so many steps: an exact pass over the same validation images."""
+        """Before step `step`, of the weights after so many steps: an exact pass over the same validation samples."""
         if self.probe is None or self.listens:
             return
         if step in self.marks or self.probe.due(step):

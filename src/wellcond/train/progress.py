@@ -1,6 +1,6 @@
 """How a run is followed while it trains: a progress bar or plain lines here, TensorBoard, W&B or trackio elsewhere.
 
-progress = Progress(config, total, show=True)       # loss, images per second, time left, the worst block's log κ
+progress = Progress(config, total, show=True)       # loss, samples per second, time left, the worst block's log κ
 progress.left_out(data.skipped)                     # files that cannot be read, each named once
 open_data(…, progress=Decoding(show=True))          # how far a set is decoded
 
@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 
 from wellcond import records
-from wellcond.train.config import Config
+from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.folder import RunFolder
 
 __all__ = ["Decoding", "Progress", "Tracker", "make_tracker", "numbers_of"]
@@ -38,8 +38,9 @@ class Progress:
     def __init__(self, config: Config, total: int, *, show: bool):
         self.total, self.show = total, show
         self._batch, self._step = config.batch_size, 0
+        self._unit = "img" if config.task in IMAGE_TASKS else "samples"
         self.rate = 0.0
-        """Images per second over the last steps."""
+        """Samples per second over the last steps."""
         self.worst = ""
         """The block with the largest log κ at the last measurement, in words."""
         self.skipped = 0
@@ -48,7 +49,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
         self._task: Any = None
-        self._images, self._since, self._line, self._moved = 0, time.perf_counter(), 0.0, 0.0
+        self._samples, self._since, self._line, self._moved = 0, time.perf_counter(), 0.0, 0.0
         self._left_out: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
@@ -66,8 +67,8 @@ class Progress:
             yield
         self._bar = None
 
-    def step(self, step: int, *, images: int) -> None:
-        self._images += images
+    def step(self, step: int, *, samples: int) -> None:
+        self._samples += samples
         self._step = step
         if self._bar is None:
             return
@@ -79,8 +80,8 @@ class Progress:
     def logged(self, loss: float) -> None:
         """After a wait for the device: the only honest time to take a rate."""
         now = time.perf_counter()
-        self.rate = self._images / max(1e-9, now - self._since)
-        self._images, self._since, self._loss = 0, now, loss
+        self.rate = self._samples / max(1e-9, now - self._since)
+        self._samples, self._since, self._loss = 0, now, loss
         self._tell(now)
 
     def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -108,7 +109,9 @@ class Progress:
             self._console.print(f"{words}: {named}{more}", highlight=False, markup=False, soft_wrap=True)
 
     def _tell(self, now: float) -> None:
-        words = f"loss {self._loss:.4g}  {self.rate:,.0f} img/s" + (f"  worst: {self.worst}" if self.worst else "")
+        words = f"loss {self._loss:.4g}  {self.rate:,.0f} {self._unit}/s" + (
+            f"  worst: {self.worst}" if self.worst else ""
+        )
         words += f"  left out: {self.skipped}" if self.skipped else ""
         if self._bar is not None:
             self._bar.update(self._task, description=words)

@@ -54,6 +54,9 @@ class Settings:
     tasks: ClassVar[tuple[str, ...]] = ()
     """The tasks that look at a group's fields; empty for all of them. To give one for another task is an error."""
 
+    added_to: ClassVar[tuple[str, ...]] = ()
+    """Fields of key=value pairs in which a change leaves the other keys as they are; None takes one away."""
+
     def __new__(cls, **given: Any) -> Self:
         self = super().__new__(cls)
         everything = len(given) == len(dataclasses.fields(cls))  # dataclasses.replace names all fields, and means few
@@ -79,6 +82,9 @@ class Settings:
             if name not in hints:
                 raise ValueError(f"there is no setting {name!r}{nearest(name, hints)}")
             changes[name] = as_type(name, value, hints[name])
+            if name in self.added_to:
+                both = {**getattr(self, name), **changes[name]}
+                changes[name] = {key: one for key, one in both.items() if one is not None}
         return self._with(changes, given=self.given | changes.keys() if given else self.given)
 
     def as_defaults(self) -> Self:

@@ -143,6 +143,7 @@ def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_
 
         ema = ModelEmaV3(model, decay=config.ema_decay)
     more: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
+    more |= {"eps": config.opt_eps} if config.opt_eps is not None else {}
     if config.opt.lower() in FUSED and here.device.type == "cuda" and not config.shard:
         more["fused"] = True  # one kernel for many parameters; saved states say which form they are of
     optimizer = create_optimizer_v2(

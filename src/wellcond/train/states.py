@@ -56,6 +56,13 @@ class States:
         sharded = config.save_format == "sharded" or (config.save_format == "auto" and config.shard)
         self.shards = Shards(here) if sharded else None
 
+    @property
+    def best(self) -> int | None:
+        """The step whose state is kept for its validation."""
+        step = self.counters.get("best_step")
+        late = step is not None and step > self.config.keep_best_after * self.progress.total
+        return step if self.config.keep_best and (late or not self.config.keep_best_after) else None
+
     def judge(self, step: int) -> None:
         """Raises Lost, in all processes, where the losses of one of them say so."""
         problem = self.watch.judge(self.here.mean, at_end=step == self.progress.total)
@@ -80,9 +87,8 @@ class States:
         broken = next((name for name, tensor in state.model.items() if not _is_finite(tensor)), None)
         if self.here.any(broken is not None):
             raise Lost(Divergence(step=step, why=f"the weights {broken or ''} are no longer finite"))
-        again, best = self.config.on_divergence == "rollback", self.counters.get("best_step")
-        how: dict[str, Any] = {"keep": self._keep, "keep_old": again, "sound": self.watch.sound}
-        how["best"] = best if self.config.keep_best else None
+        again = self.config.on_divergence == "rollback"
+        how: dict[str, Any] = {"keep": self._keep, "keep_old": again, "sound": self.watch.sound, "best": self.best}
         problem = None
         if self.shards is not None:
             problem = self._start(state, step in (self.progress.total, how["best"]), how)

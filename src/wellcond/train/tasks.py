@@ -19,18 +19,21 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.data import Batch, DataSet, Images, eval_batches
-from wellcond.data.files import ImageFiles
+from wellcond.attention import find_attention
+from wellcond.data import Batch, DataSet, eval_batches
+from wellcond.data.sequences import SequenceSet
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
 from wellcond.models.mae import MaskedAutoencoder, MaskedOutput, linear_probe
+from wellcond.models.sequence import LANDMARKS, find_task
+from wellcond.models.sequence import build as build_sequence
 from wellcond.models.surgery import GrayingSettings
 from wellcond.train.computing import autocast, seed_by
-from wellcond.train.config import CONVMIXER_SIZE, Config
+from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, Config
 from wellcond.train.processes import Processes
 from wellcond.train.starting import notes_on_pretrained, start_from, start_masked_from
 
-__all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Task", "Validation", "make_task"]
+__all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Sequence", "Task", "Validation", "make_task"]
 
 
 class Task(Protocol):
@@ -94,6 +97,40 @@ class LinearProbe(Classify):
         return linear_probe(cast(VisionTransformer, super().build()))
 
 
+class Sequence(Classify):
+    """Sequences of tokens, or pairs of them, to classes: the encoders of the Long Range Arena.
+
+    Positions, rows of the embedding and classes are the data's, which for the published tasks are the published ones.
+    Where nothing is padding, batches have no masks, and the model takes its paths without.
+    """
+
+    def build(self) -> nn.Module:
+        config, train = self.config, self.data.train
+        sizes: dict[str, Any] = {
+            "length": train.length,
+            "vocab_size": train.vocab,
+            "num_classes": len(self.data.classes),
+        }
+        if config.attention == "kernelized":
+            sizes["attention_dropout"] = 0.0  # with it all weights, n × n, would have to be kept: its kernel keeps none
+        documents = find_task(config.model).documents
+        if documents != 1 + train.pairs:
+            kinds = ("single sequences", "pairs")
+            raise ValueError(
+                f"model={config.model} is for {kinds[documents - 1]}, and {config.data} has {kinds[train.pairs]}"
+            )
+        sizes |= config.model_kwargs
+        attention, settings = config.attention or "softmax", dict(config.attention_kwargs)
+        if "num_landmarks" in find_attention(attention).core.setting_names():
+            settings.setdefault("num_landmarks", max(1, min(LANDMARKS, sizes["length"] // 4)))  # of 512 or more, all
+        torch.manual_seed(config.seed)
+        model = build_sequence(config.model, attention, **sizes, **settings)
+        operate(model, config.changed({"attention": ""}))  # it has its attention
+        if config.checkpoint:
+            self.notes = start_from(model, config.checkpoint)
+        return model
+
+
 class Masked:
     """Masked autoencoding: no labels; what is best is the smallest error on the validation images."""
 
@@ -138,10 +175,16 @@ TASKS: dict[str, Callable[[Config, DataSet], Task]] = {
     "classify": Classify,
     "mae": Masked,
     "linear_probe": LinearProbe,
+    "sequence": Sequence,
 }
 
 
 def make_task(config: Config, data: DataSet) -> Task:
+    sequences = isinstance(data.train, SequenceSet)
+    if sequences and config.task in IMAGE_TASKS:
+        raise ValueError(f"task={config.task} trains on images, and {config.data} gives sequences: set task=sequence")
+    if config.task == "sequence" and not sequences:
+        raise ValueError(f"task=sequence trains on sequences of tokens, and {config.data} gives something else")
     return TASKS[config.task](config, data)
 
 
@@ -189,32 +232,39 @@ def operate(model: nn.Module, config: Config) -> None:
 
 
 class Validation:
-    """Every sample exactly once over all processes, the last partial batch included."""
+    """Every sample exactly once over all processes, the last partial batch included; with `eval_batches`, of the next
+    stretch of the set."""
 
-    def __init__(self, config: Config, task: Task, images: Images | ImageFiles, here: Processes):
+    def __init__(self, config: Config, task: Task, part: Any, here: Processes):
         self.config, self.task, self.here = config, task, here
-        # Moved once, and not at every validation.
-        self.images = images.to(here.device) if isinstance(images, Images) else images
+        self.part = part.to(here.device)  # moved once, and not at every validation
         self.skipped: list[tuple[str, str]] = []
         """Streamed images of this process that could not be read in the last validation, and why."""
 
     def samples(self, count: int) -> tuple[Tensor, ...]:
         """Inputs of this process's share of `count` samples, spread evenly: a set sorted by class gives all classes."""
-        chosen = torch.linspace(0, len(self.images) - 1, min(count, len(self.images))).round().long()
+        chosen = torch.linspace(0, len(self.part) - 1, min(count, len(self.part))).round().long()
         mine = chosen[self.here.rank :: self.here.world]
-        part = self.images.part((mine if len(mine) else chosen[:1]).to(self.images.device))
+        part = self.part.part((mine if len(mine) else chosen[:1]).to(self.part.device))
         batches = eval_batches(part, batch_size=count, device=self.here.device, workers=self.config.workers)
         return tuple(map(torch.cat, zip(*(batch.inputs for batch in batches if batch.count), strict=True)))
 
+    def _stretch(self, number: int) -> Any:
+        """What the `number`-th validation looks at, which goes on where the one before stopped, and begins again."""
+        count = self.config.eval_batches * self.config.batch_size
+        if not 0 < count < len(self.part):
+            return self.part
+        return self.part.part((torch.arange(count) + number * count).remainder(len(self.part)).to(self.part.device))
+
     @torch.no_grad()
-    def of(self, model: nn.Module) -> dict[str, float]:
+    def of(self, model: nn.Module, number: int = 0) -> dict[str, float]:
         here = self.here
         flags = [module for module in model.modules() if module.training]
         model.eval()
         sums: dict[str, Tensor] = {}
         size = max(1, self.config.batch_size // here.world)
         batches = eval_batches(
-            self.images, batch_size=size, rank=here.rank, world=here.world, device=here.device,
+            self._stretch(number), batch_size=size, rank=here.rank, world=here.world, device=here.device,
             workers=self.config.workers,
         )  # fmt: skip
         for batch in batches:
@@ -229,7 +279,7 @@ class Validation:
         found = dict(zip(names, values, strict=True))
         count = found.pop("count")
         if not count:
-            raise ValueError(f"none of the {len(self.images)} validation images can be read")
+            raise ValueError(f"none of the {len(self.part)} validation samples can be read")
         return {name: value / count for name, value in found.items()}
 
     def _count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -32,6 +32,9 @@ class Update:
         self.gradient_norm = torch.tensor(math.nan)
         """Of the last step, or of the last that was logged with `skip_limit=0`."""
         self._buffers = _Buffers(parts.model) if config.skip_limit else None
+        kinds = {(parameter.dtype, parameter.device) for parameter in parts.parameters}
+        self._alike = len(kinds) == 1 and not parts.sharded
+        """Whether torch's functions over lists take all gradients at once: nothing is sorted by kind at every step."""
 
     def begin(self) -> None:
         if self._buffers is not None:
@@ -44,11 +47,11 @@ class Update:
         if measured or config.clip_value is not None:
             parts.scaler.unscale_(parts.optimizer)
         if measured:
-            self.gradient_norm = _total_norm(parts.parameters)
+            self.gradient_norm = self._total_norm()
         if config.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(parts.parameters, config.clip_grad, self.gradient_norm)
         if config.clip_value is not None:
-            nn.utils.clip_grad_value_(parts.parameters, config.clip_value)
+            self._clip_values(config.clip_value)
         skipped = None
         if self._buffers is None:
             parts.scaler.step(parts.optimizer)
@@ -65,6 +68,25 @@ class Update:
         parts.scaler.update()  # float16's, by what it found when it unscaled
         parts.forget_gradients()
         return skipped
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parts.parameters if parameter.grad is not None]
+
+    @torch.no_grad()
+    def _total_norm(self) -> Tensor:
+        gradients = self._gradients()
+        if self._alike and gradients:  # as get_total_norm does
+            return torch.linalg.vector_norm(torch.stack(foreach._foreach_norm(gradients, 2.0)), 2.0)
+        norm: Any = nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    @torch.no_grad()
+    def _clip_values(self, most: float) -> None:
+        if not self._alike:
+            nn.utils.clip_grad_value_(self.parts.parameters, most)
+        elif gradients := self._gradients():  # as clip_grad_value_ does
+            foreach._foreach_clamp_min_(gradients, -most)
+            foreach._foreach_clamp_max_(gradients, most)
 
     def _step_unless(self, skipped: Tensor, step: int) -> None:
         """What the CPU would do or leave, done by the GPU, which alone knows."""
@@ -95,11 +117,6 @@ class Update:
         changes = foreach._foreach_sub(values, means)
         foreach._foreach_mul_(changes, (1 - unless.float()) * (1 - decay))
         foreach._foreach_add_(means, changes)
-
-
-def _total_norm(parameters: list[nn.Parameter]) -> Tensor:
-    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def _takes_decision(optimizer: torch.optim.Optimizer) -> bool:

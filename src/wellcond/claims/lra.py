@@ -1,0 +1,112 @@
+"""The Long Range Arena as Skyformer's claims compare it: its arms, its tasks, and what all of these claims share.
+
+    CLAIM = ArenaArms(id="sky-lra", claim=…, across=judge, figure=figure, …)
+    reproduce(["sky-lra", "sky-time", "sky-fig1", "sky-fig2", "sky-approx"], …)      # one set of runs for all five
+
+Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
+count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed, has Skyformer as its
+authors run it, with their rule that no state of the first fifth is kept. The state that was best on the development
+part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every 50. Text
+has no development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in its place,
+and apart in every verdict on accuracy, are pairs of film reviews: are they of the same opinion?
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wellcond.claims import lra_measurements  # noqa: F401 (which registers what the arms measure)
+from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.claim import Options
+from wellcond.claims.figures import arm_color
+from wellcond.claims.sets import TASK_SETS, TaskSet
+from wellcond.records import read_json
+from wellcond.train.recipes import recipe
+
+__all__ = ["ARMS", "MAIN", "STAND_IN", "TASKS", "ArenaArms", "attention_color", "column", "seconds", "shown", "titles"]
+
+TASKS = tuple(TASK_SETS)
+STAND_IN = "imdb_pairs"
+MAIN = ("softmax", "kernelized", "nystrom", "skyformer")
+ARMS = {
+    "softmax": Arm(title="softmax", measures=("attention_spectrum", "approximations", "published_steps")),
+    "kernelized": Arm(title="kernelized", settings={"attention": "kernelized"}),
+    "nystrom": Arm(title="Nyströmformer", settings={"attention": "nystrom"}),
+    "skyformer": Arm(title="Skyformer", settings={"attention": "skyformer"}),
+    "compat": Arm(
+        title="Skyformer as published",
+        settings={
+            "attention": "skyformer", "attention_kwargs": {"compat": True}, "data_kwargs": {"mask": "published"},
+            "keep_best_after": 0.2,
+        },
+        seeds=1,
+    ),
+}  # fmt: skip
+"""Landmarks are 128 wherever there are some."""
+SMOKE = {"steps": 2, "eval_steps": 1, "save_every": 1, "log_every": 1, "batch_size": 8, "warmup_steps": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaArms(TrainedArms):
+    """A comparison of attentions on the tasks."""
+
+    arms: Mapping[str, Arm] = field(default_factory=lambda: ARMS)
+    sets: tuple[str, ...] = TASKS
+    plain: str = "softmax"
+    grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"smoke": SMOKE})
+    measures: tuple[str, ...] = ("test_accuracy", "training_memory")
+    in_rounds: bool = True
+
+    def plan_paper(self, options: Options) -> list[str]:
+        """The paper's scale is that of the lab, but for Retrieval: the time is that of the runs there are."""
+        trainings = {arm: min(options.seeds, self.arms[arm].seeds or options.seeds) for arm in self.trains or self.arms}
+        number = sum(trainings.values()) * len(self.sets)
+        lines = [
+            f"{self.id} at paper scale: {len(self.sets)} tasks × {len(trainings)} arms = {number} trainings of "
+            f"{recipe('lra_listops', scale='paper').steps:,} steps, with the paper's model, batches and rates. That is "
+            "the lab scale, too, but for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)."
+        ]
+        hours = [self._hours(options, set_, arm) * count for set_ in self.sets for arm, count in trainings.items()]
+        known = [one for one in hours if one > 0]
+        if known:
+            guess = sum(known) / len(known) * len(hours)
+            lines.append(f"At the speed of the runs in {options.evidence}: {guess:.1f} hours of one such GPU.")
+        else:
+            lines.append(f"No run in {options.evidence} says yet how long that takes; a step is 2 to 6 ms on an H200.")
+        return [*lines, f"Nothing was run: wellcond reproduce {self.id} --scale lab does."]
+
+    def _hours(self, options: Options, name: str, arm: str) -> float:
+        """Of one training, by the runs of the lab; 0 where there are none."""
+        folder = options.evidence / "runs" / "lab" / name / TASK_SETS[name].recipe / arm
+        runs = [read_json(path) for path in sorted(folder.glob("seed-*/result.json"))]
+        speeds = [run["images_per_second"] for run in runs if run["images_per_second"]]
+        config = recipe(TASK_SETS[name].recipe, scale="lab")
+        return TASK_SETS[name].samples(config) / max(speeds) / 3600 if speeds else 0.0
+
+
+def seconds(found: Comparison, arm: str) -> dict[int, float]:
+    """Seed → seconds of training for all steps, validation not counted."""
+    samples = found.record["settings"]["batch_size"] * found.record["steps"]
+    return {run["seed"]: samples / run["images per second"] for run in found.runs(arm) if run["images per second"]}
+
+
+def column(found: Comparison) -> str:
+    """The title of its column in the paper's tables."""
+    set_ = found.set
+    assert isinstance(set_, TaskSet)
+    return f"{set_.title}, for {set_.stands_for}" if set_.stands_for else set_.title
+
+
+def titles(arms: Sequence[str] = MAIN) -> list[str]:
+    return [ARMS[arm].title for arm in arms]
+
+
+def attention_color(arms: Sequence[str] = MAIN) -> Any:
+    """The encoding of a field `arm`: every figure gives an attention the same colour."""
+    return arm_color(titles(arms), among=titles(tuple(ARMS)))
+
+
+def shown(sets: Iterable[Comparison], arms: Sequence[str] = MAIN) -> Iterable[tuple[Comparison, str]]:
+    """Every task and arm that has runs."""
+    return ((found, arm) for found in sets for arm in arms if found.runs(arm))

@@ -1,0 +1,271 @@
+"""What is measured of the Long Range Arena's trained models before their runs end, under these names:
+
+test_accuracy          the test set, looked at once: of the state that was best in development, and of the last
+training_memory        what a step of training takes on a GPU, beyond the data
+attention_spectrum     singular values of the last layer's attention output, on one batch of the test set (Figure 2)
+approximations         five approximations of softmax on the queries, keys and values of trained and fresh weights
+published_steps        time and memory of a step as the paper's code takes it: softmax checkpointed, and Skyformer
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.bench.lra import checkpointed_softmax
+from wellcond.claims.approximations import APPROXIMATIONS, approximation_errors, exact_output, norm_of
+from wellcond.claims.measurements import register_measurement
+from wellcond.data import DataSet, open_data, train_batches
+from wellcond.models.families.forwards import split_qkv
+from wellcond.models.sequence import SequenceAttention, SequenceClassifier
+from wellcond.train.checkpoint import latest, read
+from wellcond.train.computing import autocast
+from wellcond.train.config import Config
+from wellcond.train.processes import Processes
+from wellcond.train.tasks import Task, Validation, make_task
+
+__all__ = [
+    "SIZES",
+    "approximations",
+    "attention_spectrum",
+    "open_task",
+    "measure_accuracy",
+    "published_steps",
+    "spectrum",
+    "training_memory",
+]
+
+SIZES, BUDGETS = (512, 1024, 2048, 4096), (16, 32, 64, 128, 256)  # tokens and landmarks of the paper's Figure 1
+SEQUENCES, DRAWS = 2, 3
+TOGETHER = 4  # sequences whose weights of attention, n × n, are in memory in float64
+WARM_UP, TIMED = 3, 10  # steps
+
+
+class _Opened(NamedTuple):
+    data: DataSet
+    task: Task
+    model: SequenceClassifier
+    """At its random start."""
+    device: torch.device
+
+
+def open_task(config: Config, folder: Path) -> DataSet:
+    """The data of a run, as its training opened it."""
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    return open_data(config.data, cache_dir=cache, holdout=config.holdout, seed=config.seed, options=config.data_kwargs)
+
+
+def _open(config: Config, folder: Path, device: str | None) -> _Opened:
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = open_task(config, folder)
+    task = make_task(config, data)
+    model = task.build().to(where).eval()
+    assert isinstance(model, SequenceClassifier)
+    return _Opened(data=data, task=task, model=model, device=where)
+
+
+def _load(opened: _Opened, folder: Path, which: str) -> int:
+    """The weights of the `best` state of a run, or of the `last`; how many steps they had. ValueError without any."""
+    best = folder / "checkpoints" / "best"
+    state = read(best) if which == "best" and best.exists() else latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    opened.model.load_state_dict(dict(state.ema or state.model))
+    return state.step
+
+
+@register_measurement("test_accuracy")
+def measure_accuracy(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """{"best": {"loss": …, "top1": …, "step": …}, "last": …}, in the precision of the training."""
+    opened = _open(config, folder, device)
+    here = Processes(rank=0, world=1, device=opened.device)
+    whole = config.changed({"eval_batches": 0})
+    validation = Validation(whole, opened.task, opened.data.test or opened.data.val, here)
+    found = {}
+    for which in ("best", "last"):
+        step = _load(opened, folder, which)
+        found[which] = {**validation.of(opened.model), "step": step}
+    return {"samples": len(opened.data.test or opened.data.val), **found}
+
+
+@register_measurement("training_memory")
+def training_memory(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """{"mib": …}: the peak of some steps with the run's own batch and precision, not compiled; None on a CPU.
+
+    The rows of a run count what its validations and its probe take, too, and what was there before.
+    """
+    opened = _open(config, folder, device)
+    return {"mib": _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None}
+
+
+# ---- the spectrum of attention's output
+
+
+@register_measurement("attention_spectrum")
+def attention_spectrum(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """The mean over one batch of each singular value of the attention's output, largest first; padding left out."""
+    opened = _open(config, folder, device)
+    _load(opened, folder, "best")
+    part = opened.data.test or opened.data.val
+    rows = torch.linspace(0, len(part) - 1, min(config.batch_size, len(part))).round().long()
+    batch = part.part(rows).batch(torch.arange(len(rows)), len(rows), opened.device)
+    few = zip(*(tensor.split(TOGETHER) for tensor in batch.inputs), strict=True)
+    values = torch.cat([spectrum(opened.model.double(), inputs) for inputs in few])
+    return {"samples": len(rows), "values": [float(f"{value:.5g}") for value in values.mean(0).tolist()]}
+
+
+@torch.no_grad()
+def spectrum(model: SequenceClassifier, inputs: Sequence[Tensor | None]) -> Tensor:
+    """(sequences, d) singular values of the last layer's attention output; the small ones need a model in float64."""
+    with _seen(model.blocks[-1].get_submodule("attn")) as outputs:
+        model(*inputs)
+    masks = [mask for mask in inputs[1::2] if mask is not None]
+    output = outputs[0].double()
+    if masks:
+        output = output * torch.stack(masks, 1).flatten(0, 1)[..., None]
+    return torch.linalg.svdvals(torch.linalg.qr(output, mode="r").R)  # to the smallest, as a Gram matrix is not
+
+
+@contextlib.contextmanager
+def _seen(module: nn.Module) -> Iterator[list[Tensor]]:
+    """What a module gives out, call by call."""
+    found: list[Tensor] = []
+
+    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        found.append(output)
+
+    hook = module.register_forward_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+# ---- approximations of softmax
+
+
+@register_measurement("approximations")
+@torch.no_grad()
+def approximations(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """{"trained": {"1024": {"norm": ‖exact‖, "skyformer": [by budget], …}}, "initial": …, "budgets": […]}.
+
+    Medians over layers, heads, sequences and draws; a draw without a value counts as infinitely far. The sequences are
+    tokens of the test set, one sample after the other, without padding. On a CPU it is one draw and one length.
+    """
+    opened = _open(config, folder, device)
+    length = opened.model.embedding.positions.shape[0]
+    quick = opened.device.type == "cpu"
+    sizes = [size for size in SIZES if size <= length][: 1 if quick else None] or [length]
+    budgets = [budget for budget in BUDGETS if 2 * budget <= sizes[0]]
+    tokens, draws = _full_sequences(opened, length), 1 if quick else DRAWS
+    found: dict[str, Any] = {"budgets": budgets, "sequences": len(tokens), "draws": draws}
+    for weights in ("initial", "trained"):
+        if weights == "trained":
+            _load(opened, folder, "best")
+        found[weights] = {str(size): _errors(opened.model, tokens[:, :size], budgets, draws) for size in sizes}
+    return found
+
+
+def _full_sequences(opened: _Opened, length: int) -> Tensor:
+    """(sequences, length): without padding."""
+    part, tokens = opened.data.test or opened.data.val, []
+    for row in torch.randperm(len(part), generator=torch.Generator().manual_seed(0)):
+        inputs = part.inputs(row[None])
+        masks = inputs[1::2] or (None,)  # of sequences without padding there are none
+        for some, mask in zip(inputs[::2], masks, strict=True):
+            tokens.append(some.flatten() if mask is None else some[mask])
+        if sum(map(len, tokens)) >= SEQUENCES * length:
+            break
+    flat = torch.cat(tokens)[: SEQUENCES * length]
+    return flat[: len(flat) // length * length].view(-1, length).to(opened.device)
+
+
+def _errors(model: SequenceClassifier, tokens: Tensor, budgets: Sequence[int], draws: int) -> dict[str, Any]:
+    layers = [_softmax_of(block) for block in model.blocks]
+    with contextlib.ExitStack() as stack:
+        seen = [stack.enter_context(_seen(layer.get_submodule("qkv"))) for layer in layers]
+        model.pooled(tokens)
+    parts = [split_qkv(outputs[0], layer.num_heads) for outputs, layer in zip(seen, layers, strict=True)]
+    query, key, value = (torch.cat([part[which] for part in parts]).double() for which in range(3))
+    generator = torch.Generator(tokens.device).manual_seed(0)
+    errors = approximation_errors(query, key, value, budgets=budgets, draws=draws, generator=generator)
+    norm = norm_of(exact_output(query, key, value)).median()
+    by_name = {name: [_median(errors[name, budget]) for budget in budgets] for name in APPROXIMATIONS}
+    return {"norm": float(f"{float(norm):.5g}"), **by_name}
+
+
+def _softmax_of(block: nn.Module) -> SequenceAttention:
+    attn = block.get_submodule("attn")
+    assert isinstance(attn, SequenceAttention)
+    return attn
+
+
+def _median(errors: Tensor) -> float | None:
+    """None where half of them have no value."""
+    value = float(errors.nan_to_num(nan=math.inf, posinf=math.inf).flatten().median())
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+# ---- a step as published
+
+
+@register_measurement("published_steps")
+def published_steps(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
+    """By attention: ms and peak memory of a training step in the published order of operations, without a graph.
+
+    Softmax with all weights in memory, checkpointed: computed again in the backward pass. Skyformer as its authors run
+    it. Projections in the training's precision, attention in float32.
+    """
+    found = {}
+    for name, settings in (("softmax", {}), ("skyformer", {"attention_kwargs": {"compat": True}})):
+        attention = {"attention": name} if name != "softmax" else {}
+        changed = config.changed({**attention, **settings, "data_kwargs": {**config.data_kwargs, "mask": "published"}})
+        opened = _open(changed, folder, device)
+        if name == "softmax":
+            for block in opened.model.blocks:
+                attn = _softmax_of(block)
+                attn.forward = _checkpointed(attn)
+        found[name] = _time_steps(opened, changed)
+    return found
+
+
+def _checkpointed(attn: SequenceAttention) -> Callable[..., Tensor]:
+    def forward(x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        dropout = attn.attn_drop.p if attn.training else 0.0
+        q, k, v = split_qkv(attn.qkv(x), attn.num_heads)
+        y = checkpointed_softmax(q, k, v, attn_mask, dropout)
+        return attn.proj_drop(attn.proj(y.transpose(1, 2).flatten(2)))
+
+    return forward
+
+
+def _time_steps(opened: _Opened, config: Config) -> dict[str, float | None]:
+    model, device, cuda = opened.model.train(), opened.device, opened.device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
+    batches = train_batches(opened.data.train, batch_size=config.batch_size, seed=0, device=device).epoch(0)
+    batch = next(iter(batches))
+    before = torch.cuda.memory_allocated(device) if cuda else 0  # the data and the model
+    warm, timed = (WARM_UP, TIMED) if cuda else (0, 1)
+    start = 0.0
+    for step in range(warm + timed):
+        if step == warm:
+            if cuda:
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(config, device):
+            loss = opened.task.loss(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+    if cuda:
+        torch.cuda.synchronize(device)
+    milliseconds = 1e3 * (time.perf_counter() - start) / timed
+    memory = round((torch.cuda.max_memory_allocated(device) - before) / 2**20, 1) if cuda else None
+    return {"ms": round(milliseconds, 3), "memory_mib": memory}

@@ -1,0 +1,303 @@
+"""The data sets of the experiments, fixed before the runs: images, and the tasks of the Long Range Arena.
+
+    given = parse_data(["cifar10=/data/cifar10"])          # where they lie: NAME=PATH, a folder, shards, CIFAR's files
+    given[0].set.respectable                               # 0.85: below it a comparison of arms decides nothing
+    SETS["lra_listops"].generated                          # True: it needs no folder
+
+Every kind says the same of itself: how long a training is and in what that is counted, the fields of a training at a
+scale, which metrics count, and where its data may lie.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from wellcond.train.config import Config
+from wellcond.train.recipes import recipe
+from wellcond.words import BLOCK_SITES
+
+__all__ = [
+    "IMAGE_SETS",
+    "SETS",
+    "TASK_SETS",
+    "ClaimSet",
+    "GivenData",
+    "ImageSet",
+    "TaskSet",
+    "parse_data",
+    "smoke_data",
+]
+
+CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the python version
+SMOKE = {
+    "epochs": 2, "batch_size": 64, "warmup_epochs": 0, "padding": 0, "clip_grad": 1.0, "log_every": 5, "image_size": 8,
+    "model_kwargs": {
+        "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": False,
+        "global_pool": "avg", "weight_init": "jax",
+    },
+}  # fmt: skip
+# Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
+# κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
+LAB = {
+    "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
+    "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
+}  # fmt: skip
+FORWARD = 1 / 3  # of what a training step costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSet(ABC):
+    """What all sets say of themselves."""
+
+    name: str
+    title: str
+    classes: int
+    train_samples: int
+    respectable: float = 0.0
+    """Top-1 that the plain arm has to reach at `lab` scale; otherwise a verdict is undecided."""
+    generated: bool = False
+    """Whether it needs no folder."""
+
+    unit: ClassVar[str]
+    """What a training's length is counted in, a field of its configuration: epochs or steps."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Of a `lab` training, in that unit."""
+
+    @property
+    def recipe(self) -> str:
+        """The recipe of its trainings; empty where that is the claim's to say."""
+        return ""
+
+    @property
+    def smoke(self) -> "GivenData":
+        """What stands for it in a smoke run."""
+        return GivenData(set=self, spec=self.name)
+
+    @abstractmethod
+    def settings(self, scale: str) -> dict[str, Any]:
+        """Fields of every training at `smoke` or `lab` scale, where they are not the recipe's."""
+
+    @abstractmethod
+    def final(self, config: Config) -> dict[str, Any]:
+        """Fields of a training that is compared, where they are not those of one that chooses a learning rate."""
+
+    @abstractmethod
+    def samples(self, config: Config) -> int:
+        """How many samples' worth of time a training takes."""
+
+    @abstractmethod
+    def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
+        """Of a run's result: what it reached on the test set; None where it diverged."""
+
+    def spec(self, where: str) -> str:
+        """What `wellcond.data.open_data` takes, of what `--data-dir NAME=` was given. ValueError without a folder."""
+        path = Path(where)
+        if self.generated and where == self.name:
+            return where
+        if path.exists():
+            return self._of_folder(path)
+        if ":" in where:
+            return self._of_source(where)
+        raise ValueError(f"--data-dir {self.name}={where}: there is no folder {where}; nothing was started")
+
+    @abstractmethod
+    def _of_folder(self, path: Path) -> str: ...
+
+    def _of_source(self, named: str) -> str:
+        return named
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenData:
+    """A set, and where it lies: what `wellcond.data.open_data` takes."""
+
+    set: ClaimSet
+    spec: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet(ClaimSet):
+    image_size: int
+    patch_size: int
+    epochs: int = 100
+    batch_size: int = 256
+    """Both of a `lab` training, fixed before the runs."""
+
+    unit = "epochs"
+
+    @property
+    def length(self) -> int:
+        return self.epochs
+
+    @property
+    def smoke(self) -> GivenData:
+        return GivenData(set=SETS["digits"], spec="digits")
+
+    def settings(self, scale: str) -> dict[str, Any]:
+        """64 tokens and a class token, of Imagenette 196, of the digits 16."""
+        if scale == "smoke":
+            return SMOKE
+        return {
+            "image_size": self.image_size,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "model_kwargs": {"img_size": self.image_size, "patch_size": self.patch_size},
+            **LAB,
+        }
+
+    def final(self, config: Config) -> dict[str, Any]:
+        return {"eval_every": config.epochs}  # its validation part is the test set
+
+    def samples(self, config: Config) -> int:
+        return self.train_samples * config.epochs
+
+    def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
+        return run["metrics"]
+
+    def _of_folder(self, path: Path) -> str:
+        if self.name.startswith("cifar") and any((path / part).exists() for part in CIFAR_FILES):
+            return f"{self.name}:{path}"
+        return f"wds:{path}" if _holds_shards(path) else f"folder:{path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet(ClaimSet):
+    """A task of the Long Range Arena: under a recipe and a source of its own name, with a part for development."""
+
+    steps: int = 50_000
+    holdout: float = 0.0
+    """Of the training part, for development, where the task has none but its test set."""
+    eval_steps: int = 500
+    """From one look at the development part to the next."""
+    stands_for: str = ""
+    """The task in whose place it is, if it is none of the arena's."""
+    chosen_by: ClassVar[str] = "test_accuracy"
+    """The measurement that looks at the test set, once, at the end of a run."""
+
+    unit = "steps"
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def recipe(self) -> str:
+        return self.name
+
+    @property
+    def smoke(self) -> GivenData:
+        return GivenData(set=self, spec=recipe(self.recipe, scale="smoke").data)
+
+    def settings(self, scale: str) -> dict[str, Any]:
+        """The published training, and the best state of development kept for the test, however early it is."""
+        if scale == "smoke":
+            return {"keep_best": True}
+        holdout = {"holdout": self.holdout} if self.holdout else {}
+        return {
+            "eval_steps": self.eval_steps, "keep_best": True, "keep_best_after": 0.0, "log_every": 100,
+            "save_every": 5000, "probe_marks": True, "probe_samples": 16, "probe_sites": ["embed", *BLOCK_SITES],
+            **holdout,
+        }  # fmt: skip
+
+    def final(self, config: Config) -> dict[str, Any]:
+        return {}
+
+    def samples(self, config: Config) -> int:
+        validations = config.steps // config.eval_steps if config.eval_steps else 0
+        return round(config.batch_size * (config.steps + FORWARD * validations * config.eval_batches))
+
+    def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
+        return run[self.chosen_by]["best"] if run.get(self.chosen_by) else None
+
+    def _of_folder(self, path: Path) -> str:
+        return f"{self.name}:wds:{path}" if _holds_shards(path) else f"{self.name}:{path}"
+
+    def _of_source(self, named: str) -> str:
+        return named if named.startswith(f"{self.name}:") else f"{self.name}:{named}"
+
+
+def _sets(*found: Any) -> dict[str, Any]:
+    return {one.name: one for one in found}
+
+
+IMAGE_SETS: dict[str, ImageSet] = _sets(
+    ImageSet(
+        name="digits", title="Digits", classes=10, train_samples=1437, image_size=8, patch_size=2, generated=True
+    ),
+    ImageSet(
+        name="cifar10", title="CIFAR-10", classes=10, train_samples=50_000, image_size=32, patch_size=4,
+        respectable=0.85,
+    ),
+    ImageSet(
+        name="cifar100", title="CIFAR-100", classes=100, train_samples=50_000, image_size=32, patch_size=4,
+        respectable=0.58,
+    ),
+    ImageSet(
+        name="tiny-imagenet", title="Tiny-ImageNet", classes=200, train_samples=100_000, image_size=64, patch_size=8,
+        epochs=50, batch_size=512, respectable=0.43,
+    ),
+    ImageSet(
+        name="imagenette", title="Imagenette", classes=10, train_samples=9_469, image_size=224, patch_size=16,
+        epochs=50, respectable=0.75,
+    ),
+)  # fmt: skip
+TASK_SETS: dict[str, TaskSet] = _sets(
+    TaskSet(name="lra_text", title="Text", classes=2, train_samples=22_500, holdout=0.1),
+    TaskSet(name="lra_listops", title="ListOps", classes=10, train_samples=96_000, generated=True),
+    TaskSet(
+        name="imdb_pairs", title="Pairs of reviews", classes=2, train_samples=22_500, stands_for="Retrieval",
+        eval_steps=1000,
+    ),
+    TaskSet(name="lra_pathfinder", title="Pathfinder", classes=2, train_samples=160_000, generated=True),
+    TaskSet(name="lra_image", title="Image", classes=10, train_samples=45_000),
+)  # fmt: skip
+"""In the order of the paper's tables."""
+SETS: dict[str, ClaimSet] = {**IMAGE_SETS, **TASK_SETS}
+
+
+def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[GivenData]:
+    """What `--data-dir` says, `NAME=PATH` each; ValueError names the sets and what a path may be.
+
+    Of the sets that are `wanted`, those that are generated need no place: they are added, unless one of them is named.
+    """
+    found = []
+    for text in given:
+        name, equals, where = text.partition("=")
+        if not equals and text in SETS:
+            name, where = text, text if SETS[text].generated else ""
+        elif not equals:
+            name, where = _name_in(text), text
+        if name not in SETS or not where:
+            raise ValueError(
+                f"--data-dir {text!r} does not say which set lies where; write NAME=PATH with a name of "
+                f"{', '.join(SETS)}, e.g. cifar10=data/cifar10"
+            )
+        found.append(GivenData(set=SETS[name], spec=SETS[name].spec(where)))
+    names = [one.set.name for one in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--data-dir names a set twice: {', '.join(names)}")
+    generated = [SETS[name] for name in dict.fromkeys(wanted) if SETS[name].generated]
+    if not any(one.name in names for one in generated):
+        found += [GivenData(set=one, spec=one.name) for one in generated]
+    order = list(SETS)
+    return sorted(found, key=lambda one: order.index(one.set.name)) if generated else found
+
+
+def smoke_data(wanted: Iterable[str]) -> tuple[GivenData, ...]:
+    """What a smoke run of a claim on these sets is run on."""
+    return tuple({SETS[name].smoke.set.name: SETS[name].smoke for name in wanted}.values())
+
+
+def _holds_shards(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("train-*.tar*"))
+
+
+def _name_in(text: str) -> str:
+    """cifar10:PATH, and folders with the name of a set."""
+    kind, colon, _ = text.partition(":")
+    return kind if colon and kind in SETS else Path(text).name

@@ -1,0 +1,154 @@
+"""sky-approx: five approximations of softmax attention with one budget, on queries, keys and values of trained models.
+
+    wellcond reproduce sky-approx --scale lab --data-dir lra_text=data/imdb …      # reads the softmax runs of sky-lra
+
+The error is the spectral norm of the difference from the exact output, in float64; medians over both layers, the heads,
+sequences and draws. Skyformer here is its Nyström method on softmax's own kernel, as in the paper's Figure 1. That is
+of BERT, with heads of 64 and other values: its numbers stand beside ours and cannot be compared one by one.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Comparison
+from wellcond.claims.figures import INK, altair, arm_color, titled
+from wellcond.claims.lra import ARMS, ArenaArms
+from wellcond.verdicts import Part, at_least
+
+__all__ = ["CLAIM", "advantages", "falls"]
+
+METHODS = {
+    "skyformer": "Skyformer", "nystromformer": "Nyströmformer", "linformer": "Linformer", "performer": "Performer",
+    "informer": "Informer",
+}  # fmt: skip
+COLORED = ("Linformer", "Performer", "Nyströmformer", "Skyformer", "Informer")  # these two as in every figure
+FROM = 128  # landmarks
+WEIGHTS = {"initial": "fresh weights", "trained": "trained"}
+PAPER = {
+    "initial": {
+        "512": (1.45, 1.14, 0.89, 0.61, 0.36), "1024": (2.17, 1.74, 1.31, 0.91, 0.54),
+        "2048": (3.10, 2.46, 1.92, 1.33, 0.81), "4096": (4.7, 3.72, 2.88, 2.01, 1.19),
+    },
+    "trained": {
+        "512": (2.14, 1.47, 1.06, 0.76, 0.51), "1024": (2.53, 1.79, 1.31, 0.98, 0.69),
+        "2048": (3.02, 2.15, 1.64, 1.26, 0.92), "4096": (3.79, 2.78, 2.16, 1.72, 1.27),
+    },
+}  # fmt: skip
+"""Skyformer in Figure 1, read from the picture: BERT's weights, fresh and pretrained, with 16, 32, … 256 landmarks."""
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    runs = found.measurements("softmax", "approximations")
+    if not runs:
+        return
+    for budget in (one for one in runs[0]["budgets"] if one >= FROM):
+        name = f"with {budget} landmarks Skyformer is nearest: the smallest other error over its own, ln ≥ 0"
+        yield _at_least(name, [advantages(run, budget) for run in runs], found)
+    yield _at_least("Skyformer's error falls with each doubling of its landmarks: ln of the least factor ≥ 0",
+                    [falls(run) for run in runs], found)  # fmt: skip
+
+
+def _at_least(name: str, values: Sequence[float], found: Comparison) -> Part:
+    if not all(map(math.isfinite, values)):
+        return Part(name=name, outcome="does not hold", why="half of Skyformer's draws have no value in some seed")
+    return at_least(name, values, 0.0, confidence=found.confidence)
+
+
+def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") -> float:
+    """ln of the smallest error of the others over Skyformer's, the mean over the lengths; −∞ where it has none."""
+    at = run["budgets"].index(budget)
+    ratios = []
+    for errors in run[weights].values():
+        others = [errors[name][at] for name in METHODS if name != "skyformer" and errors[name][at] is not None]
+        mine = errors["skyformer"][at]
+        ratios.append(-math.inf if mine is None else math.log(min(others) / mine))
+    return fmean(ratios)
+
+
+def falls(run: Mapping[str, Any], weights: str = "trained") -> float:
+    """ln of the least factor by which Skyformer's error falls from one budget to the next, over all lengths."""
+    factors = []
+    for errors in run[weights].values():
+        mine = errors["skyformer"]
+        pairs = pairwise(mine)
+        factors += [
+            -math.inf if more is None else math.inf if less is None else math.log(less / more) for less, more in pairs
+        ]
+    finite = [one for one in factors if one != math.inf]
+    return min(finite, default=-math.inf)
+
+
+def summary(found: Comparison) -> Iterable[str]:
+    runs = found.measurements("softmax", "approximations")
+    for weights, title in WEIGHTS.items() if runs else ():
+        for size in runs[0][weights]:
+            last = len(runs[0]["budgets"]) - 1
+            errors = {name: [run[weights][size][name][last] for run in runs] for name in METHODS}
+            said = ", ".join(f"{METHODS[name]} {_mean(values)}" for name, values in errors.items())
+            norm = fmean(run[weights][size]["norm"] for run in runs)
+            yield f", {title}, n = {size}, {runs[0]['budgets'][last]} landmarks: {said}; the output itself: {norm:.2g}"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.2g}" if len(known) == len(values) else "without a value"
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """Errors over budgets, by length and weights, of the task with the longest sequences, beside the paper's."""
+    alt = altair()
+    measured = [found for found in sets if found.measurements("softmax", "approximations")]
+    found = max(measured, key=lambda one: len(one.measurements("softmax", "approximations")[0]["trained"]))
+    runs = found.measurements("softmax", "approximations")
+    panels = []
+    for weights, title in WEIGHTS.items():
+        columns = []
+        for size in runs[0][weights]:
+            rows = [
+                {"arm": METHODS[name], "budget": budget, "error": run[weights][size][name][at], "run": f"{name} {seed}"}
+                for seed, run in enumerate(runs) for name in METHODS for at, budget in enumerate(run["budgets"])
+                if run[weights][size][name][at] is not None
+            ]  # fmt: skip
+            paper = [
+                {"budget": 16 << at, "error": error, "mark": "Skyformer in the paper, of BERT"}
+                for at, error in enumerate(PAPER[weights].get(size, ()))
+            ]
+            x = alt.X("budget:Q", title="landmarks", scale=alt.Scale(type="log", base=2), axis=alt.Axis(grid=False))
+            y = alt.Y("error:Q", title="‖approximate − exact‖", scale=alt.Scale(type="log"))
+            lines = (
+                alt.Chart(alt.Data(values=rows))
+                .mark_line(point=True, strokeWidth=1.8)
+                .encode(x=x, y=y, color=arm_color(list(METHODS.values()), among=COLORED), detail="run:N")
+            )
+            marks = alt.Chart(alt.Data(values=paper)).mark_point(filled=True, size=60, opacity=1).encode(
+                x=x, y=y, color=alt.value(INK),
+                shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+            )  # fmt: skip
+            columns.append(alt.layer(lines, marks).properties(width=190, height=170, title=f"{title}, n = {size}"))
+        panels.append(alt.hconcat(*columns))
+    caption = (
+        f"{found.title}, softmax models, at {found.record['scale']} scale: medians over layers, heads, sequences and "
+        "draws, a line for each seed. The paper's values are of another model, BERT, with heads of 64."
+    )
+    chart = alt.vconcat(*panels).resolve_scale(color="shared", shape="shared")
+    return titled(chart, "Approximations of softmax attention", caption)
+
+
+CLAIM = ArenaArms(
+    id="sky-approx",
+    claim="approximation error falls with landmarks; Skyformer (softmax-kernel form) best at d ≥ 128",
+    test="Q, K and V from the trained softmax models of sky-lra; n 512–4096, d 16–256; against Nyströmformer, "
+    "Linformer, Performer and Informer as approximations",
+    holds_if="ordering at d ≥ 128",
+    same_runs_as="sky-lra",
+    arms={"softmax": ARMS["softmax"]},
+    asks=f"Skyformer is nearest with {FROM} landmarks or more",
+    judge=judge,
+    shows=("approximations",),
+    paper=dict.fromkeys(("lra_text", "lra_listops", "imdb_pairs", "lra_pathfinder", "lra_image"), PAPER),
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,150 @@
+"""sky-fig1: validation loss and accuracy over training time: Skyformer converges faster than softmax.
+
+    wellcond reproduce sky-fig1 --scale lab --data-dir lra_text=data/imdb …        # reads the runs of sky-lra
+
+Time is that of training, by the speed of each run, without validations; beside it the same over steps. The paper's
+figures are of one trial each: accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from wellcond.claims.arms import Comparison
+from wellcond.claims.figures import altair, titled
+from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, shown
+from wellcond.verdicts import Interval, Part, in_most, not_run
+
+__all__ = ["CLAIM", "earlier", "reached", "remarks"]
+
+SHARE = 3 / 5  # of the tasks
+DRAWN = ("softmax", "kernelized", "skyformer")  # those of the paper's figures
+TITLES = {
+    "loss": "validation loss", "accuracy": "accuracy, %", "minutes": "minutes of training", "step": "steps",
+}  # fmt: skip
+OVERFIT = 1.1  # the last loss over the smallest
+STALLED, LEARNT, DELAY = 0.60, 0.65, 0.1  # accuracies, and a share of the training
+PAPER = {
+    "lra_text": {"softmax": 1.4, "kernelized": 1.7, "skyformer": 1.8},
+    "lra_listops": {"softmax": 1.6, "kernelized": 1.6, "skyformer": 1.6},
+    "lra_pathfinder": {"kernelized": 0.55, "skyformer": 0.55},
+    "lra_image": {"softmax": 3.2, "kernelized": 3.5, "skyformer": 4.0},
+}  # the loss at the end, read from the appendix's Figure 1
+
+
+def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
+    name = "Skyformer is earlier at softmax's best validation loss on at least three tasks, that is 1 − time ratio ≥ 0"
+    found = [one for one in map(earlier, tasks.values()) if one is not None]
+    yield in_most(name, found, 0.0, share=SHARE, of="tasks") if found else not_run(name)
+
+
+def reached(run: Mapping[str, Any], loss: float, unit: str = "seconds") -> float | None:
+    """When the validation loss of a run was first as low as this; None if it never was."""
+    places = run["validation_seconds"] if unit == "seconds" else [row["step"] for row in run["validation"]]
+    return next((at for at, row in zip(places, run["validation"], strict=True) if row["loss"] <= loss), None)
+
+
+def earlier(found: Comparison, unit: str = "seconds", arm: str = "skyformer") -> Interval | None:
+    """1 − the time at which an arm is at softmax's best loss over softmax's own, over paired seeds; −1 for never."""
+    mine, theirs = (
+        {run["seed"]: run for run in found.runs(name) if run.get("validation")} for name in (arm, "softmax")
+    )
+    shares = []
+    for seed in sorted(mine.keys() & theirs.keys()):
+        best = min(row["loss"] for row in theirs[seed]["validation"])
+        at, own = reached(mine[seed], best, unit), reached(theirs[seed], best, unit)
+        assert own is not None
+        shares.append(-1.0 if at is None else max(-1.0, 1 - at / own) if own else 0.0)
+    return found.interval(shares) if shares else None
+
+
+def remarks(found: Comparison) -> Iterable[str]:
+    """The paper's two: seen if every seed shows it."""
+    runs = [run for arm in DRAWN for run in found.runs(arm) if run.get("validation")]
+    if found.set.name == "lra_text" and runs:
+        ratios = [run["validation"][-1]["loss"] / min(row["loss"] for row in run["validation"]) for run in runs]
+        seen = "seen" if min(ratios) >= OVERFIT else "not seen in every run"
+        yield f", it over-fits: {seen} (the last loss is {min(ratios):.2f} to {max(ratios):.2f} × the smallest)"
+    if found.set.name == "lra_pathfinder":
+        learnt, left = ({run["seed"]: _left(run, level) for run in found.runs(arm) if run.get("validation")}
+                        for arm, level in (("skyformer", LEARNT), ("softmax", STALLED)))  # fmt: skip
+        delays = [left[seed] - learnt[seed] for seed in sorted(learnt.keys() & left.keys())]
+        if delays:
+            seen = "seen" if min(delays) >= DELAY else "not seen in every seed"
+            said = ", ".join(f"{100 * delay:.0f}" for delay in delays)
+            yield (
+                f", softmax stalls: {seen} (it leaves {100 * STALLED:.0f} % later than Skyformer reaches "
+                f"{100 * LEARNT:.0f} %, by {said} % of the training; the paper: by about half of it)"
+            )
+
+
+def _left(run: Mapping[str, Any], level: float) -> float:
+    """The share of the training after which the accuracy is first above a level; 1 for never."""
+    rows = run["validation"]
+    return next((row["step"] for row in rows if row["top1"] > level), rows[-1]["step"]) / rows[-1]["step"]
+
+
+def summary(found: Comparison) -> Iterable[str]:
+    for unit in ("seconds", "steps"):
+        if (share := earlier(found, unit)) is not None:
+            yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share}"
+    for arm in found.trained:
+        runs = [run["validation"] for run in found.runs(arm) if run.get("validation")]
+        if runs:
+            least = found.interval([min(row["loss"] for row in rows) for rows in runs])
+            last = found.interval([rows[-1]["loss"] for rows in runs])
+            best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
+            paper = found.paper.get(arm)
+            beside = f" (the paper: near {paper:g})" if paper else ""
+            yield f", {ARMS[arm].title}: smallest loss {least}, last {last}{beside}, best accuracy {best} %"
+    yield from remarks(found)
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """Loss and accuracy over minutes and over steps, one column a task; diamonds: the paper's loss at the end."""
+    alt = altair()
+    rows = [
+        {"task": column(found), "arm": ARMS[arm].title, "run": f"{arm} {run['seed']}", "minutes": at / 60, **row,
+         "accuracy": 100 * row["top1"]}
+        for found, arm in shown(sets, DRAWN)
+        for run in found.runs(arm)
+        for at, row in zip(run.get("validation_seconds", []), run.get("validation", []), strict=True)
+    ]  # fmt: skip
+    columns = []
+    for found in sets:
+        mine = alt.Data(values=[row for row in rows if row["task"] == column(found)])
+        last = found.record["steps"]
+        ends = [{"arm": ARMS[arm].title, "step": last, "loss": loss} for arm, loss in found.paper.items()]
+        panels = []
+        for y, x in (("loss", "minutes"), ("loss", "step"), ("accuracy", "minutes"), ("accuracy", "step")):
+            lines = alt.Chart(mine).mark_line(strokeWidth=1.3, opacity=0.8).encode(
+                x=alt.X(f"{x}:Q", title=TITLES[x]),
+                y=alt.Y(f"{y}:Q", title=TITLES[y], scale=alt.Scale(zero=False)),
+                color=attention_color(DRAWN), detail="run:N",
+            )  # fmt: skip
+            layers = [lines]
+            if (y, x) == ("loss", "step") and ends:
+                marks = alt.Chart(alt.Data(values=ends)).mark_point(shape="diamond", filled=True, size=80, opacity=1)
+                layers.append(marks.encode(x="step:Q", y="loss:Q", color=attention_color(DRAWN)))
+            panels.append(alt.layer(*layers).properties(width=190, height=130))
+        heading = alt.Title(text=column(found), anchor="middle", fontSize=12)
+        columns.append(alt.vconcat(*panels, title=heading))
+    caption = (
+        f"A line for each seed, at {sets[0].record['scale']} scale. Time is that of training alone. Diamonds: the loss "
+        "at the end that the appendix's Figure 1 shows, read from the picture; its times are a V100's."
+    )
+    return titled(alt.hconcat(*columns).resolve_scale(color="shared"), "Validation over training", caption)
+
+
+CLAIM = ArenaArms(
+    id="sky-fig1",
+    claim="validation loss and accuracy over training time: Skyformer converges faster; Text over-fits at once; "
+    "softmax stalls on Pathfinder",
+    test="the runs of sky-lra; Retrieval by its stand-in",
+    holds_if="earlier at softmax's best loss on at least three tasks; the two remarks seen or not",
+    same_runs_as="sky-lra",
+    across=judge,
+    shows=("validation", "validation_seconds"),
+    paper=PAPER,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,116 @@
+"""sky-fig2: singular values of attention's output decay fast, and more slowly on harder tasks.
+
+    wellcond reproduce sky-fig2 --scale lab --data-dir lra_text=data/imdb …        # reads the softmax runs of sky-lra
+
+The output of the second layer's attention in trained softmax models, 64 singular values, averaged over one batch of the
+test set. Compared is how far the 10th and the 64th are below the first, in natural logarithms. The paper has four tasks
+in this order, the slowest first: Retrieval (here its stand-in), Pathfinder, Text, ListOps.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Comparison
+from wellcond.claims.figures import altair, arm_color, titled
+from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, column
+from wellcond.verdicts import Part, at_least, not_run
+
+__all__ = ["CLAIM", "depths"]
+
+ORDER = (STAND_IN, "lra_pathfinder", "lra_text", "lra_listops")  # from the slowest decay to the fastest
+INDICES = (10, 64)
+PAPER = {
+    STAND_IN: {"10": 1.2, "64": 3.5e-3}, "lra_pathfinder": {"10": 0.9, "64": 2.5e-3},
+    "lra_text": {"10": 0.2, "64": 5e-4}, "lra_listops": {"10": 0.07, "64": 1e-4},
+}  # fmt: skip
+"""Read from the appendix's Figure 2; the first value is 140 to 280 on all of them."""
+
+
+def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
+    for index in INDICES:
+        for slower, faster in pairwise(ORDER):
+            if slower not in tasks or faster not in tasks:
+                continue  # said once, for all parts
+            less, more = depths(tasks[slower], index), depths(tasks[faster], index)
+            values = [more[seed] - less[seed] for seed in sorted(less.keys() & more.keys())]
+            name = (
+                f"singular value {index} is further below the first on {column(tasks[faster])} than on "
+                f"{column(tasks[slower])}"
+            )
+            yield at_least(name, values, 0.0) if values else not_run(name)
+
+
+def depths(found: Comparison, index: int) -> dict[int, float]:
+    """Seed → ln of the first singular value over the one of this index (or the last), counted from 1."""
+    depths = {}
+    for run in found.runs("softmax"):
+        if run.get("attention_spectrum"):
+            values = run["attention_spectrum"]["values"]
+            at = values[min(index, len(values)) - 1]
+            depths[run["seed"]] = math.log(values[0] / max(at, 1e-300))
+    return depths
+
+
+def summary(found: Comparison) -> Iterable[str]:
+    curves = [run["attention_spectrum"]["values"] for run in found.runs("softmax") if run.get("attention_spectrum")]
+    if not curves:
+        return
+    means = [fmean(values) for values in zip(*curves, strict=True)]
+    said = ", ".join(f"σ{index} = {means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES))
+    paper = ", ".join(f"σ{index} ≈ {value:g}" for index, value in found.paper.items())
+    beside = f"the paper: σ1 140 to 280, {paper}" if paper else "the paper does not show it"
+    yield f", softmax, layer 2: {said}; {beside}"
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """The singular values, as in the paper; marks where its curves are at index 10 and 64."""
+    alt = altair()
+    lines = [
+        {"task": column(found), "run": f"{found.title} {run['seed']}", "index": index, "value": value}
+        for found in sets
+        for run in found.runs("softmax")
+        if run.get("attention_spectrum")
+        for index, value in enumerate(run["attention_spectrum"]["values"], start=1)
+        if value > 0
+    ]
+    marks = [
+        {"task": column(found), "index": int(index), "value": value, "mark": "the paper"}
+        for found in sets
+        for index, value in found.paper.items()
+    ]
+    color = arm_color([column(found) for found in sets], field="task")
+    base = alt.Chart(alt.Data(values=lines)).mark_line(strokeWidth=1.8).encode(
+        x=alt.X("index:Q", title="index of the singular value"),
+        y=alt.Y("value:Q", title="singular value", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e")),
+        color=color, detail="run:N",
+    )  # fmt: skip
+    points = alt.Chart(alt.Data(values=marks)).mark_point(filled=True, size=90, opacity=1).encode(
+        x="index:Q", y="value:Q", color=color,
+        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+    )  # fmt: skip
+    caption = (
+        f"Second layer of trained softmax models, the mean over a batch of the test set, a line for each seed, at "
+        f"{sets[0].record['scale']} scale. Diamonds: the appendix's Figure 2, read from the picture; its Retrieval is "
+        "not our pairs of reviews."
+    )
+    chart = alt.layer(base, points).properties(width=560, height=320)
+    return titled(chart, "Singular values of attention's output", caption)
+
+
+CLAIM = ArenaArms(
+    id="sky-fig2",
+    claim="singular values of attention outputs decay fast, slower on harder tasks",
+    test="layer 2 of the trained softmax models of sky-lra, one batch of the test set; Retrieval by its stand-in",
+    holds_if="decay ordered as published: Retrieval slowest, then Pathfinder, Text, ListOps",
+    same_runs_as="sky-lra",
+    arms={"softmax": ARMS["softmax"]},
+    apart=("lra_image",),  # which the paper does not show
+    across=judge,
+    shows=("attention_spectrum",),
+    paper=PAPER,
+    summary=summary,
+    figure=figure,
+)

@@ -19,14 +19,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.attention import find_attention
 from wellcond.data import Batch, DataSet, eval_batches
 from wellcond.data.sequences import SequenceSet
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
 from wellcond.models.mae import MaskedAutoencoder, MaskedOutput, linear_probe
-from wellcond.models.sequence import LANDMARKS, find_task
 from wellcond.models.sequence import build as build_sequence
+from wellcond.models.sequence import find_task
 from wellcond.models.surgery import GrayingSettings
 from wellcond.train.computing import autocast, seed_by
 from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, Config
@@ -120,11 +119,8 @@ class Sequence(Classify):
                 f"model={config.model} is for {kinds[documents - 1]}, and {config.data} has {kinds[train.pairs]}"
             )
         sizes |= config.model_kwargs
-        attention, settings = config.attention or "softmax", dict(config.attention_kwargs)
-        if "num_landmarks" in find_attention(attention).core.setting_names():
-            settings.setdefault("num_landmarks", max(1, min(LANDMARKS, sizes["length"] // 4)))  # of 512 or more, all
         torch.manual_seed(config.seed)
-        model = build_sequence(config.model, attention, **sizes, **settings)
+        model = build_sequence(config.model, config.attention or "softmax", **sizes, **config.attention_kwargs)
         operate(model, config.changed({"attention": ""}))  # it has its attention
         if config.checkpoint:
             self.notes = start_from(model, config.checkpoint)

@@ -30,7 +30,7 @@ def preload() -> None:
     import wellcond.claims.runs
     import wellcond.cli
     import wellcond.cli.training
-    import wellcond.train.loop  # noqa: F401
+    import wellcond.train.loop
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         wellcond.cli.app(["train", "--settings"], standalone_mode=False)  # what parsing a command imports

@@ -19,6 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # NumPy's small problems wait for OpenBLAS's threads: a hundred times longer than they compute, on a busy machine.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# torch's compiler would compile half a dozen programs first, to see which vector instructions there are.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 import pytest
 import torch
@@ -137,6 +139,17 @@ class Started:
         return self.log.read_text() if self.log.exists() else ""
 
 
+def torchruns_variables(world: int) -> list[dict[str, str]]:
+    """What torchrun sets for each of so many processes; nothing for one."""
+    if world == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        together = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    ranks = [together | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(world)]
+    return [{name: str(value) for name, value in one.items()} for one in ranks]
+
+
 class Launcher:
     def __init__(self) -> None:
         program = [sys.executable, str(Path(__file__).with_name("launcher.py"))]
@@ -170,25 +183,24 @@ class Launcher:
         so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one. Of
         `spoilt`, a rank and a step, the loss is NaN. With `again` the newest state is loaded and saved, and no more.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         pids = []
-        for rank in range(world):
-            together = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
-            env = {k: str(v) for k, v in (together | {"MASTER_PORT": port}).items()} if world > 1 else {}
+        for rank, env in enumerate(torchruns_variables(world)):
             request = {"start": arguments, "env": env, "log": str(log)}
             request |= {"elastic": elastic, "slow_disk": slow_disk, "file_limit": file_limit}
             request |= {"spoilt": spoilt[1] if spoilt and spoilt[0] == rank else 0, "again": again}
             pids.append(self.ask(request)["pid"])
         return Started(self, pids, log)
 
-    def program(self, text: str, *arguments: Any, log: Path, standard_input: Path | None = None) -> Started:
+    def program(
+        self, text: str, *arguments: Any, log: Path, standard_input: Path | None = None, world: int = 1,
+        env: dict[str, str] | None = None,
+    ) -> Started:  # fmt: skip
         """What `python -c text arguments` would do, with everything imported before."""
-        request = {"program": text, "arguments": [str(one) for one in arguments], "log": str(log), "env": {}}
+        request = {"program": text, "arguments": [str(one) for one in arguments], "log": str(log)}
         if standard_input is not None:
             request["input"] = str(standard_input)
-        return Started(self, [self.ask(request)["pid"]], log)
+        asked = [request | {"env": (env or {}) | variables} for variables in torchruns_variables(world)]
+        return Started(self, [self.ask(one)["pid"] for one in asked], log)
 
     def ranks(self, text: str, folder: Path, *, number: int = 2) -> None:
         """So many processes of a program at once, each with its rank and the folder for arguments; all end well."""

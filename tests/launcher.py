@@ -4,6 +4,8 @@ A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} 
 {"poll": n} → {"code": m or null}.
 """
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -28,7 +30,10 @@ def preload() -> None:
     import wellcond.claims.runs
     import wellcond.cli
     import wellcond.cli.training
-    import wellcond.train.loop  # noqa: F401
+    import wellcond.train.loop
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        wellcond.cli.app(["train", "--settings"], standalone_mode=False)  # what parsing a command imports
 
 
 def start(request: dict[str, Any]) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -148,7 +149,7 @@ def test_a_stopped_training_ends_with_130(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_the_command_itself(tmp_path: Path) -> None:
+def test_the_command_itself(tmp_path: Path, launcher: Any) -> None:
     """Once as a person starts it; the tests of wellcond.train start it from a fork, for speed."""
     sets = ["--set", "model_kwargs=" + ",".join(f"{k}={v}" for k, v in SMALL.items()), "--batch-size", "256"]
     command = [sys.executable, "-m", "wellcond", "train", "digits", "--output", "run", "--epochs", "1", *sets]
@@ -158,12 +159,11 @@ def test_the_command_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "5 steps; loss" in done.stderr
-    other = subprocess.run(
-        [*command, "--lr", "7"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert other.returncode == 1
-    assert "another configuration (lr: 0.003 there, 7.0 now)" in other.stderr
-    assert "Traceback" not in other.stderr
+    again = [str(tmp_path / "run") if word == "run" else word for word in command[3:]]
+    other = launcher.start([*again, "--lr", "7"], log=tmp_path / "log.txt")
+    assert other.wait() == [1]
+    assert "another configuration (lr: 0.003 there, 7.0 now)" in other.output()
+    assert "Traceback" not in other.output()
 
 
 def test_the_settings_are_listed_by_group_without_a_recipe() -> None:

@@ -27,6 +27,7 @@ POINTERS = {
     torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.bool: "*i1",
 }  # fmt: skip
 ALIGNED = [["tt.divisibility", 16]]
+COMPILED: list[tuple[Any, dict[str, Any]]] = []  # what is the same for narrower heads, and the sizes
 
 
 def compile_only(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
@@ -52,11 +53,16 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwarg
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0:
                 attributes[(place,)] = ALIGNED
+    sizes = {name: value for name, value in constants.items() if name in ("WIDTH", "VALUES")}
+    same = self, signature, {k: v for k, v in constants.items() if k not in sizes}, attributes, options
+    if any(known == same and all(wide[name] >= sizes[name] for name in sizes) for known, wide in COMPILED):
+        return  # of a head that is as wide, or wider
     compiled = compile_kernel(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)
     shared = compiled.metadata.shared
     print(json.dumps({"kernel": self.__name__, "shared": shared, "fits": shared <= SHARED}), flush=True)
     if shared > SHARED:
         raise OutOfResources(shared, SHARED, "shared memory")
+    COMPILED.append((same, sizes))
 
 
 def attention() -> None:

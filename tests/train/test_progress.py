@@ -7,6 +7,7 @@ import pytest
 from wellcond.train import progress as progress_module
 from wellcond.train.config import Config
 from wellcond.train.progress import Decoding, Progress
+from wellcond.train.stopping import OutOfTime
 
 
 def row(block: str, value: float, status: str = "ok", name: str = "log_kappa") -> dict[str, object]:
@@ -92,3 +93,9 @@ def test_decoding_tells_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
     told = capsys.readouterr().err
     assert "1000/1000" in told
     assert "decoding pets (train)" in told
+
+
+def test_decoding_ends_at_the_time_limit():
+    Decoding(show=False, limit="10d")("decoding pets (train)", 512, 1000)
+    with pytest.raises(OutOfTime, match=r"decoding pets \(train\): 512 of 1,000 when the time was over"):
+        Decoding(show=False, limit="0.01s")("decoding pets (train)", 512, 1000)

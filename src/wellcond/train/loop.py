@@ -103,7 +103,8 @@ class _Run:
         self.data: DataSet = open_data(
             config.data, options=config.data_kwargs, image_size=size, cache_dir=cache,
             cache_limit=int(config.cache_limit), holdout=config.holdout, seed=config.seed,
-            progress=Decoding(show=not quiet or not here.is_main),  # any of the processes may be the one that decodes
+            # Any of the processes may be the one that decodes; the others would wait for one that gave up.
+            progress=Decoding(show=not quiet or not here.is_main, limit=config.time_limit if here.world == 1 else ""),
         )  # fmt: skip
         self.notes = self._compare()
         self.batches = train_batches(

@@ -26,6 +26,7 @@ from rich.progress import Progress as RichProgress
 from wellcond import records
 from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.folder import RunFolder
+from wellcond.train.stopping import OutOfTime, as_seconds, process_age
 
 __all__ = ["Decoding", "Progress", "Tracker", "make_tracker", "numbers_of"]
 
@@ -127,16 +128,21 @@ class Progress:
 
 
 class Decoding:
-    """How far a data set is decoded into its cache: a bar, or a line now and then."""
+    """How far a data set is decoded into its cache: a bar, or a line now and then. OutOfTime at the time limit."""
 
-    def __init__(self, *, show: bool):
+    def __init__(self, *, show: bool, limit: str = ""):
         self.show = show
+        self._until = time.perf_counter() - process_age() + as_seconds(limit) if limit else math.inf
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
         self._line = time.perf_counter()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.perf_counter()
+        if now > self._until:
+            if self._bar is not None:
+                self._bar.stop()
+            raise OutOfTime(f"{what}: {done:,} of {total:,} when the time was over; no step was trained yet")
         if self.show and self._console.is_terminal:
             if self._bar is None:
                 columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))

@@ -244,7 +244,7 @@ def test_the_probe_changes_no_bit(make_config: Make, tmp_path: Path) -> None:
         rows = records.read_rows(tmp_path / folder / "probe.jsonl")
         kappas = [row for row in rows if row["name"] == "log_kappa"]
         assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9, 10]
-        assert len(kappas) == 4 * 2 * 4  # steps × blocks × sites, each once
+        assert len(kappas) == 5 * 2 * 4  # steps × blocks × sites, each once
     assert not (tmp_path / "without/probe.jsonl").exists()
 
 
@@ -338,7 +338,7 @@ def test_a_process_that_dies_right_after_saving_has_written_all(
 
 def test_the_best_state_is_kept_beside_the_newest(make_config: Make, tmp_path: Path, monkeypatch) -> None:
     scores = iter([0.2, 0.9, 0.5, 0.4, 0.3])
-    monkeypatch.setattr(Validation, "of", lambda self, model: {"loss": 1.0, "top1": next(scores), "top5": 1.0})
+    monkeypatch.setattr(Validation, "of", lambda self, model, number: {"loss": 1.0, "top1": next(scores), "top5": 1.0})
     train(make_config(epochs=5, keep=1, keep_best=True), tmp_path, device="cpu", quiet=True)
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert names == ["step-00000010", "step-00000025"]

@@ -1,10 +1,11 @@
 """Sequences in the engine: every task and attention trains; padded or not, killed, in parts, by two processes."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -235,6 +236,46 @@ def test_each_validation_takes_the_next_batches(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if row["split"] == "val"] == [3, 6, 7]
     whole = Validation(config.changed({"eval_batches": 50}), make_task(config, data), data.val, join("cpu"))
     assert len(whole._stretch(3)) == len(data.val)
+
+
+def test_small_batches_are_validated_several_at_once_on_a_gpu() -> None:
+    config = small()  # 16 samples of 32 tokens
+    data = opened(config)
+    sizes = []
+    for changes in ({}, {"attention": "skyformer"}, {"attention": "skyformer", "attention_kwargs": {"compat": True}}):
+        validation = Validation(config.changed(changes), make_task(config, data), data.val, join("cpu"))
+        sizes.append(validation._batch_size())
+        validation.here = cast(Any, SimpleNamespace(device=torch.device("cuda"), world=1))
+        sizes.append(validation._batch_size())
+    assert sizes == [16, 8192, 16, 8192, 16, 16]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "kernelized"},
+        {"attention": "nystrom"},
+        {"attention": "skyformer"},
+        {"attention": "skyformer", "attention_kwargs": {"compat": True}},
+        {"gray": "dct", "probe_every": 5, "probe_samples": 4},
+        {"attention": "skyformer", "amp_dtype": "bfloat16", "compile": True},
+        {"attention": "skyformer", "amp_dtype": "float16"},
+        {"amp_dtype": "bfloat16", "ema_decay": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["lra_text", "lra_retrieval", "lra_image"])  # padded, pairs, without masks
+def test_replayed_steps_train_the_same(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"data_kwargs": NO_SIZE} if name == "lra_image" else {}
+    config = small(name, **sizes, **changes, steps=12).changed({"model_kwargs": {"dim": 32, "num_heads": 2}})
+    for folder, graph in (("plain", False), ("replayed", True)):
+        torch.compiler.reset()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="a step of this training cannot be replayed")
+            train(config.changed({"step_graph": graph}), tmp_path / folder, device="cuda", quiet=True)
+    assert losses(tmp_path / "replayed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
 
 
 def test_the_best_state_is_kept_once_it_may_be(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ def build(
         attention_dropout: of attention weights, for attentions that have such; the others go without.
         pooling: the mean of the tokens' embeddings is their sum over the padded length, as published (`padded`), or
             over the number of tokens that are no padding (`valid`). They differ in a factor for each sample.
-        settings: of the attention. Landmarks are 128 unless `num_landmarks` says otherwise.
+        settings: of the attention. Landmarks are 128, and of a `length` below 512 a quarter of it, unless
+            `num_landmarks` says otherwise.
 
     Weights are drawn from torch's generator: embeddings from N(0, 0.02²), all else as torch's own layers. One matrix
     holds the projections of queries, keys and values: torch's draws depend on the inputs' width alone, so that it is
@@ -105,7 +106,7 @@ def build(
     sizes = find_task(task)
     kind = PairClassifier if sizes.documents == 2 else SequenceClassifier
     if "num_landmarks" in find_attention(attention).core.setting_names():
-        settings.setdefault("num_landmarks", LANDMARKS)
+        settings.setdefault("num_landmarks", max(1, min(LANDMARKS, (length or sizes.length) // 4)))
     wanted = AttentionSettings(name=attention, settings=check_settings(attention, settings))
     model = kind(
         length=sizes.length if length is None else length,

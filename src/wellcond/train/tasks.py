@@ -19,14 +19,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from wellcond.attention import find_attention
 from wellcond.data import Batch, DataSet, eval_batches
 from wellcond.data.sequences import SequenceSet
 from wellcond.models import gray, remove_skip
 from wellcond.models.build import check_patches, create_model
 from wellcond.models.mae import MaskedAutoencoder, MaskedOutput, linear_probe
-from wellcond.models.sequence import LANDMARKS, find_task
 from wellcond.models.sequence import build as build_sequence
+from wellcond.models.sequence import find_task
 from wellcond.models.surgery import GrayingSettings
 from wellcond.train.computing import autocast, seed_by
 from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, Config
@@ -34,6 +33,9 @@ from wellcond.train.processes import Processes
 from wellcond.train.starting import notes_on_pretrained, start_from, start_masked_from
 
 __all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Sequence", "Task", "Validation", "make_task"]
+
+
+TOKENS_AT_ONCE = 1 << 18  # in validation on a GPU: as many as a batch of the largest task has
 
 
 class Task(Protocol):
@@ -86,7 +88,7 @@ class Classify:
             "loss": nn.functional.cross_entropy(logits, labels, reduction="sum").double(),
             "top1": top[:, 0].sum().double(),
             "top5": top.any(1).sum().double(),
-            "count": torch.tensor(float(len(labels)), dtype=torch.float64, device=logits.device),
+            "count": _number(len(labels), logits.device),
         }
 
 
@@ -120,11 +122,8 @@ class Sequence(Classify):
                 f"model={config.model} is for {kinds[documents - 1]}, and {config.data} has {kinds[train.pairs]}"
             )
         sizes |= config.model_kwargs
-        attention, settings = config.attention or "softmax", dict(config.attention_kwargs)
-        if "num_landmarks" in find_attention(attention).core.setting_names():
-            settings.setdefault("num_landmarks", max(1, min(LANDMARKS, sizes["length"] // 4)))  # of 512 or more, all
         torch.manual_seed(config.seed)
-        model = build_sequence(config.model, attention, **sizes, **settings)
+        model = build_sequence(config.model, config.attention or "softmax", **sizes, **config.attention_kwargs)
         operate(model, config.changed({"attention": ""}))  # it has its attention
         if config.checkpoint:
             self.notes = start_from(model, config.checkpoint)
@@ -166,9 +165,14 @@ class Masked:
         return MaskedOutput(*model(*batch.inputs)).loss
 
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        number = torch.tensor(float(len(batch.targets)), dtype=torch.float64, device=batch.targets.device)
+        number = _number(len(batch.targets), batch.targets.device)
         loss = MaskedOutput(*model(*batch.inputs)).loss.double() * number
         return {"loss": loss, "score": -loss, "count": number}
+
+
+def _number(count: int, device: torch.device) -> Tensor:
+    """Filled in by the device; one that was made here and sent there would wait for all that a GPU still has to do."""
+    return torch.full((), float(count), dtype=torch.float64, device=device)
 
 
 TASKS: dict[str, Callable[[Config, DataSet], Task]] = {
@@ -256,21 +260,29 @@ class Validation:
             return self.part
         return self.part.part((torch.arange(count) + number * count).remainder(len(self.part)).to(self.part.device))
 
+    def _batch_size(self) -> int:
+        """Of one process. On a GPU several small batches of sequences are one, which takes it less time than Python
+        takes to ask for each; not where samples of a batch depend on each other, as in the published Skyformer."""
+        size = max(1, self.config.batch_size // self.here.world)
+        alone = self.here.device.type != "cuda" or self.config.attention_kwargs.get("compat")
+        if not isinstance(self.part, SequenceSet) or alone:
+            return size
+        return size * max(1, TOKENS_AT_ONCE // (size * self.part.length * (1 + self.part.pairs)))
+
     @torch.no_grad()
     def of(self, model: nn.Module, number: int = 0) -> dict[str, float]:
         here = self.here
         flags = [module for module in model.modules() if module.training]
         model.eval()
         sums: dict[str, Tensor] = {}
-        size = max(1, self.config.batch_size // here.world)
         batches = eval_batches(
-            self._stretch(number), batch_size=size, rank=here.rank, world=here.world, device=here.device,
+            self._stretch(number), batch_size=self._batch_size(), rank=here.rank, world=here.world, device=here.device,
             workers=self.config.workers,
         )  # fmt: skip
         for batch in batches:
             for name, value in self._count(model, batch).items():
-                zero = torch.zeros_like(value)
-                sums[name] = sums.get(name, zero) + (value if batch.count else zero)
+                value = value if batch.count else torch.zeros_like(value)
+                sums[name] = sums[name] + value if name in sums else value
         self.skipped = getattr(batches, "skipped", [])
         for module in flags:
             module.training = True

@@ -22,7 +22,7 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Runs
 from wellcond.claims.sets import SETS, TASK_SETS, GivenData, parse_data, smoke_data
 from wellcond.models.sequence import build
-from wellcond.records import read_json, write_record
+from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
 
@@ -178,8 +178,8 @@ def test_the_ledger_has_them_with_their_figures(tmp_path):
     pytest.importorskip("altair")
     for id_ in ("sky-lra", "sky-fig2"):
         for one in made.records(id_, seeds=1):
-            write_record(tmp_path / id_ / f"lab-{one['data']}.json", one, seed=0)
-    write_record(tmp_path / "sky-table1" / "lab-lra_text.json", made.stability("lra_text"), seed=0)
+            write_json(tmp_path / id_ / f"lab-{one['data']}.json", one)
+    write_json(tmp_path / "sky-table1" / "lab-lra_text.json", made.stability("lra_text"))
     page = ledger.run(tmp_path, tmp_path / "claims.md").read_text()
     assert page.count("1 seeds are fewer than 3") >= 2
     assert "not Retrieval; apart from the verdict" in page

@@ -1,6 +1,6 @@
 """Compiles every kernel for an H100, where there is none: a process of its own, for the interpreter must be off.
 
-    python tests/numerics/triton/compiling.py attention        # one JSON line a kernel: its name, its shared memory
+    python tests/numerics/triton/compiling.py gaussian         # one JSON line a kernel: its name, its shared memory
 
 The functions run on CPU tensors, and each launch is a compilation for compute capability 9.0 instead; what they give
 back is nothing. It finds what the interpreter forgives: types that do not fit, programs that ask for too much.
@@ -65,11 +65,14 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwarg
     COMPILED.append((same, sizes))
 
 
-def attention() -> None:
-    from wellcond.numerics.triton import gaussian, landmark_plan, linear_plan, nystrom_plan
+KINDS = ((64, torch.bfloat16), (32, torch.float32))  # narrower heads need less of everything
+
+
+def gaussian() -> None:
+    from wellcond.numerics.triton import gaussian, landmark_plan
 
     keep = torch.ones(2, 2, 2048, dtype=torch.bool)
-    for width, dtype in ((64, torch.bfloat16), (32, torch.float32)):  # narrower heads need less of everything
+    for width, dtype in KINDS:
         q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
         gaussian.stream(q, k, v, scale=0.1)
         gaussian.pull(q, k, v, v, scale=0.1, keep=keep)
@@ -78,17 +81,24 @@ def attention() -> None:
         plan = landmark_plan.plan_for(q, k, v, None, positions, 64, None, None)
         out, space, work = plan.forward(q, k, v, None, positions, None, None, 0.1, 0.1)
         plan.backward(out, q, k, v, None, positions, None, 0.1, space, work)
+    q, k, v = (torch.zeros(2, 2, 2048, 32, dtype=torch.float16) for _ in range(3))
+    rows, valid = torch.zeros(2, 2, 70, 32, dtype=torch.float16), torch.ones(2, 2, 70, dtype=torch.bool)
+    plan = landmark_plan.plan_for(q, k, v, rows, None, 0, valid, keep)
+    out, space, work = plan.forward(q, k, v, rows, None, valid, keep, 0.1, 0.1)
+    plan.backward(out, q, k, v, rows, None, keep, 0.1, space, work)
+
+
+def softmax() -> None:
+    from wellcond.numerics.triton import linear_plan, nystrom_plan
+
+    for width, dtype in KINDS:
+        q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
         nystrom = nystrom_plan.plan_for(q, k, v, 64, 6)
         out, space, work = nystrom.forward(q, k, v, 0.1, differentiable=True)
         nystrom.backward(out, q, k, v, 0.1, space, work)
         linear = linear_plan.plan_for(q, k, v)
         out, small = linear.forward(q, k, v, 0.1)
         linear.backward(out, q, k, v, 0.1, small)
-    q, k, v = (torch.zeros(2, 2, 2048, 32, dtype=torch.float16) for _ in range(3))
-    rows, valid = torch.zeros(2, 2, 70, 32, dtype=torch.float16), torch.ones(2, 2, 70, dtype=torch.bool)
-    plan = landmark_plan.plan_for(q, k, v, rows, None, 0, valid, keep)
-    out, space, work = plan.forward(q, k, v, rows, None, valid, keep, 0.1, 0.1)
-    plan.backward(out, q, k, v, rows, None, keep, 0.1, space, work)
 
 
 def numerics() -> None:
@@ -116,4 +126,4 @@ def numerics() -> None:
 if __name__ == "__main__":
     JITFunction.run = compile_only  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_num_threads(1)
-    {"attention": attention, "numerics": numerics}[sys.argv[1]]()
+    {"gaussian": gaussian, "softmax": softmax, "numerics": numerics}[sys.argv[1]]()

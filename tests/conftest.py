@@ -19,8 +19,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # NumPy's small problems wait for OpenBLAS's threads: a hundred times longer than they compute, on a busy machine.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# torch's compiler would compile half a dozen programs first, to see which vector instructions there are.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 import pytest
 import torch

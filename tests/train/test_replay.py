@@ -62,9 +62,9 @@ def test_a_rate_is_that_of_the_steps_since_the_row_before(
     now = [0.0]
     real = Progress.step
 
-    def step(self: Progress, number: int, *, images: int) -> None:
+    def step(self: Progress, number: int, *, samples: int) -> None:
         now[0] += 10.0 if number <= 5 else 1.0  # the first epoch takes longer, as with compilation
-        real(self, number, images=images)
+        real(self, number, samples=samples)
 
     monkeypatch.setattr(Progress, "step", step)
     monkeypatch.setattr("wellcond.train.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))

@@ -162,8 +162,8 @@ TEXTS: dict[str, Callable[[], nn.Module]] = {
 OURS: dict[str, Callable[[], nn.Module]] = {
     "lra": lambda: build_sequence("listops", dim=24, num_heads=3, length=16, vocab_size=50),
     "lra with skyformer": lambda: build_sequence(
-        "text", "skyformer", dim=24, length=16, vocab_size=50, num_landmarks=16
-    ),  # all of them: none is drawn
+        "text", "skyformer", dim=24, length=16, vocab_size=50, num_landmarks=32
+    ),  # all queries and keys: none is drawn
 }
 ZOO = {**IMAGES, **TEXTS, **OURS}
 NORM_AFTER_ADD = {*TEXTS, "torch encoder"}  # + LayerNorm of the sum: what the MLP's skip carries is the normed sum

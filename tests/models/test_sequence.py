@@ -249,3 +249,11 @@ def test_mistakes_are_named(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
     assert find_task("lra_image") is TASKS["image"]
+
+
+def test_only_kernelized_goes_without_dropout_of_its_weights_by_default():
+    sizes = {"dim": 8, "mlp_dim": 8, "length": 16, "vocab_size": 20}
+    found = {name: build("listops", name, **sizes).blocks[0].attn.attn_drop.p for name in ("softmax", "kernelized")}
+    assert found == {"softmax": 0.1, "kernelized": 0.0}
+    given = build("listops", "kernelized", attention_dropout=0.2, **sizes)
+    assert given.blocks[0].attn.attn_drop.p == 0.2

@@ -82,7 +82,7 @@ def build(
     vocab_size: int | None = None,
     num_classes: int | None = None,
     dropout: float = 0.1,
-    attention_dropout: float = 0.1,
+    attention_dropout: float | None = None,
     pooling: str = "padded",
     **settings: Any,
 ) -> "SequenceClassifier":
@@ -93,7 +93,9 @@ def build(
         attention: the name of any registered attention. Other than softmax, it is put there by `replace_attention`, so
             that `restore_attention`, `save` and `load` know of it; the weights are the same whatever the attention.
         length, vocab_size, num_classes: the task's own, unless given.
-        attention_dropout: of attention weights, for attentions that have such; the others go without.
+        attention_dropout: of attention weights, for attentions that have such; the others go without. By default 0.1,
+            as published, and 0 for `kernelized`: with it all n × n weights would have to be kept, and its kernel keeps
+            none.
         pooling: the mean of the tokens' embeddings is their sum over the padded length, as published (`padded`), or
             over the number of tokens that are no padding (`valid`). They differ in a factor for each sample.
         settings: of the attention. Landmarks are 128, and of a `length` below 512 a quarter of it, unless
@@ -107,6 +109,8 @@ def build(
     kind = PairClassifier if sizes.documents == 2 else SequenceClassifier
     if "num_landmarks" in find_attention(attention).core.setting_names():
         settings.setdefault("num_landmarks", max(1, min(LANDMARKS, (length or sizes.length) // 4)))
+    if attention_dropout is None:
+        attention_dropout = 0.0 if attention == "kernelized" else 0.1
     wanted = AttentionSettings(name=attention, settings=check_settings(attention, settings))
     model = kind(
         length=sizes.length if length is None else length,

@@ -113,8 +113,6 @@ class Sequence(Classify):
             "vocab_size": train.vocab,
             "num_classes": len(self.data.classes),
         }
-        if config.attention == "kernelized":
-            sizes["attention_dropout"] = 0.0  # with it all weights, n × n, would have to be kept: its kernel keeps none
         documents = find_task(config.model).documents
         if documents != 1 + train.pairs:
             kinds = ("single sequences", "pairs")

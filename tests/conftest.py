@@ -1,6 +1,7 @@
 """What every test starts from: a fixed seed, no network, few threads, and kernels that run without a GPU."""
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -51,6 +52,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported stays: otherwise every collection walks through all of it again
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
-from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
+from wellcond.claims.claim import SMOKE_RULE, Claim, Line, Options, Record, with_title
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
@@ -180,7 +180,9 @@ class TrainedArms(Claim):
     """What is asked on each set, in short."""
     judge: Callable[[Comparison], Iterable[Part]] = lambda found: ()
     """On one set; their names need not name it."""
-    summary: Callable[[Comparison], Iterable[str]] = lambda found: ()
+    summary: Callable[[Comparison], Iterable[Line]] = lambda found: ()
+    says: Callable[[Mapping[str, Comparison]], str] = lambda sets: ""
+    """The finding, in one sentence, of the sets that have runs."""
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
     across: Callable[[Mapping[str, Comparison]], Iterable[Part]] | None = None
@@ -234,18 +236,18 @@ class TrainedArms(Claim):
         """The arms that the verdict needs."""
         return [arm for arm in self.trains or self.arms if self.arms[arm].seeds is None]
 
-    def reproduce(self, options: Options, runs: Runs) -> list[str]:
+    def reproduce(self, options: Options, runs: Runs) -> list[Line]:
         """Run what is missing, write the evidence of each set, and say in words what came out."""
         for data in options.data:
             for arm in self.arms:
                 self.configure(options, data, arm)
-        lines: list[str] = []
+        lines: list[Line] = []
         for seeds in range(1, options.seeds + 1) if self.in_rounds else (options.seeds,):
             calls = [partial(self._reproduce_on, options, data, runs, seeds) for data in options.data]
             lines = list(chain(*runs.together(calls)))
         return lines
 
-    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[str]:
+    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[Line]:
         late: list[OutOfTime] = []
         record = self._record(options, data, runs, seeds=seeds, late=late)
         if (
@@ -460,9 +462,12 @@ class TrainedArms(Claim):
 
     # ---- showing
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return [f"{found.title}{line}" if line[:1] in ",:" else line for line in self.summary(found)]
+        return with_title(found.title, self.summary(found))
+
+    def finding(self, records: Sequence[Record]) -> str:
+        return self.says({record["data"]: self._comparison(record) for record in records})
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = [name for name in SETS if name in {record["data"] for record in records}]

@@ -8,9 +8,11 @@ Tiny-ImageNet the model without attention skips "fails to train".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Between, Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, arm_color, by_set, titled, with_interval
 from wellcond.verdicts import Part, at_least
 
@@ -34,7 +36,15 @@ def grows(name: str, smaller: Comparison, larger: Comparison) -> Part:
     return at_least(name, values, 0.0, unit=" points", confidence=max(smaller.confidence, larger.confidence))
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    sa, mlp = (
+        ", ".join(f"{fmean(found.drops(arm).values()):.1f} on {found.title}" for found in sets.values())
+        for arm in ("no-sa", "no-mlp")
+    )
+    return f"Without its attention skip a ViT-Tiny loses, in points, {sa}; without its MLP skip {mlp}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         one = found.record["arms"][arm]
         top1, top5 = (found.interval(found.values(arm, name).values()) for name in ("top1", "top5"))
@@ -43,8 +53,8 @@ def summary(found: Comparison) -> Iterable[str]:
         yield f"{said}{f', {lost} diverged' if lost else ''}; held out: {', '.join(map(_tried, one['grid']['rates']))}"
     for arm in ("no-sa", "no-mlp"):
         paper = found.paper.get(arm)
-        beside = "" if paper is None else f"; the paper: {-paper:g}"
-        yield f", drop with {found.arms[arm].title}: {found.interval(found.drops(arm).values())} points{beside}"
+        what, ours = f", drop with {found.arms[arm].title}", f"{found.interval(found.drops(arm).values())} points"
+        yield f"{what}: {ours}" if paper is None else Beside(what, ours, f"{-paper:g}")
 
 
 def _tried(rate: Mapping[str, Any]) -> str:
@@ -94,6 +104,7 @@ CLAIM = TrainedArms(
     paper={"cifar10": {"no-sa": -22.0, "no-mlp": -2.0}},  # points of top-1 against both skips
     judge=judge,
     between=Between(asks="drop(sa) is larger on {larger} than on {smaller}", judge=grows),
+    says=says,
     summary=summary,
     figure=figure,
 )

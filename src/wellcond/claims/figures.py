@@ -18,13 +18,14 @@ from typing import Any
 from wellcond.records import read_json, write_text
 from wellcond.report import colors
 from wellcond.verdicts import Interval
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import DEFAULT_SITES, VERDICTS
 
 __all__ = [
     "ARM_COLORS",
     "INK",
     "MUTED",
     "SITE_COLORS",
+    "VERDICT_COLORS",
     "altair",
     "arm_color",
     "by_set",
@@ -41,6 +42,7 @@ LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
 ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
+VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
@@ -121,7 +123,7 @@ def with_interval(found: Interval) -> dict[str, float | None]:
     return {"mean": found.mean, "low": ends[0], "high": ends[1]}
 
 
-def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path]) -> Path:
+def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> Path:
     """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
     altair()
     import vl_convert
@@ -132,13 +134,14 @@ def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path]) -> Path:
     return path
 
 
-def is_current(path: Path, *, made_from: Sequence[Path]) -> bool:
-    """Whether the SVG shows what these files say now."""
+def is_current(path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> bool:
+    """Whether the SVG shows what these files, or rows, say now."""
     return _rows_mark(made_from) in _text(path)
 
 
-def _rows_mark(made_from: Sequence[Path]) -> str:
-    rows = [{key: value for key, value in read_json(path).items() if key != "environment"} for path in made_from]
+def _rows_mark(made_from: Sequence[Path | Mapping[str, Any]]) -> str:
+    read = [read_json(one) if isinstance(one, Path) else one for one in made_from]
+    rows = [{key: value for key, value in row.items() if key != "environment"} for row in read]
     return f"<!-- by wellcond ledger, of rows {_digest(rows)}"
 
 

@@ -218,7 +218,7 @@ def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
 def _signed(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:.2f}".replace("-", "−")
+    return (f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2f}").replace("-", "−")
 
 
 def _part_json(part: Part) -> dict[str, Any]:

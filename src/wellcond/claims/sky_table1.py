@@ -144,12 +144,19 @@ def figure(records: Sequence[Record]) -> Any:
                 rows.append(row | {"paper": record["paper"][attention] if which == "after" else None})
     names, order = titles(ATTENTIONS), [_title(record["data"]) for record in records]
     panels = []
-    for title in EMBEDDINGS.values():
-        base = alt.Chart(alt.Data(values=[row for row in rows if row["where"] == title])).encode(
+    for which, title in EMBEDDINGS.items():
+        mine = [row for row in rows if row["where"] == title]
+        least = min((row["mean"] for row in mine if row.get("mean")), default=1.0)
+        if (
+            which == "before"
+        ):  # thousands of times softmax's: on a logarithmic axis, where an interval may begin below 0
+            mine = [{**row, "low": max(row["low"], least / 2)} if row.get("low") is not None else row for row in mine]
+        base = alt.Chart(alt.Data(values=mine)).encode(
             x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)),
             xOffset=alt.XOffset("arm:N", sort=names),
         )  # fmt: skip
-        y = alt.Y("mean:Q", title="τ over softmax's", scale=alt.Scale(type="log", nice=False, padding=12))
+        scale = alt.Scale(type="log", nice=False, padding=12) if which == "before" else alt.Scale(zero=True)
+        y = alt.Y("mean:Q", title="τ over softmax's", scale=scale)
         points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=attention_color(ATTENTIONS))
         errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=attention_color(ATTENTIONS))
         marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper'").mark_point(

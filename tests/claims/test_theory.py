@@ -39,10 +39,13 @@ def test_a_statement_that_does_not_hold_is_a_result(theory, tmp_path, one_thread
     assert "theory sky-lemma3 sky-lemmaC1 --draws 80" in record["environment"]["command"]
     page = (tmp_path / "page" / "theory.md").read_text(encoding="utf-8")
     for name in ("sky-lemma3", "sky-lemmaC1"):
-        assert f"## {name}" in page
+        assert f"(theory/{name}.md)" in page
         assert ET.parse(tmp_path / "page" / "images" / f"theory-{name}.svg").getroot().tag.endswith("svg")
-    assert "(../evidence/theory/sky-lemma3.json)" in page
-    assert f"| {record['cases'][0]['draws']} |" in page
+    assert "(../evidence/theory)" in page
+    own = (tmp_path / "page" / "theory" / "sky-lemma3.md").read_text(encoding="utf-8")
+    assert "(../../evidence/theory/sky-lemma3.json)" in own
+    assert "(../images/theory-sky-lemma3.svg)" in own
+    assert f"| {record['cases'][0]['draws']} |" in own
 
 
 def test_the_files_alone_make_the_same_page(theory, tmp_path, one_thread):
@@ -69,10 +72,16 @@ def test_the_evidence_says_what_the_statement_says_and_checks_its_theorems(name)
 def test_the_page_is_that_of_the_evidence(tmp_path):
     shutil.copytree(ROOT / "evidence" / "theory", tmp_path / "evidence" / "theory")
     files = [tmp_path / "evidence" / "theory" / f"{name}.json" for name in STATEMENTS]
-    page = write_page(files, tmp_path / "docs" / "theory.md").read_text(encoding="utf-8")
-    assert page == (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-    assert page.count("*Theorem.*") == page.count("*Proof.*") > 10
-    assert "What is true:" in page
+    page = write_page(files, tmp_path / "docs" / "theory.md")
+    written = [page, *sorted((tmp_path / "docs" / "theory").glob("*.md"))]
+    assert len(written) == 1 + len(STATEMENTS)
+    for path in written:
+        there = ROOT / path.relative_to(tmp_path)
+        assert path.read_text(encoding="utf-8") == there.read_text(encoding="utf-8"), there
+    assert sorted((ROOT / "docs" / "theory").glob("*.md")) == [ROOT / path.relative_to(tmp_path) for path in written[1:]]
+    text = "".join(path.read_text(encoding="utf-8") for path in written)
+    assert text.count("*Theorem.*") == text.count("*Proof.*") > 10
+    assert text.count("## What is true") == len(STATEMENTS)
 
 
 def test_an_unknown_statement_exits_2_with_the_list(theory, tmp_path):

@@ -1,10 +1,10 @@
 """`wellcond theory`: check the papers' statements, and write a JSON file for each; on request the page with its plots.
 
     run(["asa-prop41"], draws=400, seed=0, output=Path("evidence/theory"))
-    run(list(STATEMENTS), page=Path("docs/theory.md"))      # docs/theory.md and docs/images/theory-*.svg beside it
+    run(list(STATEMENTS), page=Path("docs/theory.md"))      # also docs/theory/ID.md and docs/images/theory-ID.svg
     write_page([Path("evidence/theory/asa-prop41.json"), …], Path("docs/theory.md"))
 
-The page is written from those files: no number on it is typed in by hand.
+The pages are written from those files: no number on them is typed in by hand.
 """
 
 import math
@@ -39,7 +39,8 @@ LEAD = """\
 # Theory, computed
 
 Every proposition, lemma and theorem of the two papers, checked with explicit constants over many random draws and over
-the weights of a trained model. This page is written by
+the weights of a trained model. Each statement has a page of its own: what was found, what is true instead with its
+proof, counter-examples, and the cases. All of them are written by
 
 ```sh
 wellcond theory --page docs/theory.md
@@ -147,21 +148,27 @@ def _verdict_table(findings: Sequence[Finding]) -> Table:
 
 
 def write_page(files: Sequence[Path], page: Path) -> Path:
-    """Write the page, and its plots into `images` beside it; returns the page's path."""
+    """Write the page, in a folder of its name a page for each statement, and their plots into `images` beside it.
+
+    Returns the page's path.
+    """
     findings = [read_json(path) for path in files]
     if not findings:
         raise ValueError("there is nothing to write a page from; run the statements first")
-    folder = page.parent / "images"
-    evidence = Path(os.path.relpath(files[0].parent, page.parent)).as_posix()
-    parts = [LEAD.format(evidence=evidence), _overview(findings)]
+    folder = page.with_suffix("")
     for finding, file in zip(findings, files, strict=True):
-        picture = folder / f"theory-{finding['statement']}.svg"
+        picture = page.parent / "images" / f"theory-{finding['statement']}.svg"
         write_text(picture, draw(finding["chart"]))
-        parts.append(_section(finding, f"images/{picture.name}", f"{evidence}/{file.name}"))
-    parts.append(USE)
-    parts.append(_made(findings))
+        text = _statement_page(finding, _from(folder, picture), _from(folder, file))
+        write_text(folder / f"{finding['statement']}.md", text)
+    lead = LEAD.format(evidence=_from(page.parent, files[0].parent))
+    parts = [lead, _overview(findings, folder.name), USE, _made(findings)]
     write_text(page, "\n".join(part.strip("\n") + "\n" for part in parts))
     return page
+
+
+def _from(folder: Path, path: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def draw(chart: Mapping[str, Any]) -> str:
@@ -174,33 +181,34 @@ def draw(chart: Mapping[str, Any]) -> str:
     return line_chart(series, title=chart["title"], x=x, y=y, caption=chart["caption"]).svg
 
 
-def _overview(findings: Sequence[Mapping[str, Any]]) -> str:
+def _overview(findings: Sequence[Mapping[str, Any]], folder: str) -> str:
     lines = [
-        "| statement | bound | measured | margin | verdict | worst case inside the claim |",
-        "|---|--:|--:|--:|---|---|",
+        "| statement | verdict | bound | measured | margin | worst case inside the claim |",
+        "|---|---|--:|--:|--:|---|",
     ]
     for finding in findings:
         worst = finding["headline"]
-        anchor = finding["statement"].lower()
+        name = finding["statement"]
         numbers = " | ".join(_number(worst[key]) for key in ("bound", "measured", "margin"))
         lines.append(
-            f"| [{finding['statement']}](#{anchor}) | {numbers} | **{finding['verdict']}** | {_cell(worst['name'])} |"
+            f"| [{name}]({folder}/{name}.md): {_cell(finding['title'])} | **{finding['verdict']}** | {numbers} | "
+            f"{_cell(worst['name'])} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _section(finding: Mapping[str, Any], picture: str, file: str) -> str:
+def _statement_page(finding: Mapping[str, Any], picture: str, file: str) -> str:
     chart = finding["chart"]
     lines = [
-        f"## {finding['statement']}",
+        f"# {finding['title']}",
         "",
-        f"**{finding['title']}.** {finding['claim']}",
+        f"`{finding['statement']}`. {finding['claim']}",
         "",
         f"Verdict: **{finding['verdict']}**. {finding['plain']}",
         "",
         *(f"- {sentence}" for sentence in finding["findings"]),
         "",
-        "What is true:",
+        "## What is true",
         "",
         *(_fact(fact, finding["cases"]) for fact in finding["instead"]),
         "",
@@ -209,10 +217,12 @@ def _section(finding: Mapping[str, Any], picture: str, file: str) -> str:
         f"*{chart['caption']}*",
         "",
     ]
+    lines += ["## Examples", ""] if finding["examples"] else []
     for example in finding["examples"]:
         lines += [f"**{example['title']}.** {example['text']}", ""]
         lines += [*_matrices(example["matrices"]), ""]
         lines += [f"Bound {_number(example['bound'])}, computed {_number(example['measured'])}.", ""]
+    lines += ["## The cases", ""]
     for part, title in PARTS.items():
         lines += _cases(title, [case for case in finding["cases"] if case["part"] == part])
     lines += [

@@ -12,7 +12,7 @@ from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.data.sources import SOURCES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(autouse=True)

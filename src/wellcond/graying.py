@@ -25,6 +25,7 @@ from wellcond.numerics.trust import is_trusted
 __all__ = ["METHODS", "SequenceGraying", "TokenGraying", "explain_graying", "gray_tokens"]
 
 METHODS = ("svd", "dct")
+"""What is raised to the power ε: singular values, or coefficients of the two-dimensional DCT."""
 FUSED_DCT_EPSILON = (
     0.9  # half-precision rounding of small coefficients grows as epsilon falls; the error stays below 1e-3 from here
 )

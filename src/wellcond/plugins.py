@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 __all__ = ["GROUP", "find_plugins", "load_plugins"]
 
 GROUP = "wellcond.plugins"
+"""Under which entry points a package declares its plug-ins."""
 
 
 def find_plugins() -> list[EntryPoint]:

@@ -39,7 +39,9 @@ __all__ = [
     "within",
 ]
 
-CONFIDENCE, POWER = 0.95, 0.8
+POWER = 0.8
+CONFIDENCE = 0.95
+"""The confidence of an interval."""
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
 
@@ -181,6 +183,7 @@ def undecided(part: Part, why: str) -> Part:
 
 
 def not_run(name: str) -> Part:
+    """A part of a claim without runs."""
     return Part(name=name, outcome="not run", why="no runs yet")
 
 

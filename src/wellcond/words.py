@@ -51,6 +51,7 @@ BRANCH_SITES = SKIPS
 End = Literal["input", "output"]
 """Of a module or of a whole block: what it reads, or what it gives out. No sites, and no rows are about them."""
 ENDS: tuple[End, ...] = get_args(End)
+"""Both."""
 
 Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single"]
 """What a value is worth."""
@@ -70,4 +71,6 @@ Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
 Verdict = Literal[Judgement, "out of reach here"]
 """What the ledger says of a claim."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+"""All outcomes of a part, by their words."""
 VERDICTS: tuple[str, ...] = get_args(Verdict)
+"""All verdicts, by their words."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
+from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask, key_mask, one_row
 from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
@@ -84,4 +85,6 @@ def _with_weights(
         return (F.dropout(weights, dropout_p) @ value.to(weights.dtype)).to(value.dtype)
 
 
-KernelizedCore, KernelizedAttention = find_attention("kernelized").core, find_attention("kernelized").layer
+KernelizedCore: type[AttentionCore] = find_attention("kernelized").core
+KernelizedAttention: type[AttentionLayer] = find_attention("kernelized").layer
+"""Multi-head kernelized attention, built like timm's Attention."""

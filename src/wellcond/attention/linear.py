@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, is_number, refuse_both
-from wellcond.attention.layer import AttentionCore
+from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.attention.masks import check_mask, key_mask, one_row
 from wellcond.attention.registry import find_attention, register_attention
@@ -133,4 +133,5 @@ def _check_divisor(divisor: float) -> None:
         raise ValueError(f"divisor={divisor!r} must be a positive number; 16 is usual")
 
 
-LinearAttention = find_attention("linear").layer
+LinearAttention: type[AttentionLayer] = find_attention("linear").layer
+"""Multi-head linear attention, built like timm's Attention; settings: `divisor`."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale
 from wellcond.attention.landmarks import check_counts, segment_means
-from wellcond.attention.layer import AttentionCore
+from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, key_mask, query_keep
 from wellcond.attention.nystrom_fused import can_fuse, fused_nystrom
 from wellcond.attention.registry import find_attention, register_attention
@@ -234,4 +234,5 @@ def _convolved(value: Tensor, weight: Tensor, mask: KeyMask | None) -> Tensor:
     return F.conv2d(stacked, kernel, padding=(size // 2, 0), groups=heads).reshape(*lead, *value.shape[-3:])
 
 
-NystromAttention = find_attention("nystrom").layer
+NystromAttention: type[AttentionLayer] = find_attention("nystrom").layer
+"""Multi-head Nyström attention, built like timm's Attention; settings: those of `nystrom_attention`."""

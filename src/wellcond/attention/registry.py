@@ -51,6 +51,7 @@ class AttentionKind:
 
 
 ATTENTIONS: dict[str, AttentionKind] = {}
+"""Every attention by its name; `register_attention` adds to it."""
 
 
 def register_attention(

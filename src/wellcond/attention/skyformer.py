@@ -19,7 +19,7 @@ from wellcond.attention.checks import check_dropout, check_inputs, check_scale, 
 from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.kernelized import weighted
 from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, choose_landmarks, landmark_positions
-from wellcond.attention.layer import AttentionCore
+from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.registry import find_attention, register_attention
 from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
@@ -307,4 +307,5 @@ def _check_compat(default_landmarks: bool, solver: str, kernel: str) -> None:
         )
 
 
-SkyformerAttention = find_attention("skyformer").layer
+SkyformerAttention: type[AttentionLayer] = find_attention("skyformer").layer
+"""Multi-head Skyformer attention, built like timm's Attention; settings: those of `skyformer_attention`."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
+from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import check_mask
 from wellcond.attention.registry import find_attention, register_attention
 from wellcond.numerics.fastpaths import other_derivatives
@@ -64,4 +65,6 @@ def _attend(
     return out.masked_fill(gone, 0)
 
 
-SoftmaxCore, SoftmaxAttention = find_attention("softmax").core, find_attention("softmax").layer
+SoftmaxCore: type[AttentionCore] = find_attention("softmax").core
+SoftmaxAttention: type[AttentionLayer] = find_attention("softmax").layer
+"""Multi-head softmax attention, built like timm's Attention."""

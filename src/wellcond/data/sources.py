@@ -63,6 +63,7 @@ class Named:
 
 
 SOURCES: dict[str, Named] = {}
+"""Every source by its word; `register_source` adds to it."""
 
 
 def register_source(word: str, *, takes: str = "PATH", wants: str = "") -> Callable[[Opener], Opener]:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 POOLINGS = ("padded", "valid")
+"""Over what the mean is taken before the head: all positions, as published, or those that are no padding."""
 LANDMARKS = 128  # in every task, for whatever has landmarks
 
 
@@ -53,13 +54,14 @@ class SequenceTask:
     """Two where the class is that of a pair."""
 
 
-TASKS = {
+TASKS: dict[str, SequenceTask] = {
     "listops": SequenceTask(length=2048, vocab_size=32, num_classes=10),
     "text": SequenceTask(length=4096, vocab_size=512, num_classes=2),
     "retrieval": SequenceTask(length=4096, vocab_size=512, num_classes=2, documents=2),
     "pathfinder": SequenceTask(length=1024, vocab_size=512, num_classes=2),
     "image": SequenceTask(length=1024, vocab_size=256, num_classes=10),
 }
+"""The five tasks of the Long Range Arena by name."""
 
 
 def find_task(name: str) -> SequenceTask:
@@ -92,7 +94,9 @@ def build(
         task: listops, text, retrieval, pathfinder or image, also as `lra_listops` and so on.
         attention: the name of any registered attention. Other than softmax, it is put there by `replace_attention`, so
             that `restore_attention`, `save` and `load` know of it; the weights are the same whatever the attention.
-        length, vocab_size, num_classes: the task's own, unless given.
+        length: the task's own, unless given.
+        vocab_size: likewise.
+        num_classes: likewise.
         attention_dropout: of attention weights, for attentions that have such; the others go without. By default 0.1,
             as published, and 0 for `kernelized`: with it all n × n weights would have to be kept, and its kernel keeps
             none.

@@ -41,7 +41,8 @@ __all__ = [
     "write_text",
 ]
 
-MARKS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+MARKS: dict[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""The words that stand in JSON for what JSON has no numbers for."""
 
 
 class Row(TypedDict):

@@ -35,8 +35,16 @@ __all__ = [
     "ValidationRow",
 ]  # fmt: skip
 
-CONFIG, METRICS, PROBE, REPORT = "config.json", "metrics.jsonl", "probe.jsonl", "report.html"
+CONFIG = "config.json"
+"""A run's file: settings, data and environment."""
+METRICS = "metrics.jsonl"
+"""A run's file: losses, validations and events."""
+PROBE = "probe.jsonl"
+"""A run's file: what the probe measured."""
+REPORT = "report.html"
+"""A run's file: its page."""
 VERSION = 1
+"""Of the folder's files; `config.json` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +112,7 @@ class Event:
 
 
 MetricRow = TrainRow | ValidationRow | Event
+"""A row of `metrics.jsonl`."""
 
 
 def _metric_row(row: Any) -> MetricRow | None:

@@ -68,6 +68,7 @@ def section(title: str, *blocks: Any) -> Html:
 
 
 def paragraph(*parts: Any) -> Html:
+    """A paragraph; text is escaped."""
     return tag("p", *parts)
 
 
@@ -77,10 +78,12 @@ def note(title: str, *blocks: Any) -> Html:
 
 
 def bullets(*items: Any) -> Html:
+    """A list with bullets."""
     return tag("ul", [tag("li", item) for item in items])
 
 
 def code_block(code: str) -> Html:
+    """Code as it is, in a box that scrolls."""
     return tag("pre", tag("code", code), tabindex="0")
 
 

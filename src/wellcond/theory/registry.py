@@ -21,7 +21,7 @@ from wellcond.theory.trained import describe, read_blocks
 __all__ = ["DRAWS", "STATEMENTS", "check", "statement"]
 
 DRAWS = 400
-STATEMENTS = {
+STATEMENTS: dict[str, str] = {
     "asa-prop41": "asa_prop41",
     "asa-prop42": "asa_prop42",
     "asa-eq6": "asa_eq6",
@@ -32,6 +32,7 @@ STATEMENTS = {
     "sky-theorem2": "sky_theorem2",
     "sky-lemma3": "sky_lemma3",
 }  # fmt: skip
+"""Every statement by its id, and the module that checks it."""
 
 
 def statement(name: str) -> Statement:

@@ -148,6 +148,7 @@ def make_aside(folder: Path, step: int, token: str) -> Path:
 
 
 def aside_name(step: int, token: str) -> str:
+    """The folder a state is written to before it gets its name."""
     return f".{PREFIX}{step:08d}.{token}.tmp"
 
 
@@ -239,10 +240,12 @@ def link_best(folder: Path, step: int) -> None:
 
 
 def state_path(folder: Path, step: int) -> Path:
+    """Where the state of a step is."""
     return folder / f"{PREFIX}{step:08d}"
 
 
 def discard(folder: Path, steps: list[int]) -> None:
+    """Delete the states of these steps, where they are."""
     for step in steps:
         shutil.rmtree(state_path(folder, step), ignore_errors=True)
 

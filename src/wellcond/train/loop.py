@@ -40,7 +40,8 @@ from wellcond.train.update import Update
 
 __all__ = ["MARKS", "Diverged", "Outcome", "train"]
 
-MARKS = (0.0, 0.05, *(share / 10 for share in range(1, 11)))  # of the steps of a training
+MARKS: tuple[float, ...] = (0.0, 0.05, *(share / 10 for share in range(1, 11)))
+"""Where `probe_marks` measures, in parts of the steps of a training."""
 NEVER = 2**62  # steps
 
 
@@ -50,6 +51,8 @@ class Diverged(Exception):  # noqa: N818 (nothing is broken but the training)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
+    """What a training that ended well gives back."""
+
     folder: Path
     steps: int
     metrics: dict[str, float]

@@ -22,6 +22,7 @@ __all__ = ["RECIPES", "SCALES", "bearable", "recipe"]
 SCALES = ("smoke", "lab", "paper")
 Recipe = Callable[[str], Config]
 RECIPES: dict[str, Recipe] = {}
+"""Every recipe by its name: a function from a scale to a configuration."""
 
 
 def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:

@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return link[0] if target is None else link[1] + posixpath.relpath(_uri(target), here)
 
     def named(code: re.Match[str]) -> str:
-        return f"[{code[0]}][{code[1]}]" if code[1] in _public() else code[0]
+        return f"[{code[0]}][{_anchor(_public()[code[1]])}]" if code[1] in _public() else code[0]
 
     def prose(line: str) -> str:
         line = LINK.sub(turned, line).replace("<details>", '<details markdown="1">')
@@ -201,18 +201,24 @@ def _exports(module: str) -> list[str]:
     return sorted(map(str, _package()[module].exports or ()), key=str.lower)
 
 
+def _found(path: str) -> griffe.Object | griffe.Alias:
+    """What a path means in Python: of a function and the module of its name that it is imported from, the function."""
+    found = _package()[path]
+    return found[found.name] if found.is_module and found.name in found.members else found
+
+
 @functools.cache
 def _public() -> dict[str, str]:
     """Every public name by each path that it is imported from, and the path that it is shown under."""
     import wellcond
 
-    shown = {_package()[name].canonical_path: f"wellcond.{name}" for name in wellcond.__all__ if name != "__version__"}
+    shown = {_found(name).canonical_path: f"wellcond.{name}" for name in wellcond.__all__ if name != "__version__"}
     found = {path: path for path in shown.values()}
     modules = [module for page in REFERENCE.values() for module in page]
     for own in (True, False):  # what a package only passes on is shown where it comes from
         for module in modules:
             for name in _exports(module):
-                canonical = _package()[f"{module}.{name}"].canonical_path
+                canonical = _found(f"{module}.{name}").canonical_path
                 if own == canonical.startswith(f"wellcond.{module}."):
                     found[f"wellcond.{module}.{name}"] = shown.setdefault(canonical, f"wellcond.{module}.{name}")
     return found
@@ -224,25 +230,39 @@ def _reference() -> Iterator[tuple[str, str]]:
     for page, modules in REFERENCE.items():
         parts = []
         for module in modules:
-            about = _docstring(module)
+            about = _docstring(_package()[module])
             parts += [f"# wellcond.{module}" if module == page else f"## wellcond.{module}", about]
             elsewhere = []
             for name in _exports(module):
                 path = _public()[f"wellcond.{module}.{name}"]
                 if path in done or path.rpartition(".")[0] not in ("wellcond", f"wellcond.{module}"):
-                    elsewhere.append(f"[`{name}`][{path}]")
+                    elsewhere.append(f"[`{name}`][{_anchor(path)}]")
                     continue
                 done.add(path)
-                parts.append(f"::: {path}\n    options:\n      heading_level: {2 if module == page else 3}")
+                parts.append(_entry(path, f"wellcond.{module}.{name}", level=2 if module == page else 3))
                 if path == f"wellcond.{name}":
-                    rows.append(f"| [`{path}`][{path}] | {_first(_docstring(name))} |")
+                    rows.append(f"| [`{path}`][{_anchor(path)}] | {_first(_docstring(_found(name)))} |")
             parts += [f"Also here: {', '.join(elsewhere)}."] if elsewhere else []
-        pages.append(f"- [wellcond.{page}]({page}.md): {_first(_docstring(page))}")
+        pages.append(f"- [wellcond.{page}]({page}.md): {_first(_docstring(_package()[page]))}")
         yield f"reference/{page}.md", "\n\n".join(parts) + "\n"
     table = ["| name | what it is |", "|---|---|", *rows]
     yield "reference/index.md", "\n".join(["# Reference", "", INDEX, *table, "", "## By package", "", *pages]) + "\n"
     yield "reference/commands.md", _commands()
     yield "reference/settings.md", _settings()
+
+
+def _anchor(path: str) -> str:
+    """The path that mkdocstrings knows a name by: it would take a module for the function of the same name."""
+    found = _package()[path.removeprefix("wellcond.")]
+    return _found(path.removeprefix("wellcond.")).canonical_path if found.is_module else path
+
+
+def _entry(path: str, alias: str, *, level: int) -> str:
+    options, name = f"    options:\n      heading_level: {level}\n", path.rpartition(".")[2]
+    if _anchor(path) == path:
+        return f"::: {path}\n{options}"
+    anchors = "".join(f"[](){{#{one}}}\n" for one in {path: 0, alias: 0})
+    return f"{anchors}\n::: {_anchor(path)}\n{options}      heading: {path}\n      toc_label: {name}\n"
 
 
 INDEX = """\
@@ -256,9 +276,8 @@ changes some of the defaults shown here.
 """
 
 
-def _docstring(path: str) -> str:
-    found = _package()[path].docstring
-    return found.value if found else ""
+def _docstring(of: griffe.Object | griffe.Alias) -> str:
+    return of.docstring.value if of.docstring else ""
 
 
 def _first(text: str) -> str:

@@ -67,7 +67,8 @@ def gray_tokens(
 class TokenGraying(nn.Module):
     """Images in, images of the same shape out: their patches are the tokens. No parameters, no state.
 
-    >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)   # any model; wellcond.gray knows many
+    Examples:
+        >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)  # any model; gray knows many
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TokenGraying(nn.Module):
 
     @property
     def epsilon(self) -> float:
+        """The exponent, as given."""
         return self._epsilon[0] / self._epsilon[1]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -136,6 +138,7 @@ class SequenceGraying(nn.Module):
 
     @property
     def epsilon(self) -> float:
+        """The exponent, as given."""
         return self._epsilon[0] / self._epsilon[1]
 
     def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:

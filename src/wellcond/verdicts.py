@@ -82,6 +82,7 @@ class Whole:
     parts: tuple[Part, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """The verdict and its parts as evidence files hold them."""
         return {"verdict": self.verdict, "parts": [_part_json(part) for part in self.parts]}
 
 

@@ -67,10 +67,12 @@ class AttentionCore(nn.Module):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
+        """The names of the settings."""
         return tuple(cls.defaults)
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings by name: keyword arguments that build it again."""
         return {name: getattr(self, name) for name in self.defaults}
 
     def forward(

@@ -111,14 +111,17 @@ class Comparison:
 
     @property
     def set(self) -> ClaimSet:
+        """The data set."""
         return SETS[self.record["data"]]
 
     @property
     def title(self) -> str:
+        """The data set's name."""
         return self.set.title
 
     @property
     def confidence(self) -> float:
+        """Of the intervals: higher where seeds were added after a first look."""
         return self.record.get("confidence", CONFIDENCE)
 
     @property
@@ -132,6 +135,7 @@ class Comparison:
         return [arm for arm in self.arms if self.runs(arm)]
 
     def runs(self, arm: str) -> list[Mapping[str, Any]]:
+        """The runs of an arm, one for each seed."""
         return self.record["arms"].get(arm, {}).get("runs", [])
 
     def values(self, arm: str, name: str = "top1") -> dict[int, float]:
@@ -229,6 +233,7 @@ class TrainedArms(Claim):
         return config
 
     def recipe_of(self, data: GivenData, arm: str) -> str:
+        """The recipe that an arm trains with on a data set."""
         return self.arms[arm].recipe or data.set.recipe or self.recipe
 
     @property

@@ -93,6 +93,7 @@ class Options:
     """The results of finished runs under names like this, SET/RECIPE/ARM/seed-0-lr-0.001, of this scale."""
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -111,6 +112,7 @@ class Claim:
 
     @property
     def built(self) -> bool:
+        """Whether there is an experiment, and not the statement alone."""
         return type(self) is not Claim
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:

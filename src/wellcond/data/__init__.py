@@ -1,8 +1,10 @@
 """Data: what models are trained on, from folders, archives, shards and hubs, and what is embedded for those without.
 
-data = open_data("digits", image_size=8)                        # embedded
-data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FILE and val/CLASS/FILE
-batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
+    data = open_data("digits", image_size=8)                        # embedded
+    data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FILE and val/CLASS/FILE
+    batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
+
+`register_source` adds a kind of data: docs/data.md.
 """
 
 from wellcond.data import (  # noqa: F401 (they register their words)

@@ -79,6 +79,7 @@ class Augmentation:
 
     @property
     def mixes(self) -> bool:
+        """Whether images are mixed with others: mixup or cutmix."""
         return self.mix_prob > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     @property

@@ -58,14 +58,17 @@ class Images:
 
     @property
     def channels(self) -> int:
+        """1 for gray images, 3 for colour."""
         return self._pixels.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Where the pixels are."""
         return self._pixels.device
 
     @property
     def nbytes(self) -> int:
+        """What the images take, a byte for each value."""
         channels, height, width = self.shape
         return len(self) * channels * height * width
 
@@ -98,6 +101,7 @@ class Images:
         return self.normalised_by(mean, std)
 
     def normalised_by(self, mean: Tensor, std: Tensor) -> "Images":
+        """The same images with another mean and deviation."""
         return Images(self._pixels, self._all_labels, mean=mean, std=std, rows=self.rows, sums=self._sums)
 
     def like(self, train: "Images") -> "Images":

@@ -373,15 +373,19 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as the model reads it."""
         return 3, self.image_size, self.image_size
 
     def name(self, row: int) -> str:
+        """The name of an image's file."""
         return self.source.name(int(self.rows[row]))
 
     def read(self, row: int) -> "Image":
+        """An image, decoded."""
         return self.source.read(int(self.rows[row]))
 
     def part(self, rows: Tensor) -> "ImageFiles":
+        """Some of the images, by number."""
         return ImageFiles(self.source, image_size=self.image_size, rows=self.rows[rows])
 
     def measured(self) -> "ImageFiles":
@@ -389,11 +393,13 @@ class ImageFiles:
         return self
 
     def normalised_by(self, mean: Tensor, std: Tensor) -> "ImageFiles":
+        """Itself: streamed images take ImageNet's mean and deviation."""
         assert torch.equal(mean, self.mean), "streamed images are normalised by ImageNet's numbers"
         assert torch.equal(std, self.std), "streamed images are normalised by ImageNet's numbers"
         return self
 
     def like(self, train: "ImageFiles") -> "ImageFiles":
+        """Itself, normalised as the training images are."""
         return self.normalised_by(train.mean, train.std)
 
     def content(self) -> list[bytes]:

@@ -38,6 +38,7 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Inputs and targets."""
         return *self.inputs, self.targets
 
     def holding(self, tensors: Sequence[Tensor]) -> "Batch":
@@ -51,7 +52,8 @@ class Batches(Protocol):
 
     steps_per_epoch: int
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from the one of number `start` on."""
 
 
 class Part(Protocol):
@@ -66,7 +68,9 @@ class Part(Protocol):
 
     def __len__(self) -> int: ...
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where its samples are."""
+
     def to(self, device: torch.device | str) -> Any:
         """Moved there, if it fits."""
 

@@ -125,10 +125,12 @@ class SequenceSet:
 
     @property
     def device(self) -> torch.device:
+        """Where the tokens are."""
         return self._tokens.device
 
     @property
     def nbytes(self) -> int:
+        """What the sequences take, a byte for each token."""
         return len(self) * self._tokens[:1].numel()
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -57,8 +57,9 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
 
     Raises ValueError for anything but a real floating-point (…, n, d) with n, d ≥ 1, and for an unknown method.
 
-    >>> singular_values(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
-    tensor([4., 3.])
+    Examples:
+        >>> singular_values(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
+        tensor([4., 3.])
     """
     batch = _as_batch(x, method)
     chosen = _choose(x, method, extremes=False)
@@ -83,8 +84,9 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
 
     Raises ValueError as `singular_values` does.
 
-    >>> condition_number(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
-    tensor(1.3333)
+    Examples:
+        >>> condition_number(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
+        tensor(1.3333)
     """
     found = measure_conditioning(x, method=method)
     infinite = (found.status == CEILING) | (found.status == ZERO)

@@ -70,6 +70,7 @@ class TrainRow:
     """The most memory that was in use on the GPU so far; None without one."""
 
     def as_json(self) -> dict[str, Any]:
+        """The row as it is written."""
         row: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -96,6 +97,7 @@ class ValidationRow:
     """The best value so far of the metric that the task is judged by."""
 
     def as_json(self) -> dict[str, Any]:
+        """The row as it is written."""
         return {"step": self.step, "epoch": self.epoch, "split": "val", **self.metrics, "best": self.best}
 
 
@@ -108,6 +110,7 @@ class Event:
     """In words."""
 
     def as_json(self) -> dict[str, Any]:
+        """The row as it is written."""
         return {"step": self.step, "split": "event", "event": self.event}
 
 
@@ -207,14 +210,17 @@ class Run:
 
     @property
     def train(self) -> list[TrainRow]:
+        """Rows of the training: loss, learning rate, speed."""
         return [row for row in self.metrics if isinstance(row, TrainRow)]
 
     @property
     def validation(self) -> list[ValidationRow]:
+        """Rows of the validations."""
         return [row for row in self.metrics if isinstance(row, ValidationRow)]
 
     @property
     def events(self) -> list[Event]:
+        """What happened on the way."""
         return [row for row in self.metrics if isinstance(row, Event)]
 
     @cached_property
@@ -235,18 +241,22 @@ class RunWriter:
 
     @property
     def name(self) -> str:
+        """The folder's name, which rows carry as `run`."""
         return self.path.resolve().name
 
     @property
     def config_file(self) -> Path:
+        """Where the settings are."""
         return self.path / CONFIG
 
     @property
     def metrics_file(self) -> Path:
+        """Where losses, validations and events are."""
         return self.path / METRICS
 
     @property
     def probe_file(self) -> Path:
+        """Where the probe's rows are."""
         return self.path / PROBE
 
     def read(self) -> Run:
@@ -263,9 +273,11 @@ class RunWriter:
         write_json(self.config_file, self.read().about | facts)
 
     def log(self, row: MetricRow) -> None:
+        """Append a row to the metrics."""
         self._append(self.metrics_file, [row.as_json()])
 
     def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows of the probe."""
         self._append(self.probe_file, rows)
 
     def flush(self, *, sync: bool = False) -> None:

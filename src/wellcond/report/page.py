@@ -40,6 +40,7 @@ class Page:
         self.blocks.extend(blocks)
 
     def to_html(self) -> str:
+        """The page as one HTML text."""
         lead = tag("p", self.lead, class_="lead") if self.lead else None
         footer = tag("footer", [tag("p", line) for line in self.footer]) if self.footer else None
         body = tag(

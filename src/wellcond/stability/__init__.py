@@ -1,10 +1,12 @@
 """The instability score of Skyformer's appendix: how far an update moves the embeddings, for how far the weights go.
 
-score = instability_score(model, batch, step)          # step(model, batch) does one update of the optimiser
-scores = instability_scores(model, batches, step)      # of 20 steps
-found = instability_ratio({"softmax": a, "skyformer": b}, batches, make_step, baseline="softmax")
-found["skyformer"].mean                                # below 1: more stable than the baseline
-attention_stability(build, batches, schedule=OneCycle(lr=1e-4, warmup=80))      # the paper's protocol, several seeds
+    score = instability_score(model, batch, step)          # step(model, batch) does one update of the optimiser
+    scores = instability_scores(model, batches, step)      # of 20 steps
+    found = instability_ratio({"softmax": a, "skyformer": b}, batches, make_step, baseline="softmax")
+    found["skyformer"].mean                                # below 1: more stable than the baseline
+    attention_stability(build, batches, schedule=OneCycle(lr=1e-4, warmup=80))     # the paper's protocol, several seeds
+
+What the numbers mean: docs/jacobian.md.
 """
 
 from .attentions import AttentionStability, OneCycle, attention_stability

@@ -85,10 +85,12 @@ class AttentionStability:
 
     @property
     def attentions(self) -> list[str]:
+        """The attentions that were compared, by name."""
         return list(self.found[0].ratios)
 
     @property
     def embeddings(self) -> list[str]:
+        """The embeddings whose movement was measured, by name."""
         return list(self.found[0].ratios[self.attentions[0]])
 
     def means(self, attention: str, embedding: str) -> list[float]:

@@ -61,6 +61,7 @@ class InstabilityScore:
         raise KeyError(f"no embedding {embedding!r}; there are {', '.join(self.embeddings())}")
 
     def embeddings(self) -> list[str]:
+        """The embedding of this score and those of the others, by name."""
         return [score.embedding for score in (self, *self.others)]
 
     def rows(self, run: str = "") -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Every bound of both papers, computed: one file per statement, and the functions that they leave to users.
 
-from wellcond.theory import STATEMENTS, check, statistical_dimension
-check("asa-prop41").verdict              # "holds in part"
+    from wellcond.theory import STATEMENTS, check, statistical_dimension
+    check("asa-prop41").verdict              # "holds in part"
+
+What came out: docs/theory.md.
 """
 
 from .findings import Case, Example, Finding

@@ -45,9 +45,10 @@ def statistical_dimension(q: Tensor, k: Tensor, epsilon: float, *, scale: float 
     Raises ValueError for shapes that do not fit, an epsilon outside (0, 1), values that are not finite, and where
     ε‖C‖ drowns in rounding.
 
-    >>> q = torch.zeros(8, 4)            # eight equal tokens: one landmark is enough
-    >>> statistical_dimension(q, q, epsilon=0.1)
-    tensor(0.9524)
+    Examples:
+        >>> q = torch.zeros(8, 4)            # eight equal tokens: one landmark is enough
+        >>> statistical_dimension(q, q, epsilon=0.1)
+        tensor(0.9524)
     """
     return leverage(q, k, epsilon, scale=scale).dimension
 

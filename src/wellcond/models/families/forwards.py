@@ -67,6 +67,7 @@ class Skipless:
         return x + (branch if drop_path is None else drop_path(branch))
 
     def extra_repr(self) -> str:
+        """For `print(model)`: which skips are gone."""
         return f"without the skips: {', '.join(sorted(self._removed_skips))}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -7,7 +7,7 @@ Names are imported when they are first used, so that `import wellcond` is quick 
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
 
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from wellcond.theory import leverage_scores, statistical_dimension
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'wellcond' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

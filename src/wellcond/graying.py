@@ -80,7 +80,7 @@ class TokenGraying(nn.Module):
         self.method = method
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._epsilon = float(epsilon).as_integer_ratio()
-        self.patch_size = _pair(patch_size)
+        self.patch_size: tuple[int, int] = _pair(patch_size)
         self.restore_scale = restore_scale
 
     @property
@@ -133,7 +133,8 @@ class SequenceGraying(nn.Module):
         super().__init__()
         check_method(method)
         check_epsilon(epsilon)
-        self.method, self.restore_scale = method, restore_scale
+        self.method: str = method
+        self.restore_scale: bool = restore_scale
         self._epsilon = float(epsilon).as_integer_ratio()  # as in TokenGraying
 
     @property

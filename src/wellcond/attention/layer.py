@@ -199,17 +199,18 @@ class AttentionLayer(nn.Module):
                 "use proj_drop, on its output"
             )
         like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_heads, self.head_dim = num_heads, attn_head_dim or dim // num_heads
-        self.attn_dim = num_heads * self.head_dim
-        self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **like)
-        self.q_norm = norm_layer(self.head_dim, **like) if qk_norm and norm_layer else nn.Identity()
-        self.k_norm = norm_layer(self.head_dim, **like) if qk_norm and norm_layer else nn.Identity()
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.norm = norm_layer(self.attn_dim, **like) if scale_norm and norm_layer else nn.Identity()
-        self.gate = nn.Linear(dim, self.attn_dim, bias=qkv_bias, **like) if gated else None
-        self.proj = nn.Linear(self.attn_dim, dim_out or dim, bias=proj_bias, **like)
-        self.proj_drop = nn.Dropout(proj_drop)
-        self.core = self.core_class.for_layer(settings, num_heads=num_heads, **like)
+        self.num_heads: int = num_heads
+        self.head_dim: int = attn_head_dim or dim // num_heads
+        self.attn_dim: int = num_heads * self.head_dim
+        self.qkv: nn.Linear = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **like)
+        self.q_norm: nn.Module = norm_layer(self.head_dim, **like) if qk_norm and norm_layer else nn.Identity()
+        self.k_norm: nn.Module = norm_layer(self.head_dim, **like) if qk_norm and norm_layer else nn.Identity()
+        self.attn_drop: nn.Dropout = nn.Dropout(attn_drop)
+        self.norm: nn.Module = norm_layer(self.attn_dim, **like) if scale_norm and norm_layer else nn.Identity()
+        self.gate: nn.Linear | None = nn.Linear(dim, self.attn_dim, bias=qkv_bias, **like) if gated else None
+        self.proj: nn.Linear = nn.Linear(self.attn_dim, dim_out or dim, bias=proj_bias, **like)
+        self.proj_drop: nn.Dropout = nn.Dropout(proj_drop)
+        self.core: AttentionCore = self.core_class.for_layer(settings, num_heads=num_heads, **like)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         b, n, _ = x.shape

@@ -9,7 +9,7 @@ no more keys than landmarks gets exact softmax attention: each segment is a toke
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ __all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
 class NystromCore(AttentionCore):
     """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, `conv` (num_heads, 33)."""
 
-    defaults = {"conv_kernel": None}  # noqa: RUF012
+    defaults: ClassVar[Mapping[str, Any]] = {"conv_kernel": None}
     drops_weights = takes_bias = takes_pair_masks = False
 
     def __init__(
@@ -45,13 +45,13 @@ class NystromCore(AttentionCore):
     ) -> None:
         super().__init__(**settings)
         size = self.settings["conv_kernel"]
-        self.conv = None
+        self.conv: nn.Parameter | None = None
         if size is not None:
             if num_heads is None:
                 raise ValueError(
                     "conv_kernel has weights for each head; build a NystromAttention, which knows its heads"
                 )
-            self.conv_kernel = int(size)
+            self.conv_kernel: int = int(size)
             self.conv = nn.Parameter(torch.empty(num_heads, size, device=device, dtype=dtype))
             nn.init.uniform_(self.conv, -(size**-0.5), size**-0.5)
 

@@ -10,7 +10,8 @@ streaming products and a solve with a d × d matrix. With every query and key a 
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class SkyformerCore(AttentionCore):
     therefore repeatable to the bit. With `compat` they are drawn in evaluation too.
     """
 
-    defaults = {"landmarks": "random"}  # noqa: RUF012
+    defaults: ClassVar[Mapping[str, Any]] = {"landmarks": "random"}
     drops_weights = takes_bias = takes_pair_masks = False
 
     @classmethod

@@ -378,7 +378,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("usage: python -m wellcond.bench.attention_page JSON PAGE [PAGE …]")
     try:
-        for target in sys.argv[2:]:
-            print(f"wrote {write_page(Path(sys.argv[1]), Path(target))}")
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+        for _page in sys.argv[2:]:
+            print(f"wrote {write_page(Path(sys.argv[1]), Path(_page))}")
+    except (OSError, ValueError) as _error:
+        sys.exit(f"error: {_error}")

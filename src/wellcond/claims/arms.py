@@ -54,7 +54,7 @@ __all__ = [
     "tune",
 ]
 
-GRID = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
+GRID: dict[str, tuple[float, ...]] = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be extended to
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1

@@ -107,7 +107,7 @@ class Claim:
     """At `lab` scale, on real data."""
     holds_if: str
 
-    sets = ()
+    sets: tuple[str, ...] = ()
     """Names of `sets.SETS`, where it is decided on some."""
 
     @property
@@ -185,7 +185,7 @@ class MeasuredOn(Claim):
     """Measured on each of its sets by itself: evidence/ID/SCALE-SET.json. What is there is not measured again, so that
     a call that was stopped goes on with the next set."""
 
-    sets: tuple[str, ...]
+    sets: tuple[str, ...] = ()
     measure: Callable[[Options, GivenData], Mapping[str, Any]]
     """On one set: what goes into its record."""
     judge: Callable[[Mapping[str, Record]], Iterable[Part]]

@@ -49,7 +49,7 @@ class RunFailed(ValueError):  # noqa: N818 (a run's error, passed on)
         super().__init__(f"{name} {how}; its log is {log}. The same command goes on, with what the others have saved")
         self.how = how
         """In words: failed, was killed by signal 9."""
-        self.log = _last_lines(log)
+        self.log: str = _last_lines(log)
 
 
 class Jobs:

@@ -106,16 +106,19 @@ class Runs:
             raise ValueError(
                 "an experiment trains each run in one process; start it without torchrun, and with --jobs for several"
             )
-        self.root, self.console, self.device = root, console, device
+        self.root: Path = root
+        self.console: Console = console
+        self.device: str | None = device
         self.kept = kept
         """Where results are kept with the evidence: what is there is done, whichever machine trained it."""
-        self.expected = 0
+        self.expected: int = 0
         """How many runs are planned, as far as is known."""
-        self.done = self.trained = 0
+        self.done: int = 0
+        self.trained: int = 0
         self._told_done: set[str] = set()  # runs of which it was said that they are done
         self.left: list[str] = []
         """Names of runs that there was no time for, or not enough."""
-        self.limit = as_seconds(time_limit) if time_limit else None
+        self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()

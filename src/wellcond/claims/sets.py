@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the python version
-SMOKE = {
+SMOKE: dict[str, Any] = {
     "epochs": 2, "batch_size": 64, "warmup_epochs": 0, "padding": 0, "clip_grad": 1.0, "log_every": 5, "image_size": 8,
     "model_kwargs": {
         "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": False,
@@ -40,7 +40,7 @@ SMOKE = {
 }  # fmt: skip
 # Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
 # κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
-LAB = {
+LAB: dict[str, Any] = {
     "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
     "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
 }  # fmt: skip

@@ -209,9 +209,9 @@ def _one_thread() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a small ViT on digits, and keep the matrices of its blocks.")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    run(given.output, epochs=given.epochs, seed=given.seed)
+    _parser = argparse.ArgumentParser(description="Train a small ViT on digits, and keep the matrices of its blocks.")
+    _parser.add_argument("--output", type=Path, default=OUTPUT)
+    _parser.add_argument("--epochs", type=int, default=EPOCHS)
+    _parser.add_argument("--seed", type=int, default=0)
+    _given = _parser.parse_args()
+    run(_given.output, epochs=_given.epochs, seed=_given.seed)

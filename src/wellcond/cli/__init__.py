@@ -41,7 +41,7 @@ from wellcond.cli.train import train
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="wellcond",
     help="Measure and improve the conditioning of transformer training.",
     no_args_is_help=True,
@@ -107,8 +107,8 @@ def _common(
     """Measure and improve the conditioning of transformer training."""
 
 
-for command in (info, demo, report):
-    app.command()(command)
+for _command in (info, demo, report):
+    app.command()(_command)
 app.command()(with_plugins(measure))
 app.command()(theory)
 app.command()(with_plugins(train))

@@ -9,7 +9,9 @@ from wellcond.cli.plugins import with_plugins
 
 __all__ = ["bench"]
 
-bench = typer.Typer(help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True)
+bench: typer.Typer = typer.Typer(
+    help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True
+)
 
 
 def _device_that_is_there(name: str | None) -> str | None:

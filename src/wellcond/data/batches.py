@@ -54,14 +54,16 @@ class Share:
             raise ValueError(f"batch_size is {batch_size}; it needs to be 1 or more")
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} processes; ranks go from 0 to {world - 1}")
-        self.rank, self.world, self.count = rank, world, count
-        self.total = batch_size * world
+        self.rank: int = rank
+        self.world: int = world
+        self.count: int = count
+        self.total: int = batch_size * world
         rest = count % self.total
         if not drop_last and 0 < rest < world:
             raise ValueError(
                 f"the last batch would have {rest} {what} for {world} processes; change batch_size, or set drop_last"
             )
-        self.steps = count // self.total + (rest > 0 and not drop_last)
+        self.steps: int = count // self.total + (rest > 0 and not drop_last)
         if self.steps == 0:
             raise ValueError(
                 f"{count} training {what} are less than one batch of {self.total} "
@@ -88,13 +90,16 @@ class TrainBatches:
         device: torch.device | str = "cpu", augmentation: Augmentation, num_classes: int, drop_last: bool = True,
     ) -> None:  # fmt: skip
         augmentation.check_batches(batch_size, streamed=False)
-        self.images, self.seed, self.augmentation, self.num_classes = images, seed, augmentation, num_classes
-        self.device = torch.device(device)
-        self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
-        self.steps_per_epoch = self.share.steps
-        self.normalise = Normalising(images, self.device)
+        self.images: Images = images
+        self.seed: int = seed
+        self.augmentation: Augmentation = augmentation
+        self.num_classes: int = num_classes
+        self.device: torch.device = torch.device(device)
+        self.share: Share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
+        self.steps_per_epoch: int = self.share.steps
+        self.normalise: Normalising = Normalising(images, self.device)
         images_together = min(TOGETHER, TOGETHER_BYTES // (4 * math.prod(images.shape)))
-        self.together = max(1, images_together // batch_size)
+        self.together: int = max(1, images_together // batch_size)
         """Batches that are varied at once."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -175,8 +180,9 @@ class EvalBatches:
     def __init__(
         self, images: Images, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu"
     ) -> None:
-        self.images, self.device = images, torch.device(device)
-        self.normalise = Normalising(images, self.device)
+        self.images: Images = images
+        self.device: torch.device = torch.device(device)
+        self.normalise: Normalising = Normalising(images, self.device)
         rows = torch.arange(len(images), device=images.device)[rank::world]
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if len(part)]
@@ -202,8 +208,8 @@ class Normalising:
     """From 0 … 255 to mean 0 and deviation 1 over the training part."""
 
     def __init__(self, images: Images, device: torch.device) -> None:
-        self.scale = (1 / (255 * images.std)).to(device)[:, None, None]
-        self.shift = (-images.mean / images.std).to(device)[:, None, None]
+        self.scale: Tensor = (1 / (255 * images.std)).to(device)[:, None, None]
+        self.shift: Tensor = (-images.mean / images.std).to(device)[:, None, None]
 
     def __call__(self, floats: Tensor) -> Tensor:
         return torch.addcmul(self.shift, floats, self.scale)

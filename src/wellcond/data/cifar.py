@@ -16,7 +16,7 @@ from wellcond.data.sources import Settings, register_source
 
 __all__ = ["cifar_source", "read_arrays"]
 
-SETS = {
+SETS: dict[str, dict[str, Any]] = {
     "cifar10": {
         "folder": "cifar-10-batches-py", "train": [f"data_batch_{number}" for number in range(1, 6)],
         "val": ["test_batch"], "meta": "batches.meta", "labels": "labels", "names": "label_names",

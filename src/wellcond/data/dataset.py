@@ -34,8 +34,9 @@ class Images:
         assert (pixels.dtype, labels.dtype) == (torch.uint8, torch.int64), (pixels.dtype, labels.dtype)
         assert labels.shape == pixels.shape[:1], (labels.shape, pixels.shape)
         self.rows = rows
-        self.labels = labels if rows is None else labels[rows.to(labels.device)]
-        self.mean, self.std = mean.float().cpu(), std.float().cpu()
+        self.labels: Tensor = labels if rows is None else labels[rows.to(labels.device)]
+        self.mean: Tensor = mean.float().cpu()
+        self.std: Tensor = std.float().cpu()
         self._pixels, self._all_labels, self._sums = pixels, labels, sums
 
     def __len__(self) -> int:

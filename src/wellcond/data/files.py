@@ -277,7 +277,8 @@ class FilePart:
     """Images in files."""
 
     def __init__(self, files: list[ImageFile], labels: Sequence[int]) -> None:
-        self.files, self.labels = files, labels
+        self.files: list[ImageFile] = files
+        self.labels: Sequence[int] = labels
 
     def name(self, row: int) -> str:
         return self.files[row].name
@@ -290,7 +291,8 @@ class ArrayPart:
     """Images in one array (rows, height, width, 3) of uint8."""
 
     def __init__(self, pixels: Any, labels: Sequence[int]) -> None:
-        self.pixels, self.labels = pixels, labels
+        self.pixels: Any = pixels
+        self.labels: Sequence[int] = labels
 
     def name(self, row: int) -> str:
         return str(row)
@@ -354,16 +356,18 @@ class Source:
 class ImageFiles:
     """One part of a set that is too large for the cache: the images are decoded when they are needed."""
 
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
     channels = 3
 
     def __init__(self, part: Part, *, image_size: int, rows: Tensor | None = None) -> None:
         from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-        self.source, self.image_size = part, image_size
-        self.rows = torch.arange(len(part.labels)) if rows is None else rows
-        self.labels = torch.as_tensor(part.labels, dtype=torch.int64)[self.rows]
-        self.mean, self.std = torch.tensor(IMAGENET_DEFAULT_MEAN), torch.tensor(IMAGENET_DEFAULT_STD)
+        self.source: Part = part
+        self.image_size: int = image_size
+        self.rows: Tensor = torch.arange(len(part.labels)) if rows is None else rows
+        self.labels: Tensor = torch.as_tensor(part.labels, dtype=torch.int64)[self.rows]
+        self.mean: Tensor = torch.tensor(IMAGENET_DEFAULT_MEAN)
+        self.std: Tensor = torch.tensor(IMAGENET_DEFAULT_STD)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -54,6 +54,7 @@ class Batches(Protocol):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from the one of number `start` on."""
+        ...
 
 
 class Part(Protocol):
@@ -70,6 +71,7 @@ class Part(Protocol):
     @property
     def device(self) -> torch.device:
         """Where its samples are."""
+        ...
 
     def to(self, device: torch.device | str) -> Any:
         """Moved there, if it fits."""

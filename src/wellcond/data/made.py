@@ -48,9 +48,11 @@ class Made:
         """`key` is all that `make` depends on, as JSON has it. Another compression may take longer and be smaller."""
         about = {"format": FORMAT, "name": name, **key}
         digest = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-        self.folder, self.make, self.about = cache_dir / f"{name}-{digest}", make, about
+        self.folder: Path = cache_dir / f"{name}-{digest}"
+        self.make: Callable[[int], Rows] = make
+        self.about: dict[str, Any] = about
         self.compression = compression
-        self.was_made = False
+        self.was_made: bool = False
         """Whether `piece` has made any, since it was not found on disk."""
 
     def path(self, number: int) -> Path:

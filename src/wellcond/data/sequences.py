@@ -77,8 +77,8 @@ class SequenceSet:
         self.vocab = vocab
         self.mask: MaskRule = mask
         self.rows = rows
-        self.labels = labels if rows is None else labels[rows]
-        self.lengths = lengths if rows is None else lengths[rows]
+        self.labels: Tensor = labels if rows is None else labels[rows]
+        self.lengths: Tensor = lengths if rows is None else lengths[rows]
         self._tokens, self._all_lengths, self._all_labels = tokens, lengths, labels
         if unpadded is None:
             unpadded = mask == "fixed" and bool((lengths == tokens.shape[-1]).all())

@@ -50,12 +50,16 @@ class StreamBatches:
                 f"padding={augmentation.padding} is for cached sets of small images; streamed images are cropped by "
                 "scale_min: set padding=0"
             )
-        self.images, self.seed, self.augmentation, self.num_classes = images, seed, augmentation, num_classes
-        self.device, self.workers = torch.device(device), workers
-        self.share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
-        self.steps_per_epoch = self.share.steps
+        self.images: ImageFiles = images
+        self.seed: int = seed
+        self.augmentation: Augmentation = augmentation
+        self.num_classes: int = num_classes
+        self.device: torch.device = torch.device(device)
+        self.workers: int = workers
+        self.share: Share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
+        self.steps_per_epoch: int = self.share.steps
         self.skipped: list[tuple[str, str]] = []
-        self.transform = _train_transform(images, augmentation, interpolation)
+        self.transform: Any = _train_transform(images, augmentation, interpolation)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
@@ -82,12 +86,14 @@ class StreamEvalBatches:
     ) -> None:  # fmt: skip
         from timm.data.transforms_factory import create_transform
 
-        self.images, self.device, self.workers = images, torch.device(device), workers
+        self.images: ImageFiles = images
+        self.device: torch.device = torch.device(device)
+        self.workers: int = workers
         rows = list(range(rank, len(images), world))
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if part]
         self.skipped: list[tuple[str, str]] = []
-        self.transform = create_transform(
+        self.transform: Any = create_transform(
             images.image_size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, **_normalising(images)
         )
 

@@ -35,11 +35,11 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # The mean of all tokens instead of a class token, and weights in proportion to their width: with timm's defaults, which
 # are made for wider models and longer training, the first epochs would show nothing.
-MODEL = {
+MODEL: dict[str, Any] = {
     "img_size": 8, "patch_size": 2, "depth": 4, "embed_dim": 64, "num_heads": 4, "class_token": False,
     "global_pool": "avg", "weight_init": "jax",
 }  # fmt: skip
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "model_kwargs": MODEL, "epochs": 14, "lr": 3e-3, "clip_grad": 1.0, "padding": 0, "probe_every": 44, "keep": 1,
     "save_every": 100,
 }  # fmt: skip

@@ -243,6 +243,6 @@ def run(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure two trained models, each beside its random start.")
-    parser.add_argument("folder", type=Path, help="where their weights and images are, see trained_models.py")
-    run(parser.parse_args().folder)
+    _parser = argparse.ArgumentParser(description="Measure two trained models, each beside its random start.")
+    _parser.add_argument("folder", type=Path, help="where their weights and images are, see trained_models.py")
+    run(_parser.parse_args().folder)

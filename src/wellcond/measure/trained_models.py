@@ -37,13 +37,13 @@ class Cifar10Vit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, 128, 4, stride=4)})
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 128))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 65, 128))
-        self.dropout = nn.Dropout(0.1)
+        self.patch_embed: nn.ModuleDict = nn.ModuleDict({"proj": nn.Conv2d(3, 128, 4, stride=4)})
+        self.cls_token: nn.Parameter = nn.Parameter(torch.zeros(1, 1, 128))
+        self.pos_embed: nn.Parameter = nn.Parameter(torch.zeros(1, 65, 128))
+        self.dropout: nn.Dropout = nn.Dropout(0.1)
         layer = nn.TransformerEncoderLayer(128, 8, 256, dropout=0.1, batch_first=True)
-        self.transformer = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.mlp_head = nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 10))
+        self.transformer: nn.TransformerEncoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.mlp_head: nn.Sequential = nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 10))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         _xavier(self)
@@ -66,13 +66,15 @@ class GalileoNano(nn.Module):
 
     def __init__(self, side: int = 12, patch: int = 8) -> None:
         super().__init__()
-        self.s2_rgb = nn.Conv2d(3, 128, patch, stride=patch)
-        self.encoding = nn.Parameter(torch.zeros(96))  # channels, time and month, the same for every token here
+        self.s2_rgb: nn.Conv2d = nn.Conv2d(3, 128, patch, stride=patch)
+        self.encoding: nn.Parameter = nn.Parameter(
+            torch.zeros(96)
+        )  # channels, time and month, the same for every token here
         self.register_buffer("place", _places(side, spacing=float(patch)), persistent=False)
-        self.blocks = nn.ModuleList(
+        self.blocks: nn.ModuleList = nn.ModuleList(
             [Block(128, 8, mlp_ratio=4.0, qkv_bias=True, norm_layer=nn.LayerNorm) for _ in range(4)]
         )
-        self.norm = nn.LayerNorm(128)
+        self.norm: nn.LayerNorm = nn.LayerNorm(128)
         _xavier(self)
 
     def forward(self, images: Tensor) -> Tensor:

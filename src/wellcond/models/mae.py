@@ -100,19 +100,19 @@ class MaskedAutoencoder(nn.Module):
             raise ValueError(f"mask_ratio={mask_ratio} is not between 0 and 1; 0.75 hides three patches of four")
         if encoder_kwargs is not None and not isinstance(encoder, str):
             raise ValueError("encoder_kwargs build an encoder by its name; this one is built already")
-        self.encoder = _built(encoder, encoder_kwargs or {}) if isinstance(encoder, str) else encoder
+        self.encoder: VisionTransformer = _built(encoder, encoder_kwargs or {}) if isinstance(encoder, str) else encoder
         embedding = _check_encoder(self.encoder)
         channels, (ph, pw) = embedding.proj.in_channels, embedding.proj.stride
-        self.grid_size = cast(tuple[int, int], tuple(embedding.grid_size))
-        self.patch_size = (ph, pw)
-        self.image_shape = (channels, self.grid_size[0] * ph, self.grid_size[1] * pw)
+        self.grid_size: tuple[int, int] = cast(tuple[int, int], tuple(embedding.grid_size))
+        self.patch_size: tuple[int, int] = (ph, pw)
+        self.image_shape: tuple[int, int, int] = (channels, self.grid_size[0] * ph, self.grid_size[1] * pw)
         patches = self.grid_size[0] * self.grid_size[1]
-        self.num_masked = min(max(round(mask_ratio * patches), 1), patches - 1)
-        self.num_visible = patches - self.num_masked
+        self.num_masked: int = min(max(round(mask_ratio * patches), 1), patches - 1)
+        self.num_visible: int = patches - self.num_masked
         self.normalize_pixels = normalize_pixels
-        self.gray_all = gray == "all"
+        self.gray_all: bool = gray == "all"
         self.keep_positions = keep_positions
-        self.decoder = PixelDecoder(
+        self.decoder: PixelDecoder = PixelDecoder(
             encoder_dim=self.encoder.embed_dim,
             dim=decoder_dim,
             depth=decoder_depth,
@@ -314,15 +314,15 @@ class PixelDecoder(nn.Module):
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
         self.grid_size = grid_size
         self.grad_checkpointing = False
-        self.embed = nn.Linear(encoder_dim, dim)
+        self.embed: nn.Linear = nn.Linear(encoder_dim, dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
         # Not saved: the numbers follow from the sizes.
         self.register_buffer("positions", torch.empty(1, grid_size[0] * grid_size[1], dim), persistent=False)
-        self.blocks = nn.Sequential(
+        self.blocks: nn.Sequential = nn.Sequential(
             *(Block(dim, heads, qkv_bias=True, norm_layer=cast(type[nn.Module], norm_layer)) for _ in range(depth))
         )
-        self.norm = norm_layer(dim)
-        self.head = nn.Linear(dim, values)
+        self.norm: nn.LayerNorm = norm_layer(dim)
+        self.head: nn.Linear = nn.Linear(dim, values)
         self.init_weights()
 
     @torch.no_grad()

@@ -138,8 +138,8 @@ class SequenceEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, length: int, dim: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, dim)
-        self.positions = nn.Parameter(torch.empty(length, dim))
+        self.tokens: nn.Embedding = nn.Embedding(vocab_size, dim)
+        self.positions: nn.Parameter = nn.Parameter(torch.empty(length, dim))
         for weight in (self.tokens.weight, self.positions):
             nn.init.normal_(weight, std=0.02)
 
@@ -159,8 +159,10 @@ class SequenceAttention(nn.Module):
         if dim % num_heads:
             raise ValueError(f"dim={dim} does not divide among num_heads={num_heads}")
         self.num_heads = num_heads
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
+        self.qkv: nn.Linear = nn.Linear(dim, 3 * dim)
+        self.proj: nn.Linear = nn.Linear(dim, dim)
+        self.attn_drop: nn.Dropout = nn.Dropout(attn_drop)
+        self.proj_drop: nn.Dropout = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         dropout = self.attn_drop.p if self.training else 0.0
@@ -174,10 +176,10 @@ class SequenceBlock(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, mlp_dim: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = SequenceAttention(dim, num_heads, attention_dropout, dropout)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(
+        self.norm1: nn.LayerNorm = nn.LayerNorm(dim)
+        self.attn: SequenceAttention = SequenceAttention(dim, num_heads, attention_dropout, dropout)
+        self.norm2: nn.LayerNorm = nn.LayerNorm(dim)
+        self.mlp: nn.Sequential = nn.Sequential(
             nn.Linear(dim, mlp_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_dim, dim), nn.Dropout(dropout)
         )
 
@@ -209,14 +211,14 @@ class SequenceClassifier(nn.Module):
         if pooling not in POOLINGS:
             raise ValueError(f"pooling={pooling!r} is unknown; use {' or '.join(map(repr, POOLINGS))}")
         self.pooling = pooling
-        self.embedding = SequenceEmbedding(vocab_size, length, dim)
-        self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
+        self.embedding: SequenceEmbedding = SequenceEmbedding(vocab_size, length, dim)
+        self.drop: nn.Dropout = nn.Dropout(dropout)
+        self.blocks: nn.ModuleList = nn.ModuleList(
             SequenceBlock(dim, num_heads, mlp_dim, dropout, attention_dropout) for _ in range(depth)
         )
-        self.norm = nn.LayerNorm(dim)
+        self.norm: nn.LayerNorm = nn.LayerNorm(dim)
         inputs = dim if self.documents == 1 else 4 * dim
-        self.head = nn.Sequential(nn.Linear(inputs, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, num_classes))
+        self.head: nn.Sequential = nn.Sequential(nn.Linear(inputs, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, num_classes))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(b, n) ids, int32 or int64, and which of them are no padding, (b, n) bool; to logits (b, classes)."""

@@ -69,7 +69,7 @@ class SiteList(list[Site]):
     """The sites of a model; printed, a table of blocks × sites."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        self.blocks = list(blocks)
+        self.blocks: list[Block] = list(blocks)
         super().__init__(Site(b.name, b.index, site) for b in self.blocks for site in BLOCK_SITES if site in b.taps)
 
     def __str__(self) -> str:

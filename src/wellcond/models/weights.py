@@ -65,7 +65,7 @@ __all__ = [
     "write_weights",
 ]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 METADATA_KEY = "wellcond"
 FORMAT = 1

@@ -39,9 +39,11 @@ class BatchArguments:
             for path, leaf in named
         }
         self.samples = samples
-        self.split = [name for name, leaf in self._leaves.items() if samples > 1 and _length(leaf) == samples]
+        self.split: list[str] = [
+            name for name, leaf in self._leaves.items() if samples > 1 and _length(leaf) == samples
+        ]
         """The names of those that are split, as `kwargs['attn_mask']`."""
-        self.shared = [
+        self.shared: list[str] = [
             name for name, leaf in self._leaves.items() if name not in self.split and not isinstance(leaf, PLAIN)
         ]
         """Of those that each sample gets as they are, numbers and words left out."""

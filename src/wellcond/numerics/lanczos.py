@@ -67,17 +67,23 @@ class Bidiagonalization:
 
     def __init__(self, operator: Operator, generator: torch.Generator, max_steps: int, locked: Tensor | None = None):
         wide = operator.outputs <= operator.inputs
+        self.down: Callable[[Tensor], Tensor]
+        self.up: Callable[[Tensor], Tensor]
         self.down, self.up = (operator.vjp, operator.jvp) if wide else (operator.jvp, operator.vjp)
+        self.short: int
+        self.long: int
         self.short, self.long = sorted((operator.outputs, operator.inputs))
-        self.device, self.operator_dtype, self.generator = operator.device, operator.dtype, generator
-        self.locked = 0 if locked is None else len(locked)
-        self.full = self.short - self.locked
+        self.device: torch.device = operator.device
+        self.operator_dtype: torch.dtype = operator.dtype
+        self.generator: torch.Generator = generator
+        self.locked: int = 0 if locked is None else len(locked)
+        self.full: int = self.short - self.locked
         """The number of steps after which nothing is left to find."""
-        self.limit = min(max_steps, self.full)
-        self.keeps_long = self.long * self.limit <= LONG_ENTRIES
+        self.limit: int = min(max_steps, self.full)
+        self.keeps_long: bool = self.long * self.limit <= LONG_ENTRIES
         self.alphas: list[float] = []
         self.betas: list[float] = []
-        self.finite = True
+        self.finite: bool = True
         self._left = self._room(self.locked + self.limit, self.short)
         self._right = self._room(self.limit if self.keeps_long else 1, self.long)
         if locked is not None:

@@ -34,7 +34,7 @@ class EvaluatedFunction:
     """A block with its parameters as arguments. Made by `evaluation`, inside of which it may be called."""
 
     def __init__(self, block: Callable[..., Any], dtype: torch.dtype, reset_random: Callable[[], None]):
-        self.module = _as_module(block)
+        self.module: nn.Module | None = _as_module(block)
         self._block = block
         self._reset_random = reset_random
         self.dtype = dtype
@@ -107,10 +107,11 @@ class Linearization:
                 "the output does not depend on what it is differentiated by; look for no_grad, detach or parameters "
                 "that the block does not use"
             )
-        self.outputs = self._value.numel()
-        self.inputs = sum(point.numel() for point in self._points)
-        self.device, self.dtype = self._value.device, self._points[0].dtype
-        self.finite = bool(self._value.detach().isfinite().all())
+        self.outputs: int = self._value.numel()
+        self.inputs: int = sum(point.numel() for point in self._points)
+        self.device: torch.device = self._value.device
+        self.dtype: torch.dtype = self._points[0].dtype
+        self.finite: bool = bool(self._value.detach().isfinite().all())
         self.jvp_mode: str | None = None
         """How Jv is taken: `forward`, or `double backward`; None before the first."""
         self._pullback: tuple[Tensor, list[Tensor]] | None = None

@@ -31,18 +31,19 @@ class MatrixPart:
         x = x.float() if x.dtype.itemsize == 1 else x  # float8 has no arithmetic
         peak = torch.linalg.vector_norm(x.detach(), math.inf, (-2, -1)).double()  # NaN and Inf come through it
         usable = (peak > 0) & (peak < math.inf)
-        self.usable = bool(usable.all())
+        self.usable: bool = bool(usable.all())
         if not self.usable:
-            self.finite, self.zero = peak.isfinite(), peak == 0
+            self.finite: Tensor = peak.isfinite()
+            self.zero: Tensor = peak == 0
             # Backends raise for those matrices or invent numbers: they get an identity, and `clean` writes the answer.
             x = torch.where(usable[:, None, None], x, torch.eye(*x.shape[1:], dtype=x.dtype, device=x.device))
             peak = torch.where(usable, peak, 1.0)
-        self.unit = None
+        self.unit: Tensor | None = None
         if x.dtype == torch.float64:  # whose squares may overflow; those of any other dtype fit into float64
             exponent = torch.frexp(peak).exponent.long().clamp(-1021, 1021)
             self.unit = (exponent + 1023).bitwise_left_shift(52).view(torch.float64)  # 2^exponent, to the bit
             x = x / self.unit[:, None, None]
-        self.short_side_first = x if x.shape[1] <= x.shape[2] else x.mT
+        self.short_side_first: Tensor = x if x.shape[1] <= x.shape[2] else x.mT
         """The matrices in their own dtype."""
 
     @functools.cached_property

@@ -27,7 +27,7 @@ from wellcond.probe.passes import whose_pass
 
 __all__ = ["AttentionListener", "Heard"]
 
-SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+SOFTMAX: set[Callable[..., Tensor]] = {torch.softmax, F.softmax, Tensor.softmax}
 BUDGET_BYTES = 2**28  # of logits at a time
 
 
@@ -58,7 +58,9 @@ class AttentionListener(TorchFunctionMode):
     ):
         super().__init__()
         self.modules = modules
-        self.share, self.samples, self.valid = share, samples, valid
+        self.share: float = share
+        self.samples: int = samples
+        self.valid: Callable[[Any], Tensor | None] = valid
         self.found: dict[Any, Heard] = {}
         self.failed: dict[Any, Exception] = {}
         self._inside: list[Any] = []

@@ -43,7 +43,8 @@ class Padding:
     """The tokens that count in one pass, block by block."""
 
     def __init__(self, whole: Tensor | None = None, *, samples: int | None = None):
-        self.whole, self.samples = whole, samples
+        self.whole: Tensor | None = whole
+        self.samples: int | None = samples
         self.unread: dict[str, tuple[int, ...]] = {}
         """By block, the shape of a mask that does not tell padding apart."""
         self._blocks: dict[str, Tensor | None] = {}
@@ -116,9 +117,9 @@ class Capture:
         self.tensors: dict[Place, Tensor] = {}
         self.errors: dict[Place, Exception] = {}
         """What went wrong in a hook."""
-        self.low_precision = False
+        self.low_precision: bool = False
         """Whether autocast computed in less than float32 when a tensor was caught, whatever its own dtype is."""
-        self.padding = Padding()
+        self.padding: Padding = Padding()
         self._listening = False
         self._owner: object | None = None
         self._block: nn.Module | None = None  # the one that runs: two blocks may share a module

@@ -58,7 +58,8 @@ class ProbeCallback(Callback):
         super().__init__()
         check_settings(settings, every)
         self.every: int | Literal["auto"] = every
-        self.module, self.settings = module, settings
+        self.module: str | None = module
+        self.settings: dict[str, Any] = settings
         self.path = None if path is None else Path(path)
         self.probe: StepProbe | None = None
 

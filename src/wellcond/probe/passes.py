@@ -109,7 +109,8 @@ class Ends:
     """
 
     def __init__(self, before: Before | None, after: After | None):
-        self.before, self.after = before, after
+        self.before: Before | None = before
+        self.after: After | None = after
         self._finished: list[bool] = []
         # One for each pass that runs (a probe's own runs inside another); empty if attached in the middle of a pass.
 

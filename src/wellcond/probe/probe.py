@@ -113,8 +113,13 @@ class Probe:
                 f"a probe measures an nn.Module, got {type(model).__name__}; give it the model that you call"
             )
         self.model = model
-        self.every, self.max_samples, self.rank_samples = every, max_samples, rank_samples
-        self.exact, self.spectrum, self.attention, self.reduce = exact, spectrum, attention, reduce
+        self.every = every
+        self.max_samples: int = max_samples
+        self.rank_samples: int = rank_samples
+        self.exact = exact
+        self.spectrum: bool = spectrum
+        self.attention: bool = attention
+        self.reduce: bool | None = reduce
         self.near_unit = near_unit
         self.notes: list[str] = []
         """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
@@ -475,8 +480,10 @@ class Pace:
     def __init__(self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool):
         if every != "auto" and (not isinstance(every, int) or every < 1):
             raise ValueError(f'every must be a whole number from 1 on, or "auto", got {every!r}')
-        self.every, self.last, self.agree = every, last, agree
-        self.cost = 0.0
+        self.every = every
+        self.last: int | None = last
+        self.agree: Callable[[bool], bool] = agree
+        self.cost: float = 0.0
         """Seconds that the last measurement took."""
         self._timing, self._measurements = 0.0, 0
         self._step, self._ended, self._look = 0, 0.0, 1

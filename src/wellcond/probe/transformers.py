@@ -52,7 +52,8 @@ class ProbeCallback(TrainerCallback):
     ):
         check_settings(settings, every)
         self.every: int | Literal["auto"] = every
-        self.trainer, self.settings = trainer, settings
+        self.trainer: Trainer | None = trainer
+        self.settings: dict[str, Any] = settings
         self.path = None if path is None else Path(path)
         self.probe: StepProbe | None = None
 

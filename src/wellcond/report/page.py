@@ -32,7 +32,7 @@ class Page:
     def __init__(self, title: str, lead: Any = "", *, footer: Iterable[Any] = ()):
         self.title = title
         self.lead = lead
-        self.footer = list(footer)
+        self.footer: list[Any] = list(footer)
         self.blocks: list[Any] = []
 
     def add(self, *blocks: Any) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from wellcond.train.settings import Settings, ignored, setting
 from wellcond.train.stopping import as_seconds
@@ -92,7 +92,7 @@ class ModelSettings(Settings):
 class DataSettings(Settings):
     """Data"""
 
-    added_to = ("data_kwargs",)
+    added_to: ClassVar[tuple[str, ...]] = ("data_kwargs",)
 
     data: str = "digits"
     """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`, `lra_listops`, `lra_text:FOLDER`, …."""
@@ -132,7 +132,7 @@ class DataSettings(Settings):
 class ImageSettings(Settings):
     """Images and their augmentation"""
 
-    tasks = IMAGE_TASKS
+    tasks: ClassVar[tuple[str, ...]] = IMAGE_TASKS
 
     image_size: int = setting(224, at_least=1)
     """Pixels, in both directions."""
@@ -233,7 +233,7 @@ class OptimiserSettings(Settings):
 class MaskedSettings(Settings):
     """Masked autoencoding (task=mae)"""
 
-    tasks = ("mae",)
+    tasks: ClassVar[tuple[str, ...]] = ("mae",)
 
     mask_ratio: float = setting(0.75, at_least=0, below=1)
     """The share of patches that the encoder does not see."""

@@ -49,11 +49,14 @@ class Watch:
     """Looks at every loss; asks the device for its findings only when judged."""
 
     def __init__(self, *, patience: int, chance: float = -math.inf, skip_limit: int = 0, scaled: bool = False):
-        self.patience, self.chance, self.skip_limit, self.scaled = patience, chance, skip_limit, scaled
-        self.start = math.nan
-        self.highest = -math.inf
+        self.patience: int = patience
+        self.chance: float = chance
+        self.skip_limit: int = skip_limit
+        self.scaled: bool = scaled
+        self.start: float = math.nan
+        self.highest: float = -math.inf
         self.above_since: int | None = None
-        self.exploded = False
+        self.exploded: bool = False
         """Far above its start, and not below it since."""
         self.bad_since: int | None = None
         """The first of the losses since which each was far above the start, or not finite."""
@@ -85,7 +88,7 @@ class Watch:
                 if problem is not None:
                     return problem
                 continue
-            self.in_a_row = 0
+            self.in_a_row: int = 0
             if not math.isfinite(loss):
                 return Divergence(step=step, why=f"the loss became {loss}")
             if math.isnan(self.start):
@@ -114,7 +117,8 @@ class Watch:
         return None
 
     def _left_out(self, step: int, loss: float, *, last: bool) -> Divergence | None:
-        self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+        self.skipped: int = self.skipped + 1
+        self.in_a_row = self.in_a_row + 1
         rescaled = self.scaled and math.isfinite(loss)
         if not rescaled:
             self.untold.append(step)

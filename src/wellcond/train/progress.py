@@ -37,12 +37,13 @@ NAMED = 5  # files that cannot be read, of many
 
 class Progress:
     def __init__(self, config: Config, total: int, *, show: bool):
-        self.total, self.show = total, show
+        self.total: int = total
+        self.show: bool = show
         self._batch, self._step = config.batch_size, 0
         self._unit = "img" if config.task in IMAGE_TASKS else "samples"
-        self.rate = 0.0
+        self.rate: float = 0.0
         """Samples per second over the last steps."""
-        self.worst = ""
+        self.worst: str = ""
         """The block with the largest log κ at the last measurement, in words."""
         self.skipped = 0
         """Steps left out."""

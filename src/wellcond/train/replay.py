@@ -82,8 +82,9 @@ class Replayed:
     """`one_pass`, captured for the shapes of its first calls; for others it is called as it is."""
 
     def __init__(self, one_pass: Callable[[Batch], Tensor], parameters: Sequence[nn.Parameter], device: torch.device):
-        self.one_pass, self.parameters = one_pass, parameters
-        self.refused = ""
+        self.one_pass: Callable[[Batch], Tensor] = one_pass
+        self.parameters: Sequence[nn.Parameter] = parameters
+        self.refused: str = ""
         """Why nothing is captured."""
         self._stream = torch.cuda.Stream(device)  # plain passes too: what autograd keeps of them knows its stream
         self._calls = 0

@@ -53,9 +53,10 @@ class OneCycle:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, total: int, warmup: int):
-        self.optimizer, self.last = optimizer, max(1.0, total - 1.0)
-        self.peak = min(max(0.0, warmup - 1.0), self.last)
-        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.optimizer: torch.optim.Optimizer = optimizer
+        self.last: float = max(1.0, total - 1.0)
+        self.peak: float = min(max(0.0, warmup - 1.0), self.last)
+        self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
 
     def step_update(self, num_updates: int) -> None:
         up = num_updates <= self.peak

@@ -46,7 +46,7 @@ class Parts:
     """What a user must know of the model as it was built."""
 
     def __post_init__(self) -> None:
-        self.parameters = list(self.model.parameters())
+        self.parameters: list[nn.Parameter] = list(self.model.parameters())
         """Listed once: it is a walk over all modules."""
 
     def forget_gradients(self) -> None:

@@ -39,7 +39,8 @@ class Shards:
     """Writes in the background, one state at a time."""
 
     def __init__(self, here: Processes):
-        self.here, self.took = here, 0.0
+        self.here: Processes = here
+        self.took: float = 0.0
         """The longest time that a state took, in seconds."""
         self._group: Any = None
         self._mesh: Any = None

@@ -47,14 +47,18 @@ class States:
     def __init__(
         self, config: Config, folder: RunFolder, here: Processes, parts: Parts, watch: Watch, progress: Progress
     ):
-        self.config, self.folder, self.here, self.parts = config, folder, here, parts
-        self.watch, self.progress = watch, progress
+        self.config: Config = config
+        self.folder: RunFolder = folder
+        self.here: Processes = here
+        self.parts: Parts = parts
+        self.watch: Watch = watch
+        self.progress: Progress = progress
         self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
         """What is saved beside weights and optimiser: the best metric, and what going back has changed."""
         self.saved_step = self._writing = -1
         """The last state that is there, and the one that is being written."""
         sharded = config.save_format == "sharded" or (config.save_format == "auto" and config.shard)
-        self.shards = Shards(here) if sharded else None
+        self.shards: Shards | None = Shards(here) if sharded else None
 
     @property
     def best(self) -> int | None:
@@ -139,7 +143,7 @@ class States:
     def _written(self, step: int, problem: str | None, *, must: bool) -> None:
         """Remember that the state of `step` is there, or say why it is not; not yet where it is being written."""
         if not self.here.any(problem is not None):
-            self.saved_step = step if self._writing < 0 else self.saved_step
+            self.saved_step: int = step if self._writing < 0 else self.saved_step
             return
         before = f". That of step {self.saved_step} is still there" if self.saved_step >= 0 else ""
         failed = f"the state of step {step} could not be saved: {problem}{before}"

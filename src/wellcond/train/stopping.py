@@ -104,7 +104,7 @@ class OutOfTime(Interrupted):
 
 class TimeLimit:
     def __init__(self, limit: str, *, validation_batches: int, weights: float = math.inf, log_every: int = 1):
-        self.seconds = as_seconds(limit) if limit else None
+        self.seconds: float | None = as_seconds(limit) if limit else None
         self._began = time.monotonic() - process_age()
         self._batches, self._first_save = validation_batches, min(UNKNOWN_SAVE, 2 + STATE * weights / SLOW_DISK)
         self._taken: dict[str, float] = {}

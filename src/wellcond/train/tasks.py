@@ -63,9 +63,10 @@ class Classify:
     metric = "top1"
 
     def __init__(self, config: Config, data: DataSet):
-        self.config, self.data = config, data
+        self.config: Config = config
+        self.data: DataSet = data
         self.notes: list[str] = []
-        self.chance = math.log(len(data.classes))  # of mixed and smoothed labels, too
+        self.chance: float = math.log(len(data.classes))  # of mixed and smoothed labels, too
 
     def build(self) -> nn.Module:
         config = self.config
@@ -124,7 +125,7 @@ class Sequence(Classify):
         model = build_sequence(config.model, config.attention or "softmax", **sizes, **config.attention_kwargs)
         operate(model, config.changed({"attention": ""}))  # it has its attention
         if config.checkpoint:
-            self.notes = start_from(model, config.checkpoint)
+            self.notes: list[str] = start_from(model, config.checkpoint)
         return model
 
 
@@ -132,10 +133,11 @@ class Masked:
     """Masked autoencoding: no labels; what is best is the smallest error on the validation images."""
 
     metric = "score"  # minus the loss: the larger the better, as an accuracy
-    chance = 1.0  # the mean for every pixel, of images whose deviation is 1
+    chance: float = 1.0  # the mean for every pixel, of images whose deviation is 1
 
     def __init__(self, config: Config, data: DataSet):
-        self.config, self.data = config, data
+        self.config: Config = config
+        self.data: DataSet = data
         self.notes: list[str] = []
 
     def build(self) -> nn.Module:
@@ -238,8 +240,10 @@ class Validation:
     stretch of the set."""
 
     def __init__(self, config: Config, task: Task, part: Any, here: Processes):
-        self.config, self.task, self.here = config, task, here
-        self.part = part.to(here.device)  # moved once, and not at every validation
+        self.config: Config = config
+        self.task: Task = task
+        self.here: Processes = here
+        self.part: Any = part.to(here.device)  # moved once, and not at every validation
         self.skipped: list[tuple[str, str]] = []
         """Streamed images of this process that could not be read in the last validation, and why."""
 

@@ -28,8 +28,9 @@ foreach: Any = torch  # its functions over lists of tensors, which torch's own o
 
 class Update:
     def __init__(self, config: Config, parts: Parts):
-        self.config, self.parts = config, parts
-        self.gradient_norm = torch.tensor(math.nan)
+        self.config: Config = config
+        self.parts: Parts = parts
+        self.gradient_norm: Tensor = torch.tensor(math.nan)
         """Of the last step, or of the last that was logged with `skip_limit=0`."""
         self._buffers = _Buffers(parts.model) if config.skip_limit else None
         kinds = {(parameter.dtype, parameter.device) for parameter in parts.parameters}

@@ -74,13 +74,13 @@ ATTENTION = AttentionKind(
     replaced=HuggingFaceReplaced,
 )
 
-for folder, start in BERTS.items():
-    names = f"{HF}{folder}.modeling_{folder}.{start}"
+for _folder, _start in BERTS.items():
+    _names = f"{HF}{_folder}.modeling_{_folder}.{_start}"
     register(
         Family(
-            blocks={names + "Layer": BERT},
-            skipless={names + "SelfOutput": AttentionOutput, names + "Output": MlpOutput},
-            attention={names + "SelfAttention": ATTENTION},
+            blocks={_names + "Layer": BERT},
+            skipless={_names + "SelfOutput": AttentionOutput, _names + "Output": MlpOutput},
+            attention={_names + "SelfAttention": ATTENTION},
         )
     )
 

@@ -92,13 +92,13 @@ MODELS = (
 )
 ATTENTION = AttentionKind(weights=_weights, replaced=HuggingFaceReplaced)
 
-for folder, start, layer, kind, forward in MODELS:
-    module = f"{HF}{folder}.modeling_{folder}."
+for _folder, _start, _layer, _kind, _forward in MODELS:
+    _module = f"{HF}{_folder}.modeling_{_folder}."
     register(
         Family(
-            blocks={module + layer: kind},
-            skipless={module + layer: forward},
-            attention={module + start + end: ATTENTION for end in ("Attention", "SelfAttention")},
+            blocks={_module + _layer: _kind},
+            skipless={_module + _layer: _forward},
+            attention={_module + _start + end: ATTENTION for end in ("Attention", "SelfAttention")},
         )
     )
 

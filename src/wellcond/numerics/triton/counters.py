@@ -15,7 +15,8 @@ class Counters:
     """One number a matrix, made once for each stream: two streams must not count in the same."""
 
     def __init__(self, matrices: int, device: torch.device):
-        self.matrices, self.device = matrices, device
+        self.matrices: int = matrices
+        self.device: torch.device = device
         self._of_streams: dict[int, Tensor] = {}
 
     def __call__(self) -> Tensor:

@@ -43,26 +43,32 @@ class Plan:
 
     def __init__(self, x: Tensor, y: Tensor, v: Tensor, is_causal: bool):
         (b, h, n, p), (m, c) = x.shape, v.shape[2:]
-        self.device, self.is_causal = x.device, is_causal
-        self.placed = placed(x, y, v)
-        self.sizes = b * h, n, m, h, p, c
-        self.out_shape, self.dtype = (b, h, n, c), v.dtype
-        self.strides = x.stride()[:3], y.stride()[:3], v.stride()[:3]
-        self.of_x = ceil_div(b * h * n, 4) * 4  # so that y's are aligned as x's are
-        self.halves_size = self.of_x + b * h * m
-        self.norms = Launch(
+        self.device: torch.device = x.device
+        self.is_causal: bool = is_causal
+        self.placed: tuple[Any, ...] = placed(x, y, v)
+        self.sizes: tuple[int, ...] = b * h, n, m, h, p, c
+        self.out_shape: tuple[int, int, int, int] = (b, h, n, c)
+        self.dtype: torch.dtype = v.dtype
+        self.strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] = (
+            x.stride()[:3],
+            y.stride()[:3],
+            v.stride()[:3],
+        )
+        self.of_x: int = ceil_div(b * h * n, 4) * 4  # so that y's are aligned as x's are
+        self.halves_size: int = self.of_x + b * h * m
+        self.norms: Launch = Launch(
             half_norms_kernel, (ceil_div(max(n, m), BLOCK), b * h, 2), WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=False
         )
-        self.norms_numbers = (n, m, h, p)
-        self.norms_strides = (*self.strides[0], *self.strides[1], *NO_MASK)
+        self.norms_numbers: tuple[int, int, int, int] = (n, m, h, p)
+        self.norms_strides: tuple[int, ...] = (*self.strides[0], *self.strides[1], *NO_MASK)
         tiles = tiles_for(p, c)
         rows, _, each = grid_of(n, m, tiles)
-        self.stream = self._launch(
+        self.stream: Launch = self._launch(
             stream_kernel, rows, tiles, CAUSAL=1 if is_causal else 0, EVEN=is_even(y, v, None, tiles),
             PRECISION=precision_of(x, v),
         )  # fmt: skip
-        self.stream_numbers = (n, m, h, p, c, each)
-        self.stream_strides = (*self.strides[0], *self.strides[1], *self.strides[2], *NO_MASK)
+        self.stream_numbers: tuple[int, ...] = (n, m, h, p, c, each)
+        self.stream_strides: tuple[int, ...] = (*self.strides[0], *self.strides[1], *self.strides[2], *NO_MASK)
         self.pulls: dict[
             Any, tuple[Launch, tuple[Any, ...], tuple[Any, ...], Launch, tuple[Any, ...], tuple[Any, ...]]
         ] = {}

@@ -67,50 +67,61 @@ class Plan:
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         matrices = b * h
         d = _landmarks(rows, positions)
-        self.side, self.width, self.values = side, width, values = padded_sizes(d, p, c)
+        side, width, values = padded_sizes(d, p, c)
+        self.side: int = side
+        self.width: int = width
+        self.values: int = values
+        self.query_shares: int
         self.query_shares, query_each = shares_of(n)
+        self.key_shares: int
         self.key_shares, key_each = shares_of(m)
-        self.matrices, self.device = matrices, query.device
-        self.placed, self.split = placed(query, key, value, keep), split
-        self.kept = _kept(matrices, (side, width, values))
-        self.parts_size = matrices * self.key_shares * side * values
-        self.scratch = side_by_side(
+        self.matrices: int = matrices
+        self.device: torch.device = query.device
+        self.placed: tuple[Any, ...] = placed(query, key, value, keep)
+        self.split: int = split
+        self.kept: dict[str, int] = _kept(matrices, (side, width, values))
+        self.parts_size: int = matrices * self.key_shares * side * values
+        self.scratch: dict[str, int] = side_by_side(
             matrices, d_sums=side * values, d_rows=side * width, parts_s=self.query_shares * side * values,
             parts_l=max(self.query_shares, self.key_shares) * side * width,
         )  # fmt: skip
-        self.out_shape = (b, h, n, c)
-        self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
-        self.tokens = {
+        self.out_shape: tuple[int, int, int, int] = (b, h, n, c)
+        self.shape: dict[str, int] = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
+        self.tokens: dict[str, Any] = {
             "PARTS": query.dtype == torch.bfloat16,
             # Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit.
             "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
         }
         source = query if rows is None else rows
         per_batch = 0 if positions is None or positions.ndim == 1 or len(positions) == 1 else d
-        self.sums_numbers = (m, h, d, split, p, c, key_each)
-        self.sums_strides = (
+        self.sums_numbers: tuple[int, ...] = (m, h, d, split, p, c, key_each)
+        self.sums_strides: tuple[int, ...] = (
             *source.stride()[:3], *key.stride()[:3], *value.stride()[:3], per_batch, *_strides(valid), *_strides(keep),
         )  # fmt: skip
-        self.output_numbers = (n, h, p, c)
-        self.query_strides = query.stride()[:3]
-        self.query_numbers = (n, 0, h, d, split, p, c, query_each)
-        self.key_numbers = (m, n if rows is None else d, h, d, split, p, c, key_each)
-        self.key_strides = (*key.stride()[:3], *value.stride()[:3], *_strides(keep), per_batch)
-        self.masks = {"GATHER": rows is None, "HAS_VALID": valid is not None, "HAS_KEEP": keep is not None}
+        self.output_numbers: tuple[int, int, int, int] = (n, h, p, c)
+        self.query_strides: tuple[int, ...] = query.stride()[:3]
+        self.query_numbers: tuple[int, ...] = (n, 0, h, d, split, p, c, query_each)
+        self.key_numbers: tuple[int, ...] = (m, n if rows is None else d, h, d, split, p, c, key_each)
+        self.key_strides: tuple[int, ...] = (*key.stride()[:3], *value.stride()[:3], *_strides(keep), per_batch)
+        self.masks: dict[str, bool] = {
+            "GATHER": rows is None,
+            "HAS_VALID": valid is not None,
+            "HAS_KEEP": keep is not None,
+        }
         self._make_launches()
         self.pulls_of_queries: dict[Any, Launch] = {}
-        self.counters = Counters(matrices, query.device)
+        self.counters: Counters = Counters(matrices, query.device)
 
     def _make_launches(self) -> None:
-        self.sums = Launch(
+        self.sums: Launch = Launch(
             sums_kernel, (self.key_shares, self.matrices), num_warps=8 if self.side > 64 else 4,
             **self.shape, BLOCK=BLOCKS, **self.masks, **self.tokens,
         )  # fmt: skip
-        self.output = Launch(
+        self.output: Launch = Launch(
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
             **self.shape, BLOCK=BLOCKS[1:], **self.tokens,
         )  # fmt: skip
-        self.pull_of_keys = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], keys=True)
+        self.pull_of_keys: Launch = self._pull(self.key_shares, has_keep=self.masks["HAS_KEEP"], keys=True)
 
     def _pull(self, shares: int, *, has_keep: bool, keys: bool) -> Launch:
         return Launch(

@@ -35,25 +35,32 @@ class Plan:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor):
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
-        self.matrices, self.device = b * h, query.device
-        self.placed = placed(query, key, value)
-        self.out_shape, self.dtype = (b, h, n, c), value.dtype
+        self.matrices: int = b * h
+        self.device: torch.device = query.device
+        self.placed: tuple[Any, ...] = placed(query, key, value)
+        self.out_shape: tuple[int, int, int, int] = (b, h, n, c)
+        self.dtype: torch.dtype = value.dtype
         wider = padded_alike(p, c)
-        self.shape = {"WIDTH": wider, "VALUES": wider}
+        self.shape: dict[str, int] = {"WIDTH": wider, "VALUES": wider}
         # tokens at a time; more would spill
         self.block = LARGE_BLOCK if wider == 32 and query.dtype == torch.bfloat16 else LARGE_BLOCK // 2
-        self.parts = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
+        self.parts: dict[str, Any] = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
+        self.query_shares: int
         self.query_shares, query_each = shares_of(n)
+        self.key_shares: int
         self.key_shares, key_each = shares_of(m)
-        self.small = (self.matrices, wider, wider)
-        self.query_strides, self.key_strides = query.stride()[:3], key.stride()[:3]
-        self.value_strides = value.stride()[:3]
-        self.sums_numbers, self.output_numbers = (m, h, p, c, key_each), (n, h, p, c)
-        self.query_numbers, self.key_numbers = (n, h, p, c, query_each), (m, h, p, c)
-        self.counters = Counters(self.matrices, query.device)
-        self.sums = self._launch(sums_kernel, self.key_shares)
-        self.output = self._launch(output_kernel, ceil_div(n, self.block))
-        self.pull_of_keys = self._launch(keys_kernel, ceil_div(m, self.block))
+        self.small: tuple[int, int, int] = (self.matrices, wider, wider)
+        self.query_strides: tuple[int, ...] = query.stride()[:3]
+        self.key_strides: tuple[int, ...] = key.stride()[:3]
+        self.value_strides: tuple[int, ...] = value.stride()[:3]
+        self.sums_numbers: tuple[int, ...] = (m, h, p, c, key_each)
+        self.output_numbers: tuple[int, int, int, int] = (n, h, p, c)
+        self.query_numbers: tuple[int, ...] = (n, h, p, c, query_each)
+        self.key_numbers: tuple[int, int, int, int] = (m, h, p, c)
+        self.counters: Counters = Counters(self.matrices, query.device)
+        self.sums: Launch = self._launch(sums_kernel, self.key_shares)
+        self.output: Launch = self._launch(output_kernel, ceil_div(n, self.block))
+        self.pull_of_keys: Launch = self._launch(keys_kernel, ceil_div(m, self.block))
         self.pulls_of_queries: dict[Any, Launch] = {}
 
     def _launch(self, kernel: Any, programs: int) -> Launch:

@@ -46,31 +46,41 @@ class Plan:
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
         d, matrices = num_landmarks, b * h
         assert d <= min(n, m)
+        self.side: int
+        self.width: int
         self.side, self.width, values = sizes = padded_sizes(d, p, c)
+        self.query_shares: int
         self.query_shares, query_each = shares_of(n)
+        self.key_shares: int
         self.key_shares, key_each = shares_of(m)
-        self.matrices, self.iterations, self.device = matrices, num_iterations, query.device
-        self.placed = placed(query, key, value)
-        self.kept = {wanted: _kept(matrices, sizes, num_iterations, wanted) for wanted in (False, True)}
+        self.matrices: int = matrices
+        self.iterations: int = num_iterations
+        self.device: torch.device = query.device
+        self.placed: tuple[Any, ...] = placed(query, key, value)
+        self.kept: dict[bool, dict[str, int]] = {
+            wanted: _kept(matrices, sizes, num_iterations, wanted) for wanted in (False, True)
+        }
         narrow, line = self.side * self.width, self.side  # values are as wide
-        self.parts = side_by_side(
+        self.parts: dict[str, int] = side_by_side(
             matrices, sums=self.key_shares * narrow, top=self.key_shares * line, total=self.key_shares * line
         )
-        self.scratch = side_by_side(
+        self.scratch: dict[str, int] = side_by_side(
             matrices, d_right=narrow, inner=line, due_queries=narrow, due_keys=narrow, again=3 * narrow,
             parts_s=self.query_shares * narrow, parts_l=max(self.query_shares, self.key_shares) * narrow,
         )  # fmt: skip
-        self.out_shape = (b, h, n, c)
+        self.out_shape: tuple[int, int, int, int] = (b, h, n, c)
         self.landmarks = d
-        self.shape = {"SIDE": self.side, "WIDTH": self.width, "VALUES": values}
-        self.tokens = {"PARTS": query.dtype == torch.bfloat16}
-        self.query_strides = query.stride()[:3]
-        self.key_strides, self.value_strides = key.stride()[:3], value.stride()[:3]
-        self.means_numbers = (n, m, h, d, p, *self.query_strides, *self.key_strides)
-        self.right_numbers = (m, h, p, c, key_each)
-        self.output_numbers = (n, h, d, p, c)
-        self.query_numbers, self.key_numbers = (n, h, d, p, c, query_each), (m, h, d, p, c, key_each)
-        self.finish_numbers = (self.key_shares, n, d, p)
+        self.shape: dict[str, int] = {"SIDE": self.side, "WIDTH": self.width, "VALUES": values}
+        self.tokens: dict[str, bool] = {"PARTS": query.dtype == torch.bfloat16}
+        self.query_strides: tuple[int, ...] = query.stride()[:3]
+        self.key_strides: tuple[int, ...] = key.stride()[:3]
+        self.value_strides: tuple[int, ...] = value.stride()[:3]
+        self.means_numbers: tuple[int, ...] = (n, m, h, d, p, *self.query_strides, *self.key_strides)
+        self.right_numbers: tuple[int, ...] = (m, h, p, c, key_each)
+        self.output_numbers: tuple[int, ...] = (n, h, d, p, c)
+        self.query_numbers: tuple[int, ...] = (n, h, d, p, c, query_each)
+        self.key_numbers: tuple[int, ...] = (m, h, d, p, c, key_each)
+        self.finish_numbers: tuple[int, int, int, int] = (self.key_shares, n, d, p)
         self._make_launches(max(n, m))
         self.heads: dict[bool, Launch] = {}
         self.pulls_of_queries: dict[Any, Launch] = {}
@@ -80,17 +90,17 @@ class Plan:
         group = min(self.side, TOGETHER // together)
         segments = {"SIDE": self.side, "WIDTH": self.width, "GROUP": group, "TOGETHER": together}
         groups = self.side // group
-        self.means = Launch(means_kernel, (groups, self.matrices, 2), num_warps=4, **segments)
-        self.right = self._long(right_kernel, self.key_shares, num_warps=8 if self.side > 64 else 4)
-        self.output = Launch(
+        self.means: Launch = Launch(means_kernel, (groups, self.matrices, 2), num_warps=4, **segments)
+        self.right: Launch = self._long(right_kernel, self.key_shares, num_warps=8 if self.side > 64 else 4)
+        self.output: Launch = Launch(
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
             **self.shape, BLOCK=BLOCKS[1:], **self.tokens,
         )  # fmt: skip
         # One warp for 16 rows: with more or fewer, Triton 3.6 made a backward kernel that went astray on an H200.
-        self.head_options = {"num_warps": max(4, self.side // 16), "num_stages": 1, **self.shape}
-        self.head_back = Launch(head_back_kernel, (self.matrices,), **self.head_options)
-        self.pull_of_keys = self._long(keys_kernel, self.key_shares)
-        self.finish = Launch(finish_kernel, (groups, self.matrices), num_warps=4, **segments)
+        self.head_options: dict[str, int] = {"num_warps": max(4, self.side // 16), "num_stages": 1, **self.shape}
+        self.head_back: Launch = Launch(head_back_kernel, (self.matrices,), **self.head_options)
+        self.pull_of_keys: Launch = self._long(keys_kernel, self.key_shares)
+        self.finish: Launch = Launch(finish_kernel, (groups, self.matrices), num_warps=4, **segments)
 
     def _long(self, kernel: Any, shares: int, num_warps: int = 8) -> Launch:
         return Launch(

@@ -1,12 +1,13 @@
-# Two commands, each from nothing (Python 3.11 or newer, make and git):
+# Three commands, each from nothing (Python 3.11 or newer, make and git):
 #
 #   make demo    a report page in demo/
+#   make docs    the documentation in site/, to be read without a network
 #   make test    ruff, pyright and pytest
 #
-# Both build .venv on the first call and again when pyproject.toml changes. PYTHON=… picks another interpreter.
+# All build .venv on the first call and again when pyproject.toml changes. PYTHON=… picks another interpreter.
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint format clean
+.PHONY: demo docs test lint format clean
 
 BIN := .venv/bin
 # A version manager's shim may exist and yet fail, so each candidate is run, not merely looked up.
@@ -25,6 +26,10 @@ PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist worksteal
 demo: .venv/.installed
 	@$(BIN)/wellcond demo
 
+docs: .venv/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "wrote site/index.html"
+
 test: lint
 	@$(BIN)/python -m pytest --quiet $(PYTEST_ARGS)
 
@@ -38,7 +43,7 @@ format: .venv/.installed-test
 	@$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build demo
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist build demo site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -49,6 +54,10 @@ $(BIN)/python:
 	$(call install,.)
 	@touch $@
 
+.venv/.installed-docs: pyproject.toml | $(BIN)/python
+	$(call install,.[docs])
+	@touch .venv/.installed $@
+
 .venv/.installed-test: pyproject.toml | $(BIN)/python
 	$(call install,.[test])
-	@touch .venv/.installed $@
+	@touch .venv/.installed .venv/.installed-docs $@

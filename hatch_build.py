@@ -1,4 +1,4 @@
-"""The README for package indexes, which show it without the repository around it: its relative links would lead nowhere.
+"""The README for package indexes, which show it without the repository around it: relative links would lead nowhere.
 
 With a `Source` in [project.urls] they become absolute. Without one, links become their text and pictures are left out.
 hatchling calls this when it builds, or installs from a clone.
@@ -16,7 +16,7 @@ SOURCE = re.compile(r'((?:src|srcset)="|!\[[^\]]*\]\()(?!https?:)([^")]+)')
 
 
 def outside(readme: str, home: str | None) -> str:
-    """The text as it makes sense anywhere. `home` is a code host's address, in whose scheme HEAD is the newest state."""
+    """The text as it makes sense anywhere. `home` is the repository on a code host, where HEAD is the newest state."""
     if home is None:
         return LINK.sub(r"\1", PICTURE.sub("", readme))
     readme = SOURCE.sub(rf"\1{home.rstrip('/')}/raw/HEAD/\2", readme)

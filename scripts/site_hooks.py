@@ -80,7 +80,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
     def turned(link: re.Match[str]) -> str:
         target = _target(source, link[2])
-        return link[0] if target is None else link[1] + posixpath.relpath(_uri(target), here)
+        return link[0] if target in (None, source) else link[1] + posixpath.relpath(_uri(target), here)
 
     def named(code: re.Match[str]) -> str:
         return f"[{code[0]}][{_anchor(_public()[code[1]])}]" if code[1] in _public() else code[0]

@@ -168,9 +168,7 @@ def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
             rows.append({"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon,
                          **_spectral_error(grayed, truth, share, s, epsilon)})  # fmt: skip
         for path, error in dct_errors(images, patch, epsilon).items():
-            rows.append(
-                {"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon, "frobenius": error}
-            )
+            rows.append({"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon, "frobenius": error})
     return rows
 
 

@@ -1,7 +1,7 @@
 """Token Graying put before a model's patch embedding, or behind its embedding of words, in place; and taken out again.
 
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
-    wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, restore_scale=True, autocast=False)
+    wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, …)
     model = wellcond.ungray(model)      # the very model of before
 
 The patch projection's class is swapped for a subclass that grays its input first. Everything else stays: the names of

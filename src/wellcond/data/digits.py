@@ -6,10 +6,7 @@
 The digits are stored writer after writer, so the last fifth is validation: mostly hands that training has not seen.
 """
 
-import functools
-
 import torch
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from wellcond.data.dataset import DataSet, Images
@@ -23,25 +20,18 @@ VALIDATION = 360
 
 def load_digits(*, image_size: int = SIDE) -> DataSet:
     """Ten classes, one channel. Another size than 8 enlarges the digits, smoothly."""
-    stored, labels = _stored()
-    pixels = stored.float()[:, None] * (255 / GRAYS)
+    from sklearn import datasets
+
+    stored = datasets.load_digits()
+    pixels = torch.from_numpy(stored.images).float()[:, None] * (255 / GRAYS)  # pyright: ignore[reportAttributeAccessIssue]
     if image_size != SIDE:
         pixels = interpolate(pixels, size=(image_size, image_size), mode="bilinear", antialias=True)
     pixels = pixels.round().to(torch.uint8)
-    labels = labels.clone()
+    labels = torch.from_numpy(stored.target).long()  # pyright: ignore[reportAttributeAccessIssue]
     unknown = torch.zeros(1)  # until the training part is measured
     train = Images(pixels[:-VALIDATION], labels[:-VALIDATION], mean=unknown, std=unknown).measured()
     val = Images(pixels[-VALIDATION:], labels[-VALIDATION:], mean=train.mean, std=train.std)
     return DataSet(name="digits", classes=[str(digit) for digit in range(10)], train=train, val=val, skipped=[])
-
-
-@functools.cache
-def _stored() -> tuple[Tensor, Tensor]:
-    """Read once: it is a tenth of a second, and there are trainings that take two."""
-    from sklearn import datasets
-
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    return torch.from_numpy(pixels).view(-1, SIDE, SIDE), torch.from_numpy(labels).long()
 
 
 @register_source("digits", takes="")

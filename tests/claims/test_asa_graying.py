@@ -217,7 +217,7 @@ def test_every_arm_is_configured_as_it_is_called():
         assert config_difference(claim.configure(options, data, PLAIN), plain.as_json()) == ""
         for arm in claim.arms:
             config = claim.configure(options, data, arm)
-            asked = dict(attention="", gray="", epsilon=0.95, mixup=0.8, cutmix=1.0)
+            asked = {"attention": "", "gray": "", "epsilon": 0.95, "mixup": 0.8, "cutmix": 1.0}
             if arm.startswith("linear"):
                 asked["attention"] = "linear"
             if arm.endswith("unmixed"):

@@ -12,6 +12,8 @@ from wellcond.claims.sets import parse_data
 from wellcond.numerics.fused import tokens_of
 from wellcond.records import read_json
 
+SIZE = "img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"
+
 
 def record(ours=90.1, naive=88.0, whole=90.0, *, spread=0.05, **changes):
     tops = {WHOLE: whole, OURS: ours, NAIVE: naive, "dct-float16": ours, "dct-float16-naive": naive}
@@ -63,8 +65,7 @@ def test_the_arms_of_a_pair_differ_in_the_dct_alone():
 def test_a_smoke_run_and_the_errors_it_measures(tmp_path):
     code = reproduce(
         "asa-lowprec", scale="smoke", seeds=1, output=tmp_path / "runs", evidence=tmp_path, device="cpu",
-        settings=["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"],
-        console=Console(quiet=True),
+        settings=["epochs=1", "batch_size=256", f"model_kwargs={SIZE}"], console=Console(quiet=True),
     )  # fmt: skip
     assert code == 0
     found = read_json(tmp_path / "asa-lowprec" / "smoke-digits.json")

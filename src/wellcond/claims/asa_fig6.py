@@ -14,11 +14,13 @@ from typing import Any
 from wellcond.claims.arms import Arm, Comparison, TrainedArms
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, within
+from wellcond.words import BLOCK_SITES
 
 __all__ = ["CLAIM"]
 
 MARGIN, PAPER = 1.0, 0.2  # points
 SIZE = {"dim": 256, "depth": 8, "kernel_size": 5}
+SITES = ["embed", *(site for site in BLOCK_SITES if site != "+mlp")]  # it has no skip there
 SKIP, NO_SKIP = "skip", "no-skip"
 ARMS = {
     SKIP: Arm(title="with its skip"),
@@ -64,7 +66,7 @@ CLAIM = TrainedArms(
     recipe="convmixer",
     settings={
         "smoke": {"model_kwargs": {"dim": 16, "depth": 2, "kernel_size": 3, "patch_size": 2}},
-        "lab": {"model_kwargs": {**SIZE, "patch_size": 2}, "probe_sites": ["embed", "in", "sa", "+sa", "mlp"]},
+        "lab": {"model_kwargs": {**SIZE, "patch_size": 2}, "probe_sites": SITES},
         "tiny-imagenet": {"model_kwargs": {**SIZE, "patch_size": 4}},
     },
     judge=judge,

@@ -16,6 +16,7 @@ from typing import Any
 
 from wellcond.claims.arms import GRID, Arm, Comparison
 from wellcond.claims.runs import Result
+from wellcond.words import BLOCK_SITES
 
 __all__ = ["EPSILONS", "GRAYED", "METHODS", "PLAIN", "QUICK_GRID", "WATCHED", "grayed", "kappa_of", "least_falls"]
 
@@ -24,7 +25,7 @@ METHODS = {"svd": "SVD", "dct": "DCT"}
 EPSILONS = {"svd": (0.9, 0.8, 0.7, 0.6, 0.5), "dct": (0.97, 0.95, 0.93, 0.9, 0.85)}
 """Of Table 3, the mildest first."""
 QUICK_GRID = {**GRID, "smoke": (3e-3,)}
-WATCHED = {"smoke": {"probe_marks": True, "probe_sites": ["embed", "+sa", "+mlp"], "probe_samples": 8}}
+WATCHED = {"smoke": {"probe_marks": True, "probe_sites": ["embed", *BLOCK_SITES], "probe_samples": 8}}
 """What every lab training records: κ while it trains."""
 
 
@@ -42,13 +43,14 @@ GRAYED = {
 def kappa_of(run: Result) -> dict[str, list[float]] | None:
     """Of a run that finished: log κ at blocks' inputs and after attention, at each mark. None where it was not seen."""
     steps, sites = run["measured"]["steps"], run["measured"].get("log_kappa", {})
-    if run["status"] != "finished" or not {"embed", "+sa", "+mlp"} <= sites.keys():
+    embeds, attended, outputs = sites.get("embed"), sites.get("+sa"), sites.get("+mlp")
+    if run["status"] != "finished" or not (embeds and attended and outputs):
         return None
-    inputs = [[*embed, *blocks[:-1]] for embed, blocks in zip(sites["embed"], sites["+mlp"], strict=True)]
+    inputs = [[*embed, *blocks[:-1]] for embed, blocks in zip(embeds, outputs, strict=True)]
     return {
         "epochs": [round(run["config"]["epochs"] * step / run["steps"], 3) for step in steps],
         "in": [round(fmean(values), 5) for values in inputs],
-        "out": [round(fmean(values), 5) for values in sites["+sa"]],
+        "out": [round(fmean(values), 5) for values in attended],
     }
 
 

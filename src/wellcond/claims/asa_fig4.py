@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison, TrainedArms
-from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled
+from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
 from wellcond.verdicts import Part, in_most, not_run
 
@@ -71,8 +71,9 @@ def figure(sets: Sequence[Comparison]) -> Any:
     panels = [f"{title} graying" for title in METHODS.values()]
     chart = by_set([means, seeds], rows, panels, title=str, width=360, height=280)
     caption = (
-        f"{seeds_in_words(sets)} Averaged over blocks and over images, the same throughout; epoch 0 is the random "
-        "start. The paper's figure has curves without numbers: lower ε, lower κ, throughout."
+        f"Means over {found.record['seeds']} seeds, and thin each seed, at {found.record['scale']} scale: averaged over "
+        "blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "
+        "without numbers: lower ε, lower κ, throughout."
     )
     return titled(chart, f"κ of attention's output while a ViT-Tiny trains on {found.title}", caption)
 

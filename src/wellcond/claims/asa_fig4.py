@@ -71,8 +71,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
     panels = [f"{title} graying" for title in METHODS.values()]
     chart = by_set([means, seeds], rows, panels, title=str, width=360, height=280)
     caption = (
-        f"Means over {found.record['seeds']} seeds, and thin each seed, at {found.record['scale']} scale: averaged over "
-        "blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "
+        f"Means over {found.record['seeds']} seeds, and thin each seed, at {found.record['scale']} scale; averaged "
+        "over blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "
         "without numbers: lower ε, lower κ, throughout."
     )
     return titled(chart, f"κ of attention's output while a ViT-Tiny trains on {found.title}", caption)

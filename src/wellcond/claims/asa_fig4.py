@@ -85,7 +85,6 @@ CLAIM = TrainedArms(
     holds_if="ordered by ε at ≥ 90 % of epochs (of the marks at which runs record κ, the random start left out)",
     arms=ARMS,
     plain=PLAIN,
-    same_runs_as="asa-table3",
     sets=("tiny-imagenet",),
     asks="κ of +sa is ordered by ε at ≥ 90 % of the marks",
     settings=WATCHED,

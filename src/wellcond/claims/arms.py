@@ -160,6 +160,21 @@ class Comparison:
         """With the confidence that the number of looks asks for."""
         return interval(list(values), confidence=self.confidence)
 
+    def mean(self, arm: str, name: str = "top1") -> float:
+        return self.interval(self.values(arm, name).values()).mean
+
+    def reached(self, arm: str) -> str:
+        """In words: what an arm's seeds reached, at which rate, and what that was chosen by."""
+        one, runs = self.record["arms"][arm], self.runs(arm)
+        names = [name for name in ("top1", "top5") if name in runs[0]]
+        reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
+        lost = sum(run["status"] == "diverged" for run in runs)
+        tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
+        return (
+            f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
+            f"{f'; held out: {tried}' if tried else ''}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
@@ -201,7 +216,7 @@ class TrainedArms(Claim):
     """The claim whose runs these are, if it is not this one."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale: fields of every arm's training, in addition to the usual ones."""
+    """By scale, and by set: fields of every arm's training, in addition to the usual ones."""
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
@@ -210,6 +225,8 @@ class TrainedArms(Claim):
     """Of a run's result, what its evidence has in addition: `validation`, and what is measured of some arms alone."""
     keeps: tuple[str, ...] = ()
     """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
+    reads: Mapping[str, Callable[[Result], Any]] = field(default_factory=dict)
+    """By name: what its evidence has in addition, computed from a run's result."""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By set: the paper's numbers."""
     multiplications: float = 1.1e9
@@ -220,7 +237,9 @@ class TrainedArms(Claim):
     def configure(self, options: Options, data: GivenData, arm: str) -> Config:
         """The training of an arm, but for its learning rate and seed."""
         scale = "smoke" if options.scale == "smoke" else "lab"
-        settings = {**data.set.settings(scale), **self.settings.get(scale, {})}
+        settings = data.set.settings(scale)
+        for name in (scale, data.set.name):
+            settings = {**settings, **self.settings.get(name, {})}
         usual = recipe(self.recipe_of(data, arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
         config = usual.changed(_added(usual, self.arms[arm].settings)).changed(list(options.settings))
         if "warmup_epochs" not in config.given:
@@ -380,6 +399,7 @@ class TrainedArms(Claim):
             "losses": run["losses"],
             **{name: run.get(name) for name in self.measures},
             **{name: run[name] for name in self.shows if name in run},
+            **{name: read(run) for name, read in self.reads.items()},
             **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
             **made_by(run),
         }
@@ -475,6 +495,8 @@ class TrainedArms(Claim):
         return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
 
     def plan_paper(self, options: Options) -> list[str]:
+        if self.paper_scale:
+            return super().plan_paper(options)
         config = recipe(self.recipe, scale="paper")
         rates = len(self.grid.get("paper", ()))
         per_set = len(self.arms) * (rates + options.seeds)
@@ -501,6 +523,10 @@ def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
     metrics = set_.metrics(run) or chance
     found = {name: round(100 * metrics[name], 3) for name in chance}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
+
+
+def _tried(rate: Mapping[str, Any]) -> str:
+    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")
 
 
 def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:

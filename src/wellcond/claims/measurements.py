@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import EvalBatches, Images, open_data
+from wellcond.data import DataSet, EvalBatches, Images, open_data
 from wellcond.probe import Probe
 from wellcond.records import Row
 from wellcond.train.checkpoint import latest
@@ -30,7 +30,15 @@ from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
 from wellcond.words import DEFAULT_SITES
 
-__all__ = ["MEASUREMENTS", "Measurement", "by_site", "log_kappa_rows", "measure_ends", "register_measurement"]
+__all__ = [
+    "MEASUREMENTS",
+    "Measurement",
+    "by_site",
+    "log_kappa_rows",
+    "measure_ends",
+    "register_measurement",
+    "some_images",
+]
 
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
@@ -56,11 +64,8 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    data = open_data(
-        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-    )
-    images = _some_images(data.val)
+    data = _open(config, folder)
+    images = _tenth(data.val)
     state = latest(folder / "checkpoints")
     if state is None:
         raise ValueError(f"{folder} holds no saved state to measure; train it first")
@@ -81,8 +86,20 @@ def measure_ends(config: Config, folder: Path, device: str | None = None) -> dic
     }
 
 
-def _some_images(validation: Any) -> Tensor:
-    """Every tenth, normalised: a set that lies sorted by class gives some of each class, too."""
+def some_images(config: Config, folder: Path) -> Tensor:
+    """Every tenth validation image of a run, normalised."""
+    return _tenth(_open(config, folder).val)
+
+
+def _open(config: Config, folder: Path) -> DataSet:
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    return open_data(
+        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+    )
+
+
+def _tenth(validation: Any) -> Tensor:
+    """A set that lies sorted by class gives some of each class, too."""
     assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
     rows = torch.arange(0, len(validation), EVERY)
     return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])

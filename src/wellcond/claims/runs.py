@@ -63,9 +63,10 @@ AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, 
 COMPILING = 40.0  # seconds, where the code for its form is not there yet
 NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
-    "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
-    "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
-    "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best", "keep_best_after",
+    "erasing", "auto_augment", "mixup", "cutmix", "label_smoothing", "epochs", "steps", "opt", "lr", "weight_decay",
+    "opt_betas", "layer_decay", "clip_grad", "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr",
+    "min_lr", "ema_decay", "seed", "eval_every", "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best",
+    "keep_best_after",
 } - {"data"}  # fmt: skip
 """Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 CURVES = ("loss", "top1")

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Final
 
 from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
 
@@ -34,12 +34,14 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
+    "out_of_reach",
     "smallest_effect",
     "undecided",
     "within",
 ]
 
 CONFIDENCE, POWER = 0.95, 0.8
+OUT_OF_REACH: Final = "out of reach here"
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
 
@@ -122,16 +124,18 @@ def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) 
 
 
 def at_least(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE
-) -> Part:
-    """Is the mean at least `bound`? Decided where the whole interval is on one side of it."""
+    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
+    """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
+    or of what else was drawn."""
     found = interval(values, confidence=confidence)
     said = f"{found}{unit}, asked: at least {_signed(bound)}{unit}"
     if found.low >= bound:
         return Part(name=name, outcome="holds", why=said, found=found)
     if found.high < bound:
         return Part(name=name, outcome="does not hold", why=said, found=found)
-    said = f"{said}; {_could_see(values, unit, confidence)}"
+    said = f"{said}; {_could_see(values, unit, confidence, of)}"
     return Part(name=name, outcome="undecided", why=said, found=found)
 
 
@@ -168,6 +172,8 @@ def in_most(name: str, found: Sequence[Interval], bound: float, *, share: float,
 
 def undecided(part: Part, why: str) -> Part:
     """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
+    if part.outcome == OUT_OF_REACH:
+        return part
     return Part(name=part.name, outcome="undecided", why=f"{part.why}; not decided: {why}", found=part.found)
 
 
@@ -175,11 +181,23 @@ def not_run(name: str) -> Part:
     return Part(name=name, outcome="not run", why="no runs yet")
 
 
+def out_of_reach(name: str, takes: str) -> Part:
+    """A part that cannot be tested here, and what that would take."""
+    return Part(name=name, outcome=OUT_OF_REACH, why=takes)
+
+
 def combine(parts: Sequence[Part]) -> Whole:
-    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it."""
+    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it.
+
+    What is out of reach is not judged; beside it the rest, if all of it holds, holds in part."""
     if not parts:
         raise ValueError("a verdict needs at least one part")
-    return Whole(verdict=judgement({part.outcome for part in parts}), parts=tuple(parts))
+    outcomes = {part.outcome for part in parts}
+    tested = outcomes - {OUT_OF_REACH}
+    verdict: Verdict = judgement(tested) if tested else OUT_OF_REACH
+    if verdict == "holds" and tested != outcomes:
+        verdict = "holds in part"
+    return Whole(verdict=verdict, parts=tuple(parts))
 
 
 def judgement(outcomes: Collection[str]) -> Judgement:
@@ -199,11 +217,11 @@ def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
+def _could_see(values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"
-    return f"these {len(values)} seeds could have seen a distance of {effect:.2g}{unit}"
+    return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
 def _signed(value: float) -> str:

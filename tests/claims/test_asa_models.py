@@ -142,7 +142,7 @@ def test_the_figures_have_the_papers_numbers_beside_ours():
     chart = asa_table4.CLAIM.draw([record()]).to_dict()
     rows = chart["data"]["values"]
     shown = {(row["model"], row["side"]): row for row in rows}
-    assert shown["ViT-B", "DCT graying"]["paper log κ of `+sa`"] == 6.43
+    assert shown["ViT-B", "DCT graying"]["paper log κ of +sa"] == 6.43
     assert shown["Swin-S", "plain"]["paper top-1, %"] == 81.3
     assert shown["Swin-S", "plain"]["top-1, %"] == 80.0
     drawn = asa_fig5.CLAIM.draw([fig5([0.2] * 12)]).to_dict()["data"]["values"]

@@ -3,7 +3,9 @@
 import pytest
 import timm
 import torch
+from typer.testing import CliRunner
 
+from wellcond.cli import app
 from wellcond.data import open_data
 from wellcond.train.dry_run import dry_run
 from wellcond.train.loop import train
@@ -43,9 +45,27 @@ def test_surgery_is_rehearsed(changes):
     assert dry_run(config(**changes)).parameters == dry_run(config()).parameters
 
 
+def test_sequences_and_frozen_features_are_rehearsed(tmp_path):
+    listops = dry_run(recipe("lra_listops", scale="smoke"))
+    assert listops.steps == 30
+    assert listops.inputs[0] == (128,)
+    (tmp_path / "weights.safetensors").touch()  # looked for, and not read
+    found = dry_run(config(task="linear_probe", checkpoint=str(tmp_path / "weights.safetensors")))
+    assert found.operations == dry_run(config()).operations / 3  # no backward pass
+
+
 def test_many_samples_may_be_elsewhere():
     data = open_data("digits", image_size=8)
     assert dry_run(config(), data, samples=1_281_167).steps == 2 * (1_281_167 // 256)
+
+
+def test_the_command_says_what_was_built_and_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["train", "digits", "--dry-run", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "20 epochs, 440 steps of 64 samples" in result.output
+    assert "Nothing was trained." in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_trained_is_said():

@@ -61,7 +61,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
             rows.append({"set": found.title, "paper": PAPER_KAPPA[arm], "label": label})
     lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
         x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
-        y=alt.Y("value:Q", title="log κ of `+sa`", scale=alt.Scale(zero=False)),
+        y=alt.Y("value:Q", title="log κ of +sa", scale=alt.Scale(zero=False)),
         color=arm_color([words for words, _ in SIDES.values()], field="side"),
         strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
                                   scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),

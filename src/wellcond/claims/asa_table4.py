@@ -94,15 +94,15 @@ def figure(sets: Sequence[Comparison]) -> Any:
             arm = f"{model}{side}"
             for run in found.runs(arm):
                 kappa = fmean(found.log_kappa(arm, "+sa")[0]) if run.get("log_kappa") else None
-                row = {"model": title, "side": words, "log κ of `+sa`": kappa, "top-1, %": run["top1"]}
-                rows.append(row | {"paper log κ of `+sa`": PAPER_KAPPA.get(arm), "paper top-1, %": PAPER[arm][0]})
+                row = {"model": title, "side": words, "log κ of +sa": kappa, "top-1, %": run["top1"]}
+                rows.append(row | {"paper log κ of +sa": PAPER_KAPPA.get(arm), "paper top-1, %": PAPER[arm][0]})
     names = [words for words, _ in SIDES.values()]
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("model:N", sort=list(MODELS.values()), title=None, axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("side:N", sort=names),
     )
     panels = []
-    for field in ("log κ of `+sa`", "top-1, %"):
+    for field in ("log κ of +sa", "top-1, %"):
         y = alt.Y(f"{field}:Q", title=field, scale=alt.Scale(zero=False))
         ours = base.mark_point(filled=True, size=90, opacity=1).encode(y=y, color=arm_color(names, field="side"))
         paper = base.transform_filter(f"isValid(datum['paper {field}'])").transform_calculate(mark="'the paper'")

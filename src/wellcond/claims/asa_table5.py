@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
-from wellcond.claims.figures import INK, altair, titled, with_interval
+from wellcond.claims.figures import INK, altair, arm_color, titled, with_interval
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM"]
@@ -75,7 +75,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         y=alt.Y("kind:N", sort=list(KINDS.values()), title=None),
         yOffset=alt.YOffset("metric:N", sort=list(METRICS.values())),
     )
-    color = alt.Color("metric:N", sort=list(METRICS.values()), title=None)
+    color = arm_color(list(METRICS.values()), field="metric")
     x = alt.X("mean:Q", title="points more with DCT graying")
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, color=color)
     errors = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)

@@ -1,5 +1,7 @@
 """What every test starts from: a fixed seed, no network, few threads, and kernels that run without a GPU."""
 
+import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported stays: otherwise every collection walks through all of it again
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -63,6 +75,22 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_waiting() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """`with no_waiting():` a RuntimeError where the CPU waits for the GPU."""
+
+    @contextlib.contextmanager
+    def inside() -> Iterator[None]:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch: the mode is a prototype
+                torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return inside
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ smallest effect that these runs would have seen four times out of five. Theory a
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -69,6 +69,9 @@ class Part:
     outcome: Outcome
     why: str
     found: Interval | None = None
+    asked: tuple[float, float] | None = None
+    """Where the whole interval has to lie; an end may be infinite."""
+    unit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +132,8 @@ def at_least(
 ) -> Part:  # fmt: skip
     """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
     or of what else was drawn."""
-    found = interval(values, confidence=confidence)
-    said = f"{found}{unit}, asked: at least {_signed(bound)}{unit}"
-    if found.low >= bound:
-        return Part(name=name, outcome="holds", why=said, found=found)
-    if found.high < bound:
-        return Part(name=name, outcome="does not hold", why=said, found=found)
-    said = f"{said}; {_could_see(values, unit, confidence, of)}"
-    return Part(name=name, outcome="undecided", why=said, found=found)
+    said = f"asked: at least {_signed(bound)}{unit}"
+    return _inside(name, values, (bound, math.inf), said, unit=unit, confidence=confidence, of=of)
 
 
 def within(
@@ -145,17 +142,30 @@ def within(
     """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
+    said = f"asked: within ± {margin:g}{unit}"
+    return _inside(name, values, (-margin, margin), said, unit=unit, confidence=confidence)
+
+
+def _inside(
+    name: str, values: Sequence[float], asked: tuple[float, float], said: str, *, unit: str, confidence: float,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
+    """Holds where the whole interval is inside, does not where it is outside."""
     found = interval(values, confidence=confidence)
-    said = f"{found}{unit}, asked: within ± {margin:g}{unit}"
-    if -margin <= found.low and found.high <= margin:
-        return Part(name=name, outcome="holds", why=said, found=found)
-    if found.low > margin or found.high < -margin:
-        return Part(name=name, outcome="does not hold", why=said, found=found)
-    said = f"{said}; {_could_see(values, unit, confidence)}"
-    return Part(name=name, outcome="undecided", why=said, found=found)
+    outcome: Decided = "undecided"
+    if asked[0] <= found.low and found.high <= asked[1]:
+        outcome = "holds"
+    elif found.high < asked[0] or asked[1] < found.low:
+        outcome = "does not hold"
+    why = f"{found}{unit}, {said}"
+    if outcome == "undecided":
+        why += f"; {_could_see(values, unit, confidence, of)}"
+    return Part(name=name, outcome=outcome, why=why, found=found, asked=asked, unit=unit.strip())
 
 
-def in_most(name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks") -> Part:
+def in_most(
+    name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks", unit: str = ""
+) -> Part:
     """Does the mean reach `bound` in at least this share of the blocks? Each counts by its whole interval.
 
     Decided where those that surely do are enough, or those that perhaps do are too few.
@@ -167,14 +177,14 @@ def in_most(name: str, found: Sequence[Interval], bound: float, *, share: float,
     outcome: Decided = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
     if outcome == "undecided":
         why += f"; in {perhaps} the interval reaches {bound:g}"
-    return Part(name=name, outcome=outcome, why=why, found=lowest)
+    return Part(name=name, outcome=outcome, why=why, found=lowest, asked=(bound, math.inf), unit=unit)
 
 
 def undecided(part: Part, why: str) -> Part:
     """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
     if part.outcome == OUT_OF_REACH:
         return part
-    return Part(name=part.name, outcome="undecided", why=f"{part.why}; not decided: {why}", found=part.found)
+    return replace(part, outcome="undecided", why=f"{part.why}; not decided: {why}")
 
 
 def not_run(name: str) -> Part:
@@ -217,7 +227,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> str:
+def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"
@@ -227,7 +237,7 @@ def _could_see(values: Sequence[float], unit: str, confidence: float, of: str = 
 def _signed(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:.2f}".replace("-", "−")
+    return (f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2f}").replace("-", "−")
 
 
 def _part_json(part: Part) -> dict[str, Any]:

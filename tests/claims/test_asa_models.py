@@ -51,8 +51,8 @@ def test_every_model_is_trained_once_and_fig5_trains_nothing(models, monkeypatch
     found = read_json(models / "evidence" / "asa-fig5" / "smoke-digits.json")
     assert found["arms"]["vit_base"]["runs"] == record["arms"]["vit_base"]["runs"]
     assert found["verdict on this set"]["verdict"] == "undecided"
-    assert any("at the random start" in line for line in asa_table4.CLAIM.lines(record))
-    assert any("higher with graying in" in line for line in asa_fig5.CLAIM.lines(found))
+    assert any("at the random start" in str(line) for line in asa_table4.CLAIM.lines(record))
+    assert any("higher with graying in" in str(line) for line in asa_fig5.CLAIM.lines(found))
 
 
 def test_groups_are_parts_of_the_images_that_both_ends_are_measured_on(models):
@@ -78,8 +78,9 @@ def record(fall=0.2, *, weak=(), top1=80.0, speed=2000.0, **changes):
     for model in MODELS:
         for side, groups in zip(("", "-dct"), kappas(-0.2 if model in weak else fall), strict=True):
             ends = {"trained": {"+sa": groups[0]}, "untrained": {"+sa": groups[0]}, "images": 393}
-            one = {"seed": 0, "top1": top1, "top5": 98.0, "images per second": speed, "log_kappa_groups": groups}
-            arms[f"{model}{side}"] = {"lr": 3e-4, "runs": [one | {"log_kappa": ends}]}
+            one = {"seed": 0, "status": "finished", "top1": top1, "top5": 98.0, "images per second": speed}
+            one |= {"log_kappa": ends, "log_kappa_groups": groups}
+            arms[f"{model}{side}"] = {"lr": 3e-4, "runs": [one]}
     return {"data": "imagenette", "scale": "lab", "epochs": 50, "seeds": 1, "arms": arms} | changes
 
 
@@ -98,6 +99,14 @@ def test_kappa_decides_model_by_model_and_accuracy_is_out_of_reach():
     noisy = asa_table4.CLAIM.verdict([record(fall=0.001)])
     assert noisy.verdict == "undecided"
     assert "these 10 groups of images could have seen" in noisy.parts[0].why
+
+
+def test_the_finding_is_one_sentence():
+    assert asa_table4.CLAIM.finding([record()]).startswith(
+        "Graying lowers the mean of log κ after attention by 0.20 in ViT-B, 0.20 in ViT-S"
+    )
+    found = asa_fig5.CLAIM.finding([fig5([0.2] * 10 + [-0.2] * 2)])
+    assert found == "Graying lowers log κ after attention in 10 of 12 layers, by 0.13 on average."
 
 
 def test_a_model_that_is_not_respectable_or_not_trained_decides_nothing():
@@ -210,7 +219,7 @@ def table5(gain=(1.0, 1.2, 1.1), probe=(2.0, 2.1, 2.2), plain=50.0, **changes):
     arms = {}
     for kind, gains in (("finetune", gain), ("probe", probe)):
         for side, values in (("", [plain] * 3), ("-dct", [plain + one for one in gains])):
-            runs = [{"seed": seed, "top1": value, "top5": 80.0 + seed} for seed, value in enumerate(values)]
+            runs = [{"seed": seed, "status": "finished", "top1": v, "top5": 80.0} for seed, v in enumerate(values)]
             arms[f"{kind}{side}"] = {"lr": 1e-3, "lr at the edge of the grid": False, "runs": runs}
     made = {"data": "tiny-imagenet", "scale": "lab", "epochs": 50, "seeds": 3, "arms": arms}
     return made | {"paper": asa_table5.PAPER} | changes
@@ -234,6 +243,9 @@ def test_table5_shows_the_papers_gain():
     assert shown["fine-tuned", "top-1"]["paper"] == pytest.approx(0.2)
     assert shown["fine-tuned", "top-1"]["mean"] == pytest.approx(1.1)
     assert shown["a linear head", "top-1"]["paper"] is None
-    lines = asa_table5.CLAIM.lines(table5())
-    assert any("the paper, on ImageNet-1K: 83.2, 96.6" in line for line in lines)
-    assert any("1.10 [0.85, 1.35] points of top-1 (the paper: 0.2)" in line for line in lines)
+    lines = list(map(str, asa_table5.CLAIM.lines(table5())))
+    assert any("the paper: top-1 83.2 %, top-5 96.6 %" in line for line in lines)
+    assert any("1.10 [0.85, 1.35] points of top-1; the paper: 0.2" in line for line in lines)
+    assert asa_table5.CLAIM.finding([table5(probe=(-1.0, -1.2, -1.1))]) == (
+        "What graying adds to masked autoencoding, in points of top-1: +1.1 fine-tuned, −1.1 a linear head."
+    )

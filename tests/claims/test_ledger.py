@@ -42,7 +42,8 @@ def test_without_evidence_every_claim_is_listed_as_such(evidence, tmp_path):
     text = ledger.page(evidence, tmp_path / "docs" / "claims.md")
     for id_ in OURS:
         assert f"| {id_} |" in text
-    assert text.count("no evidence yet") == len(OURS)
+    assert text.count("| no evidence yet |") == len(OURS)
+    assert f"no evidence yet {len(OURS)}" in text
 
 
 def test_smoke_is_never_a_verdict(evidence, tmp_path):
@@ -66,6 +67,32 @@ def test_verdicts_come_from_the_rows(evidence, tmp_path):
     text = ledger.page(evidence, tmp_path / "claims.md")
     assert "**holds in part**" in text
     assert "drop with no attention skip: 22.00 [22.00, 22.00] points" in text
+    assert (
+        "loses, in points, 22.0 on CIFAR-10, 30.0 on CIFAR-100, 20.0 on Tiny-ImageNet; without its MLP skip 2.0" in text
+    )
+
+
+def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
+    paper = {"paper": {"no-sa": -21.5, "no-mlp": -2.0}}
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record() | paper, seed=0)
+    text = ledger.page(evidence, tmp_path / "claims.md")
+    section = text.split("## asa-fig1c")[1]
+    assert "| CIFAR-10, drop with no attention skip | 22.00 [22.00, 22.00] points | 21.5 |" in section
+    folded = section.split("<details>")[1]
+    assert "CIFAR-10, both skips: top-1 90.10" in folded
+    assert "21.5" not in folded  # said once
+
+
+def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evidence):
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
+    shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
+    chart = ledger.overview(ledger.entries(evidence)).to_dict()
+    panels = {panel["title"]: panel for panel in chart["vconcat"]}
+    points = panels["points"]["layer"][0].get("data") or panels["points"]["data"]
+    assert [(row["mean"], row["from"], row["outcome"]) for row in points["values"]] == [(pytest.approx(16), 0, "holds")]
+    assert [row["label"].partition(":")[0] for row in panels["without an interval"]["data"]["values"]] == sorted(
+        [path.stem for path in (evidence / "theory").glob("*.json")], key=OURS.index
+    )
 
 
 def test_theory_enters_as_it_was_found(evidence, tmp_path):

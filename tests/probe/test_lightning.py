@@ -61,13 +61,13 @@ def batches(count, size=4):
     return DataLoader(TensorDataset(images, labels), batch_size=size)
 
 
-def fit(module, callback, folder, *, count=6, **kwargs):
+def fit(module, callback, folder, *, count=6, more=(), **kwargs):
     settings = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(
         accelerator="cpu",
         default_root_dir=folder,
         enable_model_summary=False,
-        callbacks=[callback],
+        callbacks=[callback, *more],
         **{**settings, **kwargs},
     )
     trainer.fit(module, batches(count), batches(2))
@@ -88,7 +88,7 @@ def test_steps_are_optimiser_steps_and_validation_is_not_measured(tmp_path):
     fit(module, callback, tmp_path, count=8, accumulate_grad_batches=2, val_check_interval=2)
     rows = read_rows(tmp_path / "probe.jsonl")
     assert callback.path == tmp_path / "probe.jsonl"
-    assert steps_of(rows) == [0, 2]
+    assert steps_of(rows) == [0, 2, 3]  # the last one, too
     assert {row["count"] for row in rows if row["name"] == "log_kappa"} == {4}  # one batch a step
     assert len(rows) == len({(r["step"], r["block"], r["site"], r["name"]) for r in rows})
     assert hooks(module) == 0
@@ -102,7 +102,8 @@ def test_the_first_rows_are_those_of_the_first_batch(tmp_path):
         module.model(images)
     torch.manual_seed(1)  # so that the images of the fit are these
     fit(module, ProbeCallback(every=100), tmp_path)
-    assert read_rows(tmp_path / "probe.jsonl") == truth.rows()
+    rows = read_rows(tmp_path / "probe.jsonl")
+    assert [row for row in rows if row["step"] == 0] == truth.rows()
 
 
 def test_curves_are_of_the_same_samples_in_float32_while_training_is_in_bfloat16(tmp_path):
@@ -143,7 +144,7 @@ def test_log_kappa_goes_to_the_loggers_and_the_file_into_their_folder(tmp_path):
     rows = [row for row in read_rows(callback.path) if row["name"] == "log_kappa" and row["site"] == "+sa"]
     with open(callback.path.with_name("metrics.csv"), newline="") as file:
         logged = {int(line["step"]): line for line in csv.DictReader(file) if line.get("probe/plus_sa/mean_log_kappa")}
-    assert sorted(logged) == [0, 3]
+    assert sorted(logged) == [0, 3, 5]
     for step, line in logged.items():
         here = [row["value"] for row in rows if row["step"] == step]
         assert float(line["probe/plus_sa/mean_log_kappa"]) == pytest.approx(sum(here) / 2)
@@ -193,7 +194,7 @@ def test_a_module_that_is_not_called_is_an_error_with_names_and_can_be_named(tmp
     with pytest.raises(ValueError, match=r"no module 'vit'; those with blocks inside are 'model', 'model\.vit'"):
         fit(module, ProbeCallback(module="vit"), tmp_path)
     fit(module, ProbeCallback(module="model.vit"), tmp_path)
-    assert steps_of(read_rows(tmp_path / "probe.jsonl")) == [0]
+    assert steps_of(read_rows(tmp_path / "probe.jsonl")) == [0, 5]
 
 
 def test_the_module_found_is_the_outermost_that_is_called():
@@ -225,3 +226,9 @@ def test_without_lightning_the_import_says_how_to_install_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "wellcond.probe.lightning")
     with pytest.raises(ImportError, match=r"pip install 'wellcond\[lightning\]'"):
         importlib.import_module("wellcond.probe.lightning")
+
+
+def test_a_training_whose_last_step_nobody_knows_is_measured_all_the_same(tmp_path):
+    changing = lightning.callbacks.GradientAccumulationScheduler(scheduling={0: 1, 1: 2})
+    fit(Classifier(), ProbeCallback(every=4), tmp_path, max_epochs=2, more=[changing])
+    assert steps_of(read_rows(tmp_path / "probe.jsonl")) == [0, 4, 8]

@@ -190,6 +190,16 @@ def test_there_is_time_left_for_what_is_still_to_do(monkeypatch: pytest.MonkeyPa
     assert validating.used < 600 - 20 * 2  # a validation of which nothing is known yet
 
 
+@pytest.mark.parametrize(("weights", "at_most"), [(22e6, 20), (1e12, 120)])
+def test_a_small_model_needs_little_time_for_a_state_of_which_nothing_is_known_yet(
+    monkeypatch: pytest.MonkeyPatch, weights: float, at_most: float
+) -> None:
+    clock = Clock(monkeypatch)
+    limit = TimeLimit("10m", validation_batches=20, weights=weights)
+    clock.steps(limit, seconds=0.1)
+    assert 600 - at_most < limit.used < 600 - at_most / 2
+
+
 def test_saving_and_validating_count_as_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     limit = TimeLimit("10m", validation_batches=1)

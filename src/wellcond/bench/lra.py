@@ -41,6 +41,7 @@ from wellcond.train.computing import autocast, mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.recipes import bearable, recipe
+from wellcond.train.stopping import Interrupted
 from wellcond.train.tasks import make_task
 
 __all__ = ["METHODS", "run"]
@@ -53,7 +54,6 @@ WARM, STEADY = 50, 300  # steps
 QUICK = {"length": 64, "batch": 4}
 COLUMNS = (
     "task", "attention", "batch", "tokens", "loop ms", "graph ms", "share", "eager ms", "memory MiB", "times softmax",
-    "note",
 )  # fmt: skip
 
 
@@ -140,6 +140,8 @@ class _Step:
             self._clear()
             try:
                 row[column] = measure()
+            except Interrupted as stopped:  # a signal ends the benchmark, not this cell alone
+                raise KeyboardInterrupt from stopped
             except Exception as error:  # one that fails leaves the others intact
                 reason = str(error).strip().partition("\n")[0]
                 row["note"] += f"{column} failed: {type(error).__name__}: {reason} "
@@ -151,8 +153,8 @@ class _Step:
 
     def _clear(self) -> None:
         torch.compiler.reset()
-        gc.collect()
         if self.where.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.where)
 

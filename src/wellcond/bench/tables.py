@@ -13,6 +13,8 @@ from wellcond.records import check_writable, write_record
 
 __all__ = ["destination", "show", "write"]
 
+LONG = 12  # letters: a longer word may be broken
+
 
 def destination(output: Path | None, default: str) -> Path:
     """The path of the JSON, its folder created: an unwritable path should fail before anything is measured."""
@@ -28,8 +30,12 @@ def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
     columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     for place, column in enumerate(columns):
         justify = "left" if place == 0 else "right"
-        whole = not any(" " in _cell(row.get(column)) for row in rows)
-        table.add_column(column.replace(" ", "\n"), justify=justify, vertical="bottom", no_wrap=whole, overflow="fold")
+        words = [_cell(row.get(column)).split() for row in rows]
+        longest = min(LONG, max(len(word) for cell in words for word in cell))
+        table.add_column(
+            column.replace(" ", "\n"), justify=justify, vertical="bottom", overflow="fold", min_width=longest,
+            no_wrap=all(len(cell) < 2 for cell in words),
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     Console().print(table)

@@ -33,6 +33,7 @@ from wellcond.train.computing import mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.loop import train
 from wellcond.train.replay import Replayed
+from wellcond.train.stopping import Interrupted
 
 __all__ = ["read_rate", "run", "steady_rate", "timm_rate"]
 
@@ -188,6 +189,8 @@ class _Bench:
         """Its rate and a note; a training that fails leaves the other rows intact."""
         try:
             return self._ours(name, changes, steady), ""
+        except Interrupted as stopped:  # a signal ends the benchmark, not this row alone
+            raise KeyboardInterrupt from stopped
         except Exception as error:
             return math.nan, f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         finally:

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
-from wellcond.claims.claim import SMOKE_RULE, Claim, Options, Record
+from wellcond.claims.claim import SMOKE_RULE, Claim, Line, Options, Record, with_title
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
@@ -164,6 +164,21 @@ class Comparison:
         """With the confidence that the number of looks asks for."""
         return interval(list(values), confidence=self.confidence)
 
+    def mean(self, arm: str, name: str = "top1") -> float:
+        return self.interval(self.values(arm, name).values()).mean
+
+    def reached(self, arm: str) -> str:
+        """In words: what an arm's seeds reached, at which rate, and what that was chosen by."""
+        one, runs = self.record["arms"][arm], self.runs(arm)
+        names = [name for name in ("top1", "top5") if name in runs[0]]
+        reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
+        lost = sum(run["status"] == "diverged" for run in runs)
+        tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
+        return (
+            f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
+            f"{f'; held out: {tried}' if tried else ''}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
@@ -184,7 +199,9 @@ class TrainedArms(Claim):
     """What is asked on each set, in short."""
     judge: Callable[[Comparison], Iterable[Part]] = lambda found: ()
     """On one set; their names need not name it."""
-    summary: Callable[[Comparison], Iterable[str]] = lambda found: ()
+    summary: Callable[[Comparison], Iterable[Line]] = lambda found: ()
+    says: Callable[[Mapping[str, Comparison]], str] = lambda sets: ""
+    """The finding, in one sentence, of the sets that have runs."""
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
     across: Callable[[Mapping[str, Comparison]], Iterable[Part]] | None = None
@@ -209,7 +226,7 @@ class TrainedArms(Claim):
     """Whether it is a rule of every part that the plain arm is; otherwise `judge` sees to it."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale: fields of every arm's training, in addition to the usual ones; None is what the recipe has."""
+    """By scale, and by set: fields of every arm's training, in addition to the usual ones; None is the recipe's own."""
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
@@ -218,6 +235,8 @@ class TrainedArms(Claim):
     """Of a run's result, what its evidence has in addition: `validation`, and what is measured of some arms alone."""
     keeps: tuple[str, ...] = ()
     """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
+    reads: Mapping[str, Callable[[Result], Any]] = field(default_factory=dict)
+    """By name: what its evidence has in addition, computed from a run's result."""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By set: the paper's numbers."""
     multiplications: float = 1.1e9
@@ -228,7 +247,9 @@ class TrainedArms(Claim):
     def configure(self, options: Options, data: GivenData, arm: str) -> Config:
         """The training of an arm, but for its learning rate and seed."""
         scale = "smoke" if options.scale == "smoke" else "lab"
-        settings = {**data.set.settings(scale), **self.settings.get(scale, {})}
+        settings = data.set.settings(scale)
+        for name in (scale, data.set.name):
+            settings = {**settings, **self.settings.get(name, {})}
         settings = {name: value for name, value in settings.items() if value is not None}
         usual = recipe(self.recipe_of(data, arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
         config = usual.changed(_added(usual, self._arm(arm).settings)).changed(list(options.settings))
@@ -249,20 +270,20 @@ class TrainedArms(Claim):
         """The arms that the verdict needs."""
         return [arm for arm in self.trains or self.arms if self.arms[arm].seeds is None]
 
-    def reproduce(self, options: Options, runs: Runs) -> list[str]:
+    def reproduce(self, options: Options, runs: Runs) -> list[Line]:
         """Run what is missing, write the evidence of each set, and say in words what came out."""
         if self.seeds < LEAST_SEEDS:
             options = replace(options, seeds=self.seeds, second_look=False)
         for data in options.data:
             for arm in (*self.starts, *self.arms):
                 self.configure(options, data, arm)
-        lines: list[str] = []
+        lines: list[Line] = []
         for seeds in range(1, options.seeds + 1) if self.in_rounds else (options.seeds,):
             calls = [partial(self._reproduce_on, options, data, runs, seeds) for data in options.data]
             lines = list(chain(*runs.together(calls)))
         return lines
 
-    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[str]:
+    def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[Line]:
         late: list[OutOfTime] = []
         record = self._record(options, data, runs, seeds=seeds, late=late)
         if (
@@ -423,6 +444,7 @@ class TrainedArms(Claim):
             "losses": run["losses"],
             **{name: run.get(name) for name in self.measures},
             **{name: run[name] for name in self.shows if name in run},
+            **{name: read(run) for name, read in self.reads.items()},
             **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
             **made_by(run),
         }
@@ -505,9 +527,12 @@ class TrainedArms(Claim):
 
     # ---- showing
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return [f"{found.title}{line}" if line[:1] in ",:" else line for line in self.summary(found)]
+        return with_title(found.title, self.summary(found))
+
+    def finding(self, records: Sequence[Record]) -> str:
+        return self.says({record["data"]: self._comparison(record) for record in records})
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = [name for name in SETS if name in {record["data"] for record in records}]
@@ -515,6 +540,8 @@ class TrainedArms(Claim):
         return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
 
     def plan_paper(self, options: Options) -> list[str]:
+        if self.paper_scale:
+            return super().plan_paper(options)
         config = recipe(self.recipe, scale="paper")
         rates = len(self.grid.get("paper", ()))
         per_set = len(self.arms) * (rates + options.seeds)
@@ -541,6 +568,10 @@ def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
     metrics = set_.metrics(run) or chance
     found = {name: round(100 * metrics[name], 3) for name in chance}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
+
+
+def _tried(rate: Mapping[str, Any]) -> str:
+    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")
 
 
 def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ and after training, on every tenth test image, in float32 without TF32, checked 
 been trained, their condition numbers are shown too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Interval, Part, in_most
 from wellcond.words import DEFAULT_SITES as SITES
@@ -26,7 +27,7 @@ NEAR = 0.05  # log κ in float32 may differ so much from float64
 
 def judge(found: Comparison) -> Iterable[Part]:
     """By block and over seeds: is log κ(sa) at least 1.5 above the largest of the other three, in 10 of 12 blocks?"""
-    yield in_most(CLAIM.asks, gaps(found, "trained"), GAP, share=SHARE)
+    yield in_most(CLAIM.asks, gaps(found, "trained"), GAP, share=SHARE, unit="log κ")
 
 
 def rules(found: Comparison) -> Iterable[str]:
@@ -46,7 +47,15 @@ def gaps(found: Comparison, when: str) -> list[Interval]:
     ]
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    return (
+        "After training, log κ of attention's output is above the other sites in every block, by at least "
+        + ", ".join(f"{min(gap.mean for gap in gaps(one, 'trained')):.1f} on {one.title}" for one in sets.values())
+        + "."
+    )
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     """log κ by arm, with what training changed."""
     for arm in found.trained:
         runs = found.measurements(arm)
@@ -55,7 +64,9 @@ def summary(found: Comparison) -> Iterable[str]:
             said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
             capped = sum(run["capped"][when] for run in runs)
             beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
-            yield f", {found.arms[arm].title}, {when}: mean log κ {said}{beyond}"
+            what, ours = f", {found.arms[arm].title}, {when}: mean log κ", f"{said}{beyond}"
+            paper = f"near {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others)"
+            yield Beside(what, ours, paper) if (arm, when) == ("both", "trained") else f"{what} {ours}"
     yield (
         f": the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms too: its text "
         "writes e⁶ and e³"
@@ -109,6 +120,7 @@ CLAIM = TrainedArms(
     paper=dict.fromkeys(("cifar10", "tiny-imagenet"), PAPER),
     judge=judge,
     rules=rules,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
+from wellcond.claims.claim import Line
 from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.verdicts import Part, at_least
 
@@ -44,7 +45,19 @@ def smallest_distances(found: Comparison) -> dict[int, float]:
     return distances
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    said = []
+    for found in sets.values():
+        lost = sum(_diverged(run) for run in found.runs("no-sa"))
+        rates = [f"{rate['lr']:g}" for rate in found.record["arms"]["no-sa"]["grid"]["rates"] if _diverged(rate)]
+        at = f", and at the learning rates {', '.join(rates)} of its grid" if rates else ", and at no rate of its grid"
+        said.append(
+            f"{lost} of {len(found.runs('no-sa'))} trainings without the attention skip diverged on {found.title}{at}"
+        )
+    return f"{'; '.join(said)}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         ends = [run["losses"][-1][1] for run in found.runs(arm) if run["losses"]]
         ends = found.interval([end for end in ends if math.isfinite(end)] or [0.0])
@@ -101,6 +114,7 @@ CLAIM = TrainedArms(
     sets=("tiny-imagenet",),
     asks="without attention skips the training loss stays above the others",
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

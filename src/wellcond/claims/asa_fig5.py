@@ -8,12 +8,13 @@ block by block, each by its interval over ten groups of validation images, the s
 curves without numbers; its Table 3 has the means over the layers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.asa_table4 import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
 from wellcond.verdicts import Part, in_most, interval, not_run
 from wellcond.words import DEFAULT_SITES as SITES
@@ -33,13 +34,22 @@ def judge(found: Comparison) -> Iterable[Part]:
     yield in_most(CLAIM.asks, blocks, 0.0, share=SHARE)
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    falls = [fmean(values) for values in zip(*lowered(found, MODEL), strict=True)]
+    if not falls:
+        return ""
+    lower = sum(fall > 0 for fall in falls)
+    return f"Graying lowers log κ after attention in {lower} of {len(falls)} layers, by {fmean(falls):.2f} on average."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        for when in ("trained", "untrained"):
+        for when in ("trained", "untrained") if found.measurements(arm) else ():
             means = {site: fmean(found.log_kappa(arm, site, when)[0]) for site in SITES}
-            said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
-            paper = f"; the paper's +sa: {PAPER_KAPPA[arm]}" if when == "trained" else ""
-            yield f", {ARMS[arm].title}, {when}: mean log κ {said}{paper}"
+            said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
+            what = f", {ARMS[arm].title}, {when}"
+            yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
     blocks = enumerate(zip(*lowered(found, MODEL), strict=True))
     higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]
     yield f": log κ of +sa is higher with graying in {', '.join(higher) or 'no block'}"
@@ -89,6 +99,7 @@ CLAIM = TrainedArms(
     grid={},
     measures=("log_kappa", "log_kappa_groups"),
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

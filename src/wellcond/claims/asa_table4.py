@@ -9,11 +9,13 @@ same for both. A model decides nothing where it is not respectable without grayi
 no grid: every arm has the rate in the middle of the usual one. The paper's accuracies are out of reach here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
+from wellcond.claims.asa_table3 import PAPER as TABLE3
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.imagenet import gpu_hours
 from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided
@@ -41,7 +43,7 @@ PAPER = {
     "pvt_v2_b3": (82.9, 96.0), "pvt_v2_b3-dct": (83.0, 96.1),
 }  # fmt: skip
 """Top-1 and top-5 on ImageNet-1K."""
-PAPER_KAPPA = {"vit_base": 6.74, "vit_base-dct": 6.43}  # Table 3: the mean of log κ after attention
+PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # the mean of log κ_out
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -73,15 +75,25 @@ def lowered(found: Comparison, model: str) -> list[list[float]]:
     return [[plain - grayed for plain, grayed in zip(*pair, strict=True)] for pair in pairs]
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    falls = {title: fmean(map(fmean, groups)) for model, title in MODELS.items() if (groups := lowered(found, model))}
+    said = ", ".join(f"{fall:.2f}".replace("-", "−") + f" in {title}" for title, fall in falls.items())
+    return f"Graying lowers the mean of log κ after attention by {said}." if falls else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         (run,) = found.runs(arm)
+        if not run["log_kappa"]:  # it diverged
+            continue
         after, before = (fmean(found.log_kappa(arm, "+sa", when)[0]) for when in ("trained", "untrained"))
-        beside = f" (the paper: {PAPER_KAPPA[arm]})" if arm in PAPER_KAPPA else ""
-        top1, top5 = PAPER[arm]
-        yield (
-            f", {ARMS[arm].title}: mean log κ of `+sa` {after:.2f}{beside}, {before:.2f} at the random start; top-1 "
-            f"{run['top1']:.1f} %, top-5 {run['top5']:.1f} % (the paper, on ImageNet-1K: {top1}, {top5})"
+        kappa = f"log κ of `+sa` {PAPER_KAPPA[arm]}, " if arm in PAPER_KAPPA else ""
+        yield Beside(
+            f", {ARMS[arm].title}",
+            f"mean log κ of `+sa` {after:.2f}, {before:.2f} at the random start; top-1 {run['top1']:.1f} %, top-5 "
+            f"{run['top5']:.1f} %",
+            f"{kappa}top-1 {PAPER[arm][0]} %, top-5 {PAPER[arm][1]} % (ImageNet-1K)",
         )
 
 
@@ -137,6 +149,7 @@ CLAIM = TrainedArms(
     measures=("log_kappa", "log_kappa_groups"),
     paper={"imagenette": PAPER},
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

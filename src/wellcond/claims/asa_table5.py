@@ -10,11 +10,13 @@ recipe's learning rate, since there is no accuracy to choose it by; the others' 
 linear head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
-from wellcond.claims.figures import INK, altair, arm_color, titled, with_interval
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import INK, altair, arm_color, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM"]
@@ -46,16 +48,21 @@ def judge(found: Comparison) -> Iterable[Part]:
         yield at_least(f"gain of graying, {title}, ≥ 0", gains, 0.0, unit=" points", confidence=found.confidence)
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    gains = {title: fmean(found.paired(f"{kind}-dct", of=kind).values()) for kind, title in KINDS.items()}
+    said = ", ".join(f"{gain:+.1f}".replace("-", "−") + f" {title}" for title, gain in gains.items())
+    return f"What graying adds to masked autoencoding, in points of top-1: {said}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        top1, top5 = (found.interval(found.values(arm, name).values()) for name in METRICS)
-        paper = found.paper.get(arm)
-        beside = f"; the paper, on ImageNet-1K: {paper['top1']}, {paper['top5']}" if paper else ""
-        lr = found.record["arms"][arm]["lr"]
-        yield f", {found.arms[arm].title}: top-1 {top1} %, top-5 {top5} %, at lr {lr:g}{beside}"
+        what, ours = f", {found.arms[arm].title}", found.reached(arm)
+        paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
+        yield Beside(what, ours, paper) if paper else f"{what}: {ours}"
     for kind, title in KINDS.items():
-        gain = found.interval(found.paired(f"{kind}-dct", of=kind).values())
-        yield f", gain of graying, {title}: {gain} points of top-1 (the paper: {_paper_gain(kind, 'top1') or 'none'})"
+        gain = f"{found.interval(found.paired(f'{kind}-dct', of=kind).values())} points of top-1"
+        yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
 
 
 def _paper_gain(kind: str, metric: str) -> float | None:
@@ -85,11 +92,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     )  # fmt: skip
     zero = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0))
     chart = alt.layer(zero, errors, points, paper).properties(width=460, height=160)
-    record = found.record
-    caption = (
-        f"{found.title}, ViT-Tiny, {record['epochs']} epochs of each training: means over {record['seeds']} paired "
-        f"seeds with {100 * found.confidence:g} % intervals, at {record['scale']} scale."
-    )
+    caption = f"{found.title}, ViT-Tiny, {found.record['epochs']} epochs of each training. {seeds_in_words(sets)}"
     return titled(chart, "What graying adds to masked autoencoding", caption)
 
 
@@ -111,6 +114,7 @@ CLAIM = TrainedArms(
     shows=("log_kappa",),
     paper={"tiny-imagenet": PAPER},
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

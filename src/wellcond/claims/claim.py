@@ -13,7 +13,7 @@ Verdicts are made from the rows of the evidence whenever they are asked for, so 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -25,10 +25,47 @@ from wellcond.verdicts import Part, Whole, combine, not_run, undecided
 if TYPE_CHECKING:
     from wellcond.claims.runs import Runs
 
-__all__ = ["SMOKE_RULE", "Claim", "Measured", "MeasuredOn", "Options", "Record", "Statement"]
+__all__ = [
+    "SMOKE_RULE",
+    "Beside",
+    "Claim",
+    "Line",
+    "Measured",
+    "MeasuredOn",
+    "Options",
+    "Record",
+    "Statement",
+    "with_title",
+]
 
 Record = Mapping[str, Any]
 """One file of evidence."""
+
+
+class Beside(NamedTuple):
+    """A number of ours with the paper's own."""
+
+    what: str
+    ours: str
+    paper: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.ours}; the paper: {self.paper}"
+
+
+Line = str | Beside
+"""What came out, in a sentence with numbers."""
+
+
+def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
+    """Lines that begin with a comma or a colon go on after the title of their set."""
+
+    def after(text: str) -> str:
+        return f"{title}{text}" if text[:1] in (",", ":") else text
+
+    return [line._replace(what=after(line.what)) if isinstance(line, Beside) else after(line) for line in lines]
+
+
 SMOKE_RULE = "a smoke run shows that it runs, and nothing else"
 SMOKE_DRAWS = 40
 
@@ -68,6 +105,8 @@ class Claim:
     test: str
     """At `lab` scale, on real data."""
     holds_if: str
+    paper_scale: str = ""
+    """What the paper's scale would take, in a sentence."""
 
     sets = ()
     """Names of `sets.SETS`, where it is decided on some."""
@@ -76,7 +115,7 @@ class Claim:
     def built(self) -> bool:
         return type(self) is not Claim
 
-    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+    def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         """Make its evidence, as far as it is missing; what came out, in lines. OutOfTime where that takes longer."""
         raise NotImplementedError(f"{self.id} is stated, and not built yet")
 
@@ -84,9 +123,13 @@ class Claim:
         """From the evidence of one scale."""
         raise NotImplementedError(f"{self.id} is stated, and not built yet")
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, record: Record) -> list[Line]:
         """What came out, in sentences with numbers."""
         return []
+
+    def finding(self, records: Sequence[Record]) -> str:
+        """What was found, in one sentence; empty where the verdict says it all."""
+        return ""
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         """An Altair chart with the paper's numbers beside ours; None where there is nothing to draw."""
@@ -94,6 +137,8 @@ class Claim:
 
     def plan_paper(self, options: Options) -> list[str]:
         """What the paper's scale would take; nothing is run."""
+        if self.paper_scale:
+            return [f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."]
         return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
 
 
@@ -105,12 +150,14 @@ class Measured(Claim):
     """What goes into the record: numbers that JSON can hold. `options.data` says where the sets lie, if it names some;
     `options.results("*/vit_tiny/*/seed-*")` gives the finished runs of other claims."""
     judge: Callable[[Record], Iterable[Part]]
-    summary: Callable[[Record], Iterable[str]] = lambda record: ()
+    summary: Callable[[Record], Iterable[Line]] = lambda record: ()
+    says: Callable[[Record], str] = lambda record: ""
+    """The finding, in one sentence."""
     figure: Callable[[Record], Any] | None = None
     sets: tuple[str, ...] = ()
     """What it is measured on, if it is on some."""
 
-    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+    def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options = replace(options, results=runs.results)
         record: dict[str, Any] = {"claim": self.id, "scale": options.scale, **self.measure(options)}
         record["verdict"] = self.verdict([record]).as_json()
@@ -125,8 +172,11 @@ class Measured(Claim):
             parts = [undecided(part, SMOKE_RULE) for part in parts]
         return combine(parts)
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, record: Record) -> list[Line]:
         return list(self.summary(record))
+
+    def finding(self, records: Sequence[Record]) -> str:
+        return self.says(records[0])
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         return self.figure(records[0]) if self.figure else None
@@ -142,15 +192,15 @@ class MeasuredOn(Claim):
     """On one set: what goes into its record."""
     judge: Callable[[Mapping[str, Record]], Iterable[Part]]
     """Of the records by set, of which some may be missing."""
-    summary: Callable[[Record], Iterable[str]] = lambda record: ()
+    summary: Callable[[Record], Iterable[Line]] = lambda record: ()
+    says: Callable[[Mapping[str, Record]], str] = lambda records: ""
+    """The finding, in one sentence."""
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
     """What one set may take: with less time left none is begun."""
-    paper_scale: str = ""
-    """What the paper's scale would take, in a sentence."""
 
-    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
-        options, lines = replace(options, results=runs.results), list[str]()
+    def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
+        options, lines = replace(options, results=runs.results), list[Line]()
         asked = {"seeds": options.seeds, "settings": list(options.settings)}
         late: OutOfTime | None = None
         for data in options.data:
@@ -183,13 +233,11 @@ class MeasuredOn(Claim):
             parts = [undecided(part, SMOKE_RULE) for part in parts]
         return combine(parts)
 
-    def lines(self, record: Record) -> list[str]:
-        title = SETS[record["data"]].title
-        return [f"{title}{line}" if line[:1] in ",:" else line for line in self.summary(record)]
+    def lines(self, record: Record) -> list[Line]:
+        return with_title(SETS[record["data"]].title, self.summary(record))
 
-    def plan_paper(self, options: Options) -> list[str]:
-        plan = f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."
-        return [plan] if self.paper_scale else super().plan_paper(options)
+    def finding(self, records: Sequence[Record]) -> str:
+        return self.says({record["data"]: record for record in records})
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = list(SETS)
@@ -201,7 +249,7 @@ class MeasuredOn(Claim):
 class Statement(Claim):
     """A statement of theory, computed over many draws and examples: wellcond/theory has a file for each."""
 
-    def reproduce(self, options: Options, runs: "Runs") -> list[str]:
+    def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         from wellcond.claims.theory import run
         from wellcond.theory.registry import DRAWS
 
@@ -214,6 +262,9 @@ class Statement(Claim):
         """As it was found: a statement is judged case by case, where it is computed."""
         return Whole(verdict=records[0]["verdict"], parts=())
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, record: Record) -> list[Line]:
         facts = [f"*{fact['mark'].capitalize()}:* {fact['says']}" for fact in record["instead"]]
-        return [record["plain"], *record["findings"], *facts]
+        return [*record["findings"], *facts]
+
+    def finding(self, records: Sequence[Record]) -> str:
+        return records[0]["plain"]

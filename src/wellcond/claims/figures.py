@@ -18,19 +18,22 @@ from typing import Any
 from wellcond.records import read_json, write_text
 from wellcond.report import colors
 from wellcond.verdicts import Interval
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import DEFAULT_SITES, VERDICTS
 
 __all__ = [
     "ARM_COLORS",
     "INK",
     "MUTED",
     "SITE_COLORS",
+    "VERDICT_COLORS",
+    "accuracies",
     "altair",
     "arm_color",
     "by_set",
     "can_draw",
     "is_current",
     "paper_lines",
+    "seeds_in_words",
     "site_color",
     "titled",
     "with_interval",
@@ -41,6 +44,7 @@ LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
 ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
+VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
@@ -106,6 +110,37 @@ def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = 
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
 
 
+def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:
+    """Layers of rows with the fields `arm` (one of `names`), `mean`, `low`, `high`, `label`, and `paper` or None: bars
+    from 0, or points on a scale of their own, with intervals and numbers, and diamonds, called `mark`, at `paper`."""
+    alt = altair()
+    scale = alt.Scale(domain=[0, 100]) if bars else alt.Scale(zero=False, padding=16)
+    base = alt.Chart().encode(
+        x=alt.X("arm:N", sort=list(names), title=None, axis=alt.Axis(labels=False, ticks=False)),
+        y=alt.Y("mean:Q", title=y, scale=scale),
+    )
+    shown = (base.mark_bar(size=38) if bars else base.mark_point(filled=True, size=90, opacity=1)).encode(
+        color=arm_color(names)
+    )
+    errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    numbers = base.mark_text(dy=14, color="white", fontSize=11) if bars else base.mark_text(dx=20, color=INK)
+    paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(mark))
+    paper = paper.mark_point(shape="diamond", filled=bars, size=90, opacity=1).encode(
+        y="paper:Q",
+        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+        color=alt.value(INK),
+    )
+    layers = [shown, errors] if bars else [errors, shown]
+    return [*layers, numbers.encode(text="label:N"), paper]
+
+
+def seeds_in_words(sets: Sequence[Any]) -> str:
+    """For the caption of comparisons: how many seeds, which intervals, which scale."""
+    seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
+    levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
+    return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
+
+
 def paper_lines() -> list[Any]:
     """Layers that show the rows with a field `paper`, a number of the paper's: a dotted line with the row's `label`."""
     alt = altair()
@@ -121,7 +156,7 @@ def with_interval(found: Interval) -> dict[str, float | None]:
     return {"mean": found.mean, "low": ends[0], "high": ends[1]}
 
 
-def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path]) -> Path:
+def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> Path:
     """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
     altair()
     import vl_convert
@@ -132,13 +167,14 @@ def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path]) -> Path:
     return path
 
 
-def is_current(path: Path, *, made_from: Sequence[Path]) -> bool:
-    """Whether the SVG shows what these files say now."""
+def is_current(path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> bool:
+    """Whether the SVG shows what these files, or rows, say now."""
     return _rows_mark(made_from) in _text(path)
 
 
-def _rows_mark(made_from: Sequence[Path]) -> str:
-    rows = [{key: value for key, value in read_json(path).items() if key != "environment"} for path in made_from]
+def _rows_mark(made_from: Sequence[Path | Mapping[str, Any]]) -> str:
+    read = [read_json(one) if isinstance(one, Path) else one for one in made_from]
+    rows = [{key: value for key, value in row.items() if key != "environment"} for row in read]
     return f"<!-- by wellcond ledger, of rows {_digest(rows)}"
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.claims.claim import Options
+from wellcond.claims.grayed import EPSILONS
 from wellcond.data import DataSet, open_data
 from wellcond.records import read_json
 from wellcond.train.config import Config
@@ -80,8 +81,7 @@ TABLES: dict[str, tuple[Launch, ...]] = {
     "asa-table1": (*_both("vit_base"), _grayed("vit_base", "svd", 0.95)),
     "asa-table3": (
         Launch(recipe="vit_base"),
-        *(_grayed("vit_base", "svd", epsilon) for epsilon in (0.9, 0.8, 0.7, 0.6, 0.5)),
-        *(_grayed("vit_base", "dct", epsilon) for epsilon in (0.97, 0.95, 0.93, 0.9, 0.85)),
+        *(_grayed("vit_base", method, epsilon) for method, some in EPSILONS.items() for epsilon in some),
     ),
     "asa-table4": tuple(
         one for name in ("vit_small", "vit_base", "swin_small", "cait_s24", "pvt_v2_b3") for one in _both(name)

@@ -8,6 +8,7 @@ Verdicts are computed anew from the rows of each file, so that a change of the r
 evidence: it is named "smoke only" and decides nothing.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,28 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.claims.catalogue import CLAIMS, OURS
-from wellcond.claims.claim import Claim, Statement
-from wellcond.claims.figures import can_draw, is_current, write_svg
+from wellcond.claims.claim import Beside, Claim, Line, Statement
+from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair, can_draw, is_current, titled, write_svg
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
+from wellcond.words import VERDICTS
 
-__all__ = ["Entry", "check", "claim_of", "entries", "page", "run"]
+__all__ = ["Entry", "check", "claim_of", "entries", "overview", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
+OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
 LEAD = """\
 # The claims, and what we found
 
-Every claim of the two papers, some of the papers that followed them, and some of our own, each with an experiment and a
-verdict. This page is written by
+{counts}
 
-```sh
-wellcond ledger
-```
+![{alt}]({chart})
 
-from the files in [evidence]({evidence}) and from nothing else; `wellcond ledger --check` fails where the two differ.
-`wellcond reproduce ID --scale lab` and `wellcond theory ID` make the evidence.
+A dot is a mean over paired seeds with its interval; the pale bar is where the whole interval has to lie for the
+statement to hold. Claims without runs yet are in the table alone.
+"""
+RULES = """\
+## How it is decided
+
+This page is written by `wellcond ledger` from the files in [evidence]({evidence}) and from nothing else; `wellcond
+ledger --check` fails where the two differ. `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the
+evidence.
 
 **The rules.** Paired seeds, three; where three leave a set undecided and a run takes under two minutes, two more, once,
 and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning rate
@@ -45,7 +52,7 @@ set looked at once. The plain arm has to be respectable, in % top-1 ({respectabl
 after its epochs ({epochs}); otherwise the verdict is *undecided*. The tasks
 of the Long Range Arena take the published rates and 50,000 steps, and no grid. "No difference" is shown by an interval
 inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32, checked in
-float64, with the untrained model beside.
+float64, with the untrained model beside; their logarithm is the natural one.
 
 **The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
 have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
@@ -63,8 +70,10 @@ class Entry:
     id: str
     verdict: str
     parts: tuple[Part, ...] = ()
-    lines: tuple[str, ...] = ()
-    """What was found, in sentences with numbers."""
+    finding: str = ""
+    """In one sentence."""
+    lines: tuple[Line, ...] = ()
+    """In sentences with numbers, the paper's beside ours where it has some."""
     files: tuple[Path, ...] = ()
     figures: tuple[Path, ...] = ()
     made: str = ""
@@ -88,6 +97,9 @@ def run(evidence: Path, target: Path) -> Path:
     for one, figure, files in _figures(evidence):
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
+    found, chart = entries(evidence), evidence / OVERVIEW
+    if can_draw() or not is_current(chart, made_from=_decided(found)):
+        write_svg(overview(found), chart, made_from=_decided(found))
     write_text(target, page(evidence, target))
     return target
 
@@ -99,6 +111,8 @@ def check(evidence: Path, target: Path) -> str:
     wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
     if wanted == found:
         old = [figure for _, figure, files in _figures(evidence) if not is_current(figure, made_from=files)]
+        if not is_current(evidence / OVERVIEW, made_from=_decided(entries(evidence))):
+            old.append(evidence / OVERVIEW)
         return f"{old[0]} shows other rows than {evidence} has; wellcond ledger draws it anew" if old else ""
     length = max(len(wanted), len(found))
     wanted, found = (lines + [""] * (length - len(lines)) for lines in (wanted, found))
@@ -115,9 +129,9 @@ def page(evidence: Path, target: Path) -> str:
     sets = [one for one in IMAGE_SETS.values() if one.respectable]
     respectable = ", ".join(f"{one.title} {100 * one.respectable:g}" for one in sets)
     epochs = ", ".join(f"{one.title} {one.epochs}" for one in sets)
-    link = _link(evidence, target)
-    lead = LEAD.format(evidence=link, smoke=SMOKE_ONLY, respectable=respectable, epochs=epochs)
-    parts = [lead, _table(found)]
+    lead = LEAD.format(counts=_counts(found), alt=OVERVIEW_TITLE, chart=_link(evidence / OVERVIEW, target))
+    rules = RULES.format(evidence=_link(evidence, target), smoke=SMOKE_ONLY, respectable=respectable, epochs=epochs)
+    parts = [lead, _table(found), rules]
     parts += [_section(entry, target) for entry in found if entry.files]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
@@ -138,6 +152,7 @@ def _claim(evidence: Path, one: Claim) -> Entry:
         id=one.id,
         verdict=whole.verdict,
         parts=whole.parts,
+        finding=one.finding(list(found.values())),
         lines=tuple(line for record in found.values() for line in one.lines(record)),
         files=files,
         figures=tuple(figure for other, figure, _ in _figures(evidence) if other is one),
@@ -172,6 +187,7 @@ def _statement(evidence: Path, one: Statement) -> Entry:
     return Entry(
         id=one.id,
         verdict=one.verdict([record]).verdict,
+        finding=one.finding([record]),
         lines=tuple(one.lines(record)),
         files=(path,),
         made=_made([record]),
@@ -227,37 +243,115 @@ def _short(commit: str | None) -> str:
     return (commit or "unknown")[:12]
 
 
+# ---- all of them at a glance
+
+
+def _decided(found: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The rows of the chart: a statement with its interval each, and a claim each that is decided without one."""
+    rows: list[dict[str, Any]] = []
+    for entry in found:
+        shown = [part for part in entry.parts if part.found is not None and part.asked is not None]
+        for part in shown:
+            assert part.found is not None
+            assert part.asked is not None
+            one = part.found.count < 2
+            low, high = (None, None) if one else (part.found.low, part.found.high)
+            row = {"mean": part.found.mean, "low": low, "high": high, "asked": list(part.asked), "unit": part.unit}
+            label = f"{entry.id}: {part.name.partition(', that is')[0]}"
+            rows.append({**row, "label": label, "outcome": part.outcome})
+        if not shown and entry.verdict in VERDICTS:
+            rows.append({"label": f"{entry.id}: {CLAIMS[entry.id].claim}", "outcome": entry.verdict, "unit": None})
+    return rows
+
+
+def overview(found: Sequence[Entry]) -> Any:
+    """Every statement that has been decided or tried, by the unit of its number."""
+    alt = altair()
+    rows = _decided(found)
+    color = alt.Color(
+        "outcome:N", title=None, scale=alt.Scale(domain=list(VERDICT_COLORS), range=list(VERDICT_COLORS.values()))
+    )
+    panels = []
+    for unit in dict.fromkeys(row["unit"] for row in rows):
+        mine = [row for row in rows if row["unit"] == unit]
+        y = alt.Y(
+            "label:N", sort=[row["label"] for row in mine], title=None, axis=alt.Axis(labelLimit=460, ticks=False)
+        )
+        if unit is None:
+            dots = alt.Chart(alt.Data(values=mine)).mark_point(filled=True, size=70, opacity=1)
+            panels.append(
+                dots.encode(x=alt.value(8), y=y, color=color).properties(width=320, title="without an interval")
+            )
+            continue
+        ends = [value for row in mine for value in (row["mean"], row["low"], row["high"]) if value is not None]
+        ends += [value for row in mine for value in row["asked"] if math.isfinite(value)]
+        room = 0.05 * (max(ends) - min(ends) or 1.0)
+        domain = [min(ends) - room, max(ends) + room]
+        for row in mine:
+            row["from"], row["to"] = (min(max(end, domain[0]), domain[1]) for end in row.pop("asked"))
+        base = alt.Chart(alt.Data(values=mine)).encode(y=y)
+        x = alt.X("mean:Q", title=unit or "ratio or difference", scale=alt.Scale(domain=domain, nice=False))
+        wanted = base.mark_bar(height=9, color=MUTED, opacity=0.14).encode(
+            x=alt.X("from:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q"
+        )
+        spans = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
+        dots = base.mark_point(filled=True, size=60, opacity=1).encode(x=x, color=color)
+        panels.append(alt.layer(wanted, spans, dots).properties(width=320, title=unit or "numbers without a unit"))
+    caption = "Dots are means over paired seeds, lines their intervals; in the pale bars the whole interval must lie."
+    return titled(alt.vconcat(*panels).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+
+
 # ---- writing the page
 
 
+def _counts(found: Sequence[Entry]) -> str:
+    """How many claims have which verdict."""
+    verdicts = [entry.verdict for entry in found]
+    counted = [f"{one} {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
+    missing = sum(verdict in (NO_EVIDENCE, SMOKE_ONLY) for verdict in verdicts)
+    said = ", ".join(counted) or "none is decided"
+    return (
+        f"{len(found)} claims: of the two papers, of those that followed them, and of our own. **{said.capitalize()}"
+        f"{f'; no evidence yet {missing}' if missing else ''}.** Each has an experiment that anyone can repeat."
+    )
+
+
 def _table(found: Sequence[Entry]) -> str:
-    lines = ["| id | claim | it holds if | verdict |", "|---|---|---|---|"]
+    lines = ["| id | claim | what we found | verdict |", "|---|---|---|---|"]
     for entry in found:
         claim = CLAIMS[entry.id]
         name = f"[{entry.id}](#{entry.id.lower()})" if entry.files else entry.id
         bold = f"**{entry.verdict}**" if entry.verdict not in (NO_EVIDENCE, SMOKE_ONLY) else entry.verdict
-        lines.append(f"| {name} | {_cell(claim.claim)} | {_cell(claim.holds_if)} | {bold} |")
+        finding = entry.finding.partition(". ")[0].rstrip(".")
+        lines.append(f"| {name} | {_cell(claim.claim)} | {_cell(finding)} | {bold} |")
     return "\n".join(lines)
 
 
 def _section(entry: Entry, target: Path) -> str:
     claim = CLAIMS[entry.id]
-    lines = [
-        f"## {entry.id}",
-        "",
-        f"{claim_of(entry)} Tested on: {entry.tested or claim.test}. Verdict: **{entry.verdict}**.",
-        "",
-    ]
+    lines = [f"## {entry.id}", "", *([entry.finding, ""] if entry.finding else [])]
+    lines += [f"The claim: {claim.claim}. Verdict: **{entry.verdict}**.", ""]
     if entry.verdict == SMOKE_ONLY:
         lines += ["The machinery has been run at smoke scale. That is a test of the program and says nothing here.", ""]
-    lines += [f"- {part.name}: **{part.outcome}** ({part.why})" for part in entry.parts]
-    lines += [""] if entry.parts else []
-    lines += [f"- {line}" for line in entry.lines]
-    lines += [""] if entry.lines else []
     for figure in entry.figures:
         lines += [f"![{entry.id}: {claim.claim}]({_link(figure, target)})", ""]
+    beside = [line for line in entry.lines if isinstance(line, Beside)]
+    if beside:
+        lines += ["| | ours | the paper |", "|---|---|---|"]
+        lines += [f"| {' | '.join(map(_cell, line))} |" for line in beside]
+        lines += [""]
+    lines += [
+        "<details><summary>It holds if, statement by statement, all numbers, and how they were made</summary>",
+        "",
+    ]
+    lines += [f"It holds if: {claim.holds_if}. Tested on: {entry.tested or claim.test}.", ""]
+    lines += [f"- {part.name}: **{part.outcome}** ({part.why})" for part in entry.parts]
+    lines += [""] if entry.parts else []
+    plain = [line for line in entry.lines if not isinstance(line, Beside)]
+    lines += [f"- {line}" for line in plain]
+    lines += [""] if plain else []
     files = ", ".join(f"[{path.name}]({_link(path, target)})" for path in entry.files)
-    lines += [f"Evidence: {files}; {entry.made}.", ""]
+    lines += [f"Evidence: {files}; {entry.made}.", "", "</details>", ""]
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import EvalBatches, Images, open_data
+from wellcond.data import DataSet, EvalBatches, Images, open_data
 from wellcond.probe import Probe
 from wellcond.records import Row
 from wellcond.train.checkpoint import latest
@@ -38,6 +38,7 @@ __all__ = [
     "measure_ends",
     "measure_groups",
     "register_measurement",
+    "some_images",
 ]
 
 EVERY = 10  # one validation image of so many: 10 % of them
@@ -104,19 +105,28 @@ def _opened(
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
     """The model as its training began, the weights it ended with, the images to measure it on, and the device."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    data = open_data(
-        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-    )
+    data = _open(config, folder)
     state = latest(folder / "checkpoints")
     if state is None:
         raise ValueError(f"{folder} holds no saved state to measure; train it first")
     model = make_task(config, data).build().to(where).eval()
-    return model, dict(state.ema or state.model), _some_images(data.val), where
+    return model, dict(state.ema or state.model), _tenth(data.val), where
 
 
-def _some_images(validation: Any) -> Tensor:
-    """Every tenth, normalised: a set that lies sorted by class gives some of each class, too."""
+def some_images(config: Config, folder: Path) -> Tensor:
+    """Every tenth validation image of a run, normalised."""
+    return _tenth(_open(config, folder).val)
+
+
+def _open(config: Config, folder: Path) -> DataSet:
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    return open_data(
+        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+    )
+
+
+def _tenth(validation: Any) -> Tensor:
+    """A set that lies sorted by class gives some of each class, too."""
     assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
     rows = torch.arange(0, len(validation), EVERY)
     return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])

@@ -122,7 +122,7 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             options.say(f"{said}. The same command goes on; what is finished is not run again.")
             return 130
         for line in lines:
-            options.say(line)
+            options.say(str(line))
     if unfinished:
         named = ", ".join(dict.fromkeys(runs.left))
         options.say(

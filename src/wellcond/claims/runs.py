@@ -63,12 +63,13 @@ POINTS = 60  # of a curve of the training loss
 VALIDATIONS = 200  # of a curve of the validation
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
 AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, measurements at its end, saving
-COMPILING = 60.0  # seconds, where the code for its form is not there yet
+COMPILING = 40.0  # seconds, where the code for its form is not there yet
 NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
-    "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
-    "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
-    "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best", "keep_best_after",
+    "erasing", "auto_augment", "mixup", "cutmix", "label_smoothing", "epochs", "steps", "opt", "lr", "weight_decay",
+    "opt_betas", "layer_decay", "clip_grad", "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr",
+    "min_lr", "ema_decay", "seed", "eval_every", "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best",
+    "keep_best_after",
 } - {"data"}  # fmt: skip
 """Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 CURVES = ("loss", "top1")

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, by_set, titled, with_interval
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
 from wellcond.verdicts import Part, at_least, not_run
@@ -48,18 +49,27 @@ def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, 
     return {seed: fmean(one[seed] for one in by_task) for seed in sorted(seeds)}
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(tasks: Mapping[str, Comparison]) -> str:
+    said = []
+    for arm in MAIN[1:]:
+        found = gains({name: one for name, one in tasks.items() if name != STAND_IN and one.runs(arm)}, arm)
+        if found:
+            said.append(f"{ARMS[arm].title} {fmean(found.values()):+.1f}".replace("-", "−"))
+    over = len([name for name in tasks if name != STAND_IN])
+    return f"Points over softmax, the mean of {over} tasks: {', '.join(said)}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     apart = " (pairs of film reviews, not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
     for arm in found.trained:
         values = found.interval(found.values(arm).values())
         last = [100 * run["test_accuracy"]["last"]["top1"] for run in found.runs(arm) if run.get("test_accuracy")]
         lost = sum(run["status"] == "diverged" for run in found.runs(arm))
         paper = found.paper.get(arm)
-        yield (
-            f"{apart}, {ARMS[arm].title}: {values} %"
-            f"{f', the last state {fmean(last):.2f}' if last else ''}{f', {lost} diverged' if lost else ''}"
-            f"{'' if paper is None or apart else f'; the paper: {paper:g}'}"
-        )
+        ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"
+        ours += f", {lost} diverged" if lost else ""
+        what = f"{apart}, {ARMS[arm].title}"
+        yield f"{what}: {ours}" if paper is None or apart else Beside(what, ours, f"{paper:g}")
     for arm in found.trained:
         if arm != "softmax" and (over := found.paired(arm)):
             yield f"{apart}, {ARMS[arm].title} over softmax: {found.interval(over.values())} points"
@@ -113,6 +123,7 @@ CLAIM = ArenaArms(
     across=judge,
     apart=(STAND_IN,),
     paper=PAPER,
+    says=says,
     summary=summary,
     figure=figure,
 )

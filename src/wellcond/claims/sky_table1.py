@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
 from wellcond.claims.figures import INK, altair, titled, with_interval
 from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
@@ -108,7 +108,18 @@ def _title(name: str) -> str:
     return f"{set_.title}, for {set_.stands_for}" if set_.stands_for else set_.title
 
 
-def summary(record: Record) -> Iterable[str]:
+def says(records: Mapping[str, Record]) -> str:
+    said = []
+    for attention in ATTENTIONS:
+        values = [record["ratios"][attention]["after"] for record in records.values()]
+        means = [fmean(one) for one in values if None not in one]
+        said.append(f"{ARMS[attention].title} {min(means):.2f} to {max(means):.2f}" if means else "")
+    return (
+        f"An update moves the embeddings so many times as far as softmax's, by task: {', '.join(filter(None, said))}."
+    )
+
+
+def summary(record: Record) -> Iterable[Line]:
     for attention in ATTENTIONS:
         said = [
             f"{interval(values)} {title}" if None not in values else f"not finite {title}"
@@ -116,7 +127,8 @@ def summary(record: Record) -> Iterable[str]:
             for values in [record["ratios"][attention][which]]
         ]
         stands = " (of Retrieval)" if TASK_SETS[record["data"]].stands_for else ""
-        yield f", {ARMS[attention].title}: {', '.join(said)}; the paper{stands}: {record['paper'][attention]:g}"
+        paper = f"{record['paper'][attention]:g}{stands}"
+        yield Beside(f", {ARMS[attention].title}", ", ".join(said), paper)
 
 
 def figure(records: Sequence[Record]) -> Any:
@@ -132,12 +144,19 @@ def figure(records: Sequence[Record]) -> Any:
                 rows.append(row | {"paper": record["paper"][attention] if which == "after" else None})
     names, order = titles(ATTENTIONS), [_title(record["data"]) for record in records]
     panels = []
-    for title in EMBEDDINGS.values():
-        base = alt.Chart(alt.Data(values=[row for row in rows if row["where"] == title])).encode(
+    for which, title in EMBEDDINGS.items():
+        mine = [row for row in rows if row["where"] == title]
+        least = min((row["mean"] for row in mine if row.get("mean")), default=1.0)
+        if (
+            which == "before"
+        ):  # thousands of times softmax's: on a logarithmic axis, where an interval may begin below 0
+            mine = [{**row, "low": max(row["low"], least / 2)} if row.get("low") is not None else row for row in mine]
+        base = alt.Chart(alt.Data(values=mine)).encode(
             x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)),
             xOffset=alt.XOffset("arm:N", sort=names),
         )  # fmt: skip
-        y = alt.Y("mean:Q", title="τ over softmax's", scale=alt.Scale(type="log", nice=False, padding=12))
+        scale = alt.Scale(type="log", nice=False, padding=12) if which == "before" else alt.Scale(zero=True)
+        y = alt.Y("mean:Q", title="τ over softmax's", scale=scale)
         points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=attention_color(ATTENTIONS))
         errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=attention_color(ATTENTIONS))
         marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper'").mark_point(
@@ -168,6 +187,7 @@ CLAIM = MeasuredOn(
     "but for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)",
     measure=measure,
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import Comparison
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, by_set, titled
 from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, seconds, shown, titles
 from wellcond.verdicts import Interval, Part, in_most, not_run
@@ -67,7 +68,15 @@ def published_ms(found: Comparison) -> dict[str, float] | None:
     return {name: one["ms"] for name, one in steps[len(steps) // 2].items()} if steps else None
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(tasks: Mapping[str, Comparison]) -> str:
+    said = []
+    for kind, title in KINDS.items():
+        ratios = {one.title: 1 - saved.mean for one in tasks.values() if (saved := savings(one, kind)) is not None}
+        said.append(f"{title} {', '.join(f'{ratio:.2f} ({task})' for task, ratio in ratios.items())}" if ratios else "")
+    return f"Skyformer's over softmax's by SDPA: {'; '.join(filter(None, said))}." if any(said) else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         time, memory = values(found, arm, "time"), values(found, arm, "memory")
         if not time:
@@ -76,12 +85,13 @@ def summary(found: Comparison) -> Iterable[str]:
         said = f", {ARMS[arm].title}: {minutes:.1f} minutes for {found.record['steps']:,} steps"
         said += f", {found.interval(memory.values()).mean / 1024:.2f} GiB" if memory else ""
         paper = found.paper.get("time", {}).get(arm)
-        yield said + (f"; the paper: {paper:g} h, {found.paper['memory'][arm]:g} GB on a V100" if paper else "")
+        what, _, ours = said.partition(": ")
+        yield Beside(what, ours, f"{paper:g} h, {found.paper['memory'][arm]:g} GB on a V100") if paper else said
     for kind, title in KINDS.items():
         if (saved := savings(found, kind)) is not None:
             ratio = found.paper.get(kind, {})
-            paper = f"; the paper: {ratio['skyformer'] / ratio['softmax']:.2f}" if ratio else ""
-            yield f", {title}: Skyformer's is {1 - saved.mean:.2f} × that of SDPA{paper}"
+            what, ours = f", {title}, Skyformer's over that of SDPA", f"{1 - saved.mean:.2f}"
+            yield Beside(what, ours, f"{ratio['skyformer'] / ratio['softmax']:.2f}") if ratio else f"{what}: {ours}"
     if (steps := published_ms(found)) is not None:
         yield (
             f", in the published order of operations: {steps['skyformer']:.1f} ms a step of Skyformer, "
@@ -135,6 +145,7 @@ CLAIM = ArenaArms(
     across=judge,
     shows=("memory_mib", "published_steps"),
     paper=PAPER,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -7,6 +7,7 @@
 A step is an optimiser step (`trainer.global_step`): with gradient accumulation the first of its batches is measured.
 """
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +37,8 @@ class ProbeCallback(Callback):
     """Measures every `every`-th optimiser step of `trainer.fit`; validation and test passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, …, or "auto": as often as a hundredth of the time allows.
+        every: measure at the steps 0, every, 2·every, … and at the last one, or "auto": as often as a hundredth of the
+            time allows.
         path: the file of JSON lines; by default `probe.jsonl` in the trainer's log folder.
         module: the module that `training_step` calls, as a path inside the LightningModule ("model"); by default the
             outermost one below the LightningModule that holds all blocks.
@@ -73,7 +75,7 @@ class ProbeCallback(Callback):
             model = called_module(pl_module)
         else:
             model = _named(pl_module, self.module)
-        self.probe = StepProbe(model, every=self.every, **self.settings)
+        self.probe = StepProbe(model, every=self.every, **{"last": _last_step(trainer), **self.settings})
         if trainer.is_global_zero:
             self.probe.to(self.path)
 
@@ -109,6 +111,15 @@ class ProbeCallback(Callback):
     def _detach(self) -> None:
         if self.probe is not None:
             self.probe.detach()
+
+
+def _last_step(trainer: Trainer) -> int | None:
+    """None where nobody knows it: a training without an end, data without a length, accumulation that changes."""
+    try:
+        steps = trainer.estimated_stepping_batches
+    except Exception:  # Lightning refuses the last of these; a training must not fail by its probe
+        return None
+    return int(steps) - 1 if 0 < steps < math.inf else None
 
 
 def called_module(module: nn.Module) -> nn.Module:

@@ -33,7 +33,8 @@ class ProbeCallback(TrainerCallback):
     """Measures every `every`-th optimiser step of `trainer.train`; evaluation passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, …, or "auto": as often as a hundredth of the time allows.
+        every: measure at the steps 0, every, 2·every, … and at the last one, or "auto": as often as a hundredth of the
+            time allows.
         path: the file of JSON lines; by default `probe.jsonl` in `args.output_dir`.
         trainer: the Trainer it is added to: needed with `torch_compile` and DataParallel, and for its trackers.
         settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, samples, spectrum, …
@@ -73,7 +74,8 @@ class ProbeCallback(TrainerCallback):
         assert called is not None
         if self.path is None:
             self.path = Path(args.output_dir or ".") / PROBE
-        self.probe = StepProbe(called, every=self.every, **self.settings)
+        last = state.max_steps - 1 if state.max_steps > 0 else None
+        self.probe = StepProbe(called, every=self.every, **{"last": last, **self.settings})
         if state.is_world_process_zero:
             self.probe.to(self.path)
 

@@ -146,7 +146,10 @@ class _Run:
         self.metrics: dict[str, float] = {}
         self.passes = Passes(config, self.task, self.parts, here)
         validation_batches = -(-len(self.data.val) // config.batch_size)
-        self.clock = TimeLimit(config.time_limit, validation_batches=validation_batches, log_every=config.log_every)
+        weights = sum(parameter.nbytes for parameter in self.parts.model.parameters())
+        self.clock = TimeLimit(
+            config.time_limit, validation_batches=validation_batches, weights=weights, log_every=config.log_every
+        )
 
     def _compare(self) -> list[str]:
         """What is other than when the run began. ValueError, in all processes, where it must not be."""

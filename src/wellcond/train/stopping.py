@@ -32,7 +32,8 @@ TWICE = 1.0  # seconds; `timeout` and schedulers send a signal to a process and 
 IMPORTED = time.monotonic()
 STEPS = 50  # of the last steps, the longest tells how long the next one may take;
 # where a GPU is waited for at every `log_every`-th step alone, that one has to be among them
-UNKNOWN_SAVE = 60.0  # seconds for the first state; a tenth of the limit, if that is less
+UNKNOWN_SAVE = 60.0  # seconds for the first state, at most; a tenth of the limit, if that is less
+SLOW_DISK, STATE = 50e6, 4  # bytes a second; a state is so many times the weights: moments, averages
 SLACK = 10.0  # seconds to end in; a twentieth of the limit, if that is less
 
 
@@ -102,10 +103,10 @@ class OutOfTime(Interrupted):
 
 
 class TimeLimit:
-    def __init__(self, limit: str, *, validation_batches: int, log_every: int = 1):
+    def __init__(self, limit: str, *, validation_batches: int, weights: float = math.inf, log_every: int = 1):
         self.seconds = as_seconds(limit) if limit else None
         self._began = time.monotonic() - process_age()
-        self._batches = validation_batches
+        self._batches, self._first_save = validation_batches, min(UNKNOWN_SAVE, 2 + STATE * weights / SLOW_DISK)
         self._taken: dict[str, float] = {}
         self._steps: deque[float] = deque(maxlen=max(STEPS, 2 * log_every))
         self._last: float | None = None
@@ -137,7 +138,7 @@ class TimeLimit:
             self._steps.append(now - self._last)
         self._last = now
         step = max(self._steps, default=0.0)
-        needed = 2 * step + 1.5 * self._taken.get("save", min(UNKNOWN_SAVE, self.seconds / 10))
+        needed = 2 * step + 1.5 * self._taken.get("save", min(self._first_save, self.seconds / 10))
         if validates:  # as long as before, and before that, as long as so many steps
             needed += 1.5 * self._taken.get("validate", self._batches * step)
         return self.used + needed + min(SLACK, self.seconds / 20) >= self.seconds

@@ -20,7 +20,7 @@ from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.imagenet import gpu_hours
 from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided
 
-__all__ = ["ARMS", "CLAIM", "SETTINGS", "lowered"]
+__all__ = ["ARMS", "CLAIM", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
 
 MODELS = {
     "vit_base": "ViT-B", "vit_small": "ViT-S", "swin_small": "Swin-S", "cait_s24": "CaiT-S24", "pvt_v2_b3": "PVT v2 b3",

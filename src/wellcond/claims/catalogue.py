@@ -75,12 +75,7 @@ _ORDER: tuple[str | Claim, ...] = (
         "log κ(`sa`) ≥ 2 × log κ(`in`) for linear; `+sa` back near the input's",
     ),
     "asa-fig4",
-    _stated(
-        "asa-fig5",
-        "DCT graying lowers κ in almost every layer",
-        "ViT-Base on Imagenette at 224",
-        "lower in ≥ 10 of 12",
-    ),
+    "asa-fig5",
     "asa-fig6",
     _stated("asa-fig7", *_JACOBIAN),
     _stated("asa-fig8", *_JACOBIAN),
@@ -92,19 +87,8 @@ _ORDER: tuple[str | Claim, ...] = (
     ),
     "asa-table2",
     "asa-table3",
-    _stated(
-        "asa-table4",
-        "the gain carries to ViT-S/B, Swin-S, CaiT-S, PVT v2",
-        "each on Imagenette at 224: κ before and after, one seed",
-        "κ lower in every model; its accuracy is out of reach here: gains of .1 to .3 points do not show on 3,925 "
-        "images",
-    ),
-    _stated(
-        "asa-table5",
-        "MAE + DCT graying",
-        "MAE on Tiny-ImageNet, fine-tuned and linear-probed",
-        "interval of the gain above 0",
-    ),
+    "asa-table4",
+    "asa-table5",
     _stated(
         "asa-assume1",
         "the network's Jacobian is as ill-conditioned as its worst block's",

@@ -36,6 +36,7 @@ __all__ = [
     "by_site",
     "log_kappa_rows",
     "measure_ends",
+    "measure_groups",
     "register_measurement",
     "some_images",
 ]
@@ -43,6 +44,7 @@ __all__ = [
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
+GROUPS = 10  # of images, for an interval where there is one seed
 
 Measurement = Callable[[Config, Path, str | None], Any]
 """(configuration, run folder, device) → what JSON can hold."""
@@ -63,15 +65,9 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 @register_measurement("log_kappa")
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data = _open(config, folder)
-    images = _tenth(data.val)
-    state = latest(folder / "checkpoints")
-    if state is None:
-        raise ValueError(f"{folder} holds no saved state to measure; train it first")
-    model = make_task(config, data).build().to(where).eval()
+    model, weights, images, where = _opened(config, folder, device)
     untrained = log_kappa_rows(model, images, where)
-    model.load_state_dict(dict(state.ema or state.model))
+    model.load_state_dict(weights)
     trained = log_kappa_rows(model, images, where)
     singles = log_kappa_rows(model, images[:CHECKED], where)
     doubles = log_kappa_rows(model.double(), images[:CHECKED].double(), where)
@@ -84,6 +80,37 @@ def measure_ends(config: Config, folder: Path, device: str | None = None) -> dic
         "largest distance from float64": _distance(singles, doubles),
         "checked in float64": min(CHECKED, len(images)),
     }
+
+
+@register_measurement("log_kappa_groups")
+def measure_groups(config: Config, folder: Path, device: str | None = None) -> list[list[float]]:
+    """log κ at `+sa` after training, block by block, of ten groups of the images, each by itself: with one seed to an
+    arm, arms are compared group by group. In float64 where float32 caps one. ValueError without a state."""
+    model, weights, images, where = _opened(config, folder, device)
+    model.load_state_dict(weights)
+
+    def groups() -> list[list[Row]]:
+        rows = [log_kappa_rows(model, images[first::GROUPS], where) for first in range(GROUPS)]
+        return [[row for row in group if row["site"] == "+sa"] for group in rows]
+
+    found = groups()
+    if any(map(_capped, found)):
+        model, images = model.double(), images.double()
+        found = groups()
+    return [by_site(group)["+sa"] for group in found]
+
+
+def _opened(
+    config: Config, folder: Path, device: str | None
+) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
+    """The model as its training began, the weights it ended with, the images to measure it on, and the device."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = _open(config, folder)
+    state = latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    model = make_task(config, data).build().to(where).eval()
+    return model, dict(state.ema or state.model), _tenth(data.val), where
 
 
 def some_images(config: Config, folder: Path) -> Tensor:

@@ -5,6 +5,7 @@
     part = within("no difference", [0.2, -0.1, 0.3], 1.0)                    # equivalence: the interval inside ± 1
     combine([part, …]).verdict                                               # "holds in part"
     clopper_pearson(0, 400)                              # (0.0, 0.0092): the exact interval of a rate
+    rank_correlation([[(1, 2), (2, 3)], …])              # Spearman's, of pairs that come in groups, with its interval
 
 A part is decided where its whole interval lies on one side. Where it does not, the part is undecided and says the
 smallest effect that these runs would have seen four times out of five. Theory and claims judge by the same words.
@@ -12,7 +13,7 @@ smallest effect that these runs would have seen four times out of five. Theory a
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -34,12 +35,15 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
+    "rank_correlation",
+    "reaches",
     "smallest_effect",
     "undecided",
     "within",
 ]
 
 CONFIDENCE, POWER = 0.95, 0.8
+DRAWS = 2000  # of a bootstrap
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
 
@@ -106,6 +110,31 @@ def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -
     return low, high
 
 
+def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confidence: float = CONFIDENCE) -> Interval:
+    """Spearman's correlation of all pairs of numbers, with an interval from drawing whole groups anew.
+
+    Pairs of one group, as the blocks and states of one training, are alike, so that they are drawn together
+    (a cluster bootstrap, the same for the same numbers). ValueError where all pairs have one value.
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    def correlation(chosen: Sequence[int]) -> float:
+        pairs = np.concatenate([parts[index] for index in chosen])
+        ranks = rankdata(pairs, axis=0) - (len(pairs) + 1) / 2
+        scale = float(np.sqrt((ranks**2).sum(0).prod()))
+        return float(ranks.prod(1).sum()) / scale if scale else math.nan
+
+    parts = [np.asarray(group, dtype=float).reshape(-1, 2) for group in groups if len(group)]
+    found = correlation(range(len(parts))) if parts else math.nan
+    if not math.isfinite(found):
+        raise ValueError("a rank correlation needs several pairs, of more than one value each")
+    draw = np.random.default_rng(0)
+    drawn = [correlation(draw.integers(len(parts), size=len(parts)).tolist()) for _ in range(DRAWS)]
+    low, high = np.nanquantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return Interval(mean=found, low=low, high=high, count=len(parts))
+
+
 def differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
     """first − second, seed by seed. ValueError where the seeds are not the same: nothing would be paired."""
     if first.keys() != second.keys():
@@ -122,17 +151,26 @@ def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) 
 
 
 def at_least(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE
+    name: str,
+    values: Sequence[float],
+    bound: float,
+    *,
+    unit: str = "",
+    confidence: float = CONFIDENCE,
+    of: str = "seeds",
 ) -> Part:
-    """Is the mean at least `bound`? Decided where the whole interval is on one side of it."""
-    found = interval(values, confidence=confidence)
+    """Is the mean at least `bound`? Decided where the whole interval is on one side of it. `of` what there are many."""
+    part = reaches(name, interval(values, confidence=confidence), bound, unit=unit)
+    if part.outcome != "undecided":
+        return part
+    return replace(part, why=f"{part.why}; {_could_see(values, unit, confidence, of)}")
+
+
+def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
+    """Is it at least `bound`? As `at_least`, of an interval that is there already."""
     said = f"{found}{unit}, asked: at least {_signed(bound)}{unit}"
-    if found.low >= bound:
-        return Part(name=name, outcome="holds", why=said, found=found)
-    if found.high < bound:
-        return Part(name=name, outcome="does not hold", why=said, found=found)
-    said = f"{said}; {_could_see(values, unit, confidence)}"
-    return Part(name=name, outcome="undecided", why=said, found=found)
+    outcome: Decided = "holds" if found.low >= bound else "does not hold" if found.high < bound else "undecided"
+    return Part(name=name, outcome=outcome, why=said, found=found)
 
 
 def within(
@@ -199,11 +237,11 @@ def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
+def _could_see(values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"
-    return f"these {len(values)} seeds could have seen a distance of {effect:.2g}{unit}"
+    return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
 def _signed(value: float) -> str:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 CONFIDENCE, POWER = 0.95, 0.8
-DRAWS = 2000  # of a bootstrap
+DRAWS = 1000  # of a bootstrap
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
 

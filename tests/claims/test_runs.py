@@ -131,8 +131,10 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
         block = model.blocks[0]
         with torch.no_grad():
             tokens = model._pos_embed(model.patch_embed(images))
+            normed = measure_conditioning(block.norm1(tokens)).log_kappa.mean().item()
             truth = measure_conditioning(block.attn(block.norm1(tokens))).log_kappa.mean().item()
         assert found[when]["sa"][0] == pytest.approx(truth, abs=2e-3)
+        assert found[when]["in"][0] == pytest.approx(normed, abs=2e-3)
         assert found[when]["+sa"] == found[when]["sa"]  # without its skip
     assert list(found["trained"]) == list(BLOCK_SITES)
     # The second block lies beyond float32 and is not compared; the first is, and agrees.

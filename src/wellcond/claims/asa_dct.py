@@ -119,7 +119,7 @@ def figure(records: Sequence[Record]) -> Any:
         f"Means over {images:.0f} images of each set, at {records[0]['scale']} scale. Dashed: what is asked of all ten "
         "together. The paper says it of the dominant direction, without a number; patches of 4, 8 and 16 pixels."
     )
-    return titled(alt.hconcat(*panels), "How much of the singular directions of image tokens is of low frequency", caption)
+    return titled(alt.hconcat(*panels), "How much of a singular direction of image tokens is of low frequency", caption)
 
 
 CLAIM = MeasuredOn(

@@ -142,9 +142,11 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
 
 def test_the_queue_has_the_claims_in_the_order_of_worth():
     built = [one for step in QUEUE for one in step.claims if CLAIMS[one].built]
-    assert list(dict.fromkeys(built)) == [
+    some = [
         "asa-fig1c", "asa-fig1b", "asa-fig2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2", "sky-approx",
+        "asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2", "asa-dct", "asa-table1",
     ]  # fmt: skip
+    assert [one for one in dict.fromkeys(built) if one in some] == some
 
 
 def test_a_set_without_a_place_is_named(tmp_path):

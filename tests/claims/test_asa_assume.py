@@ -6,12 +6,15 @@ from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellcond.claims import CLAIMS, asa_assume1, asa_assume2, small_vits
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import MeasuredOn, Options
 from wellcond.claims.jacobians import small_vit
 from wellcond.claims.reproduce import reproduce
+from wellcond.claims.runs import Runs
+from wellcond.claims.sets import parse_data
 from wellcond.models.build import create_model
 from wellcond.models.surgery import remove_skip
 from wellcond.records import read_json
+from wellcond.verdicts import SECOND_LOOK, at_least
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = ("asa-assume1", "asa-assume2")
@@ -138,8 +141,6 @@ def test_assume2_compares_each_jacobian_with_its_own_output():
 
 
 def test_models_differ_from_the_plain_one_in_what_they_are_named_for(tmp_path):
-    from wellcond.claims.sets import parse_data
-
     data = parse_data(["cifar10=hf:x"])[0]
     options = Options(scale="lab", data=(data,), output=tmp_path)
     plain = small_vits._configure(options, data, "plain", 0)
@@ -150,3 +151,24 @@ def test_models_differ_from_the_plain_one_in_what_they_are_named_for(tmp_path):
         config.check()
         changed = {"model_kwargs"} if "depth" in settings else set(settings) - ({"depth"})
         assert set(config.differences(plain)) == changed
+
+
+@pytest.mark.parametrize(("margin", "seeds"), [(0.0, 5), (9.0, 3)])
+def test_two_more_seeds_are_measured_once_where_the_first_leave_it_undecided(tmp_path, margin, seeds):
+    asked = []
+
+    def measure(options, data):
+        asked.append(options.seeds)
+        return {"values": [(-1.0) ** seed + margin for seed in range(options.seeds)]}
+
+    claim = MeasuredOn(
+        id="mine", claim="a", test="b", holds_if="c", sets=("digits",), second_look=True, measure=measure,
+        judge=lambda records: [at_least("a", record["values"], 0.0) for record in records.values()],
+    )  # fmt: skip
+    data = tuple(parse_data(["digits"]))
+    options = Options(scale="lab", data=data, second_look=True, evidence=tmp_path, console=Console(quiet=True))
+    for _ in range(2):  # the second time it is done
+        claim.reproduce(options, Runs(tmp_path, console=Console(quiet=True)))
+    assert asked == ([3, 5] if seeds == 5 else [3])
+    record = read_json(tmp_path / "mine" / "lab-digits.json")
+    assert (record["seeds"], record.get("confidence")) == (seeds, SECOND_LOOK if seeds == 5 else None)

@@ -17,7 +17,7 @@ from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.jacobians import KINDS
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import measure_models
-from wellcond.verdicts import Interval, Part, rank_correlation, reaches
+from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches
 
 __all__ = ["CLAIM", "pairs"]
 
@@ -55,7 +55,8 @@ def correlations(record: Record) -> Iterator[tuple[str, str, str, Interval]]:
         for kind, by in KINDS.items():
             plus = "+" if OUTPUT[kind] == "plus" else ""
             words = f"{title} {by}: log κ at {plus}{site} and log κ of the Jacobian"
-            yield site, kind, words, rank_correlation(pairs(record, site, kind))
+            found = rank_correlation(pairs(record, site, kind), confidence=record.get("confidence", CONFIDENCE))
+            yield site, kind, words, found
 
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:
@@ -108,6 +109,7 @@ CLAIM = MeasuredOn(
     holds_if="rank correlation ≥ .7",
     sets=("cifar10",),
     seconds=120.0,
+    second_look=True,
     paper_scale="the Jacobian of one attention of a ViT-Tiny at 224 pixels has 37,824 rows, which is why the paper "
     "assumes this; asa-fig7 has its extreme values",
     measure=measure,

@@ -105,6 +105,7 @@ def test_assume1_is_decided_by_the_interval_of_the_correlation():
     line = claim.lines(assume1(follows=True))[1]
     assert "over 36 states of 12 trainings; the worst is an attention in 18" in line
     assert "above its worst block's in 36" in line
+    assert "all their skips alone: rank correlation 1.00" in claim.lines(assume1(follows=True))[2]
 
 
 def test_a_diverged_training_is_named_and_left_out():

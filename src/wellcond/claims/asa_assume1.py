@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.sets import GivenData
-from wellcond.claims.small_vits import MODELS, measure_models
+from wellcond.claims.small_vits import MODELS, SKIPLESS, measure_models
 from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches
 
 __all__ = ["CLAIM", "pairs"]
@@ -68,6 +68,8 @@ def summary(record: Record) -> Iterable[str]:
             f", {title}: rank correlation {found} over {len(states)} states of {found.count} trainings; the worst is "
             f"an attention in {attention}; the network's κ is above its worst block's in {larger}"
         )
+    whole = {**record, "rows": [row for row in record["rows"] if row["model"] not in SKIPLESS]}
+    yield f", by parameters, of models with all their skips alone: rank correlation {correlation(whole, 'params')}"
     lost = [f"{row['model']} (seed {row['seed']})" for row in record["rows"] if row["status"] == "diverged"]
     if lost:
         yield f": diverged, and not measured: {', '.join(lost)}"

@@ -26,7 +26,7 @@ from wellcond.train.loop import Diverged, train
 from wellcond.train.recipes import recipe
 from wellcond.train.tasks import make_task
 
-__all__ = ["MODELS", "measure_models", "measure_state"]
+__all__ = ["MODELS", "SKIPLESS", "measure_models", "measure_state"]
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "no-mlp": {"remove_skips": ["mlp"]},
     "no-sa": {"remove_skips": ["sa"]},
 }
+SKIPLESS = tuple(name for name, settings in MODELS.items() if "remove_skips" in settings)
 SMOKE = ("plain", "no-sa", "svd-0.7")  # of these, those that are asked for
 STEPS = {"smoke": 4, "lab": 256}
 STATES = (0.0, 0.25, 1.0)

@@ -16,7 +16,7 @@ from wellcond.train.config import Config
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import Interrupted
-from wellcond.words import DEFAULT_SITES as SITES
+from wellcond.words import BLOCK_SITES
 
 TINY = {
     "epochs": 2,
@@ -150,10 +150,12 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
         block = model.blocks[0]
         with torch.no_grad():
             tokens = model._pos_embed(model.patch_embed(images))
+            normed = measure_conditioning(block.norm1(tokens)).log_kappa.mean().item()
             truth = measure_conditioning(block.attn(block.norm1(tokens))).log_kappa.mean().item()
         assert found[when]["sa"][0] == pytest.approx(truth, abs=2e-3)
+        assert found[when]["in"][0] == pytest.approx(normed, abs=2e-3)
         assert found[when]["+sa"] == found[when]["sa"]  # without its skip
-    assert list(found["trained"]) == list(SITES)
+    assert list(found["trained"]) == list(BLOCK_SITES)
     # The second block lies beyond float32 and is not compared; the first is, and agrees.
     assert max(found["largest distance from float64"].values()) < 0.01
     assert found["capped"]["trained"] > 0

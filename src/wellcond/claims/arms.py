@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
-from wellcond.claims.claim import SMOKE_RULE, Claim, Line, Options, Record, with_title
+from wellcond.claims.claim import MORE_SEEDS, SMOKE_RULE, Claim, Line, Options, Record, with_title
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
@@ -61,7 +61,6 @@ LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be exten
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
-MORE_SEEDS = 2
 QUICK = 120.0  # seconds: of runs that take longer no more are trained than asked for
 
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}

@@ -96,10 +96,10 @@ def by_set(
     return chart.facet(column=alt.Column("set:N", sort=[title(found) for found in sets], title=None))
 
 
-def site_color() -> Any:
+def site_color(sites: Sequence[str] = DEFAULT_SITES) -> Any:
     """The encoding of a field `site`: every figure gives a site the same colour."""
     alt = altair()
-    scale = alt.Scale(domain=list(DEFAULT_SITES), range=[SITE_COLORS[site] for site in DEFAULT_SITES])
+    scale = alt.Scale(domain=list(sites), range=[SITE_COLORS[site] for site in sites])
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 

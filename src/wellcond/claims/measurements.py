@@ -13,6 +13,8 @@ Here is log κ by block and site, at the random start and after training:
 
 In a pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs.
 The random start is rebuilt from the seed, so it is the one that was trained.
+
+`images_of(options, data, 64)` are images for claims that measure something without a training.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +24,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellcond.bench.photographs import photographs
+from wellcond.claims.claim import Options
+from wellcond.claims.sets import GivenData, ImageSet
 from wellcond.data import DataSet, EvalBatches, Images, open_data
+from wellcond.models.sites import sites
 from wellcond.probe import Probe
 from wellcond.records import Row
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import BLOCK_SITES
 
 __all__ = [
     "MEASUREMENTS",
     "Measurement",
     "by_site",
+    "images_of",
     "log_kappa_rows",
     "measure_ends",
     "measure_groups",
@@ -64,7 +71,7 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 
 @register_measurement("log_kappa")
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
+    """log κ at every site of the run in `folder`, before and after training. ValueError without a state."""
     model, weights, images, where = _opened(config, folder, device)
     untrained = log_kappa_rows(model, images, where)
     model.load_state_dict(weights)
@@ -127,17 +134,32 @@ def _open(config: Config, folder: Path) -> DataSet:
 
 def _tenth(validation: Any) -> Tensor:
     """A set that lies sorted by class gives some of each class, too."""
-    assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
-    rows = torch.arange(0, len(validation), EVERY)
-    return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])
+    return _normalised(validation, torch.arange(0, len(validation), EVERY))
+
+
+def images_of(options: Options, data: GivenData, count: int) -> Tensor:
+    """(count, channels, size, size), normalised: of a set's validation part, spread evenly over it; or photographs."""
+    assert isinstance(data.set, ImageSet)
+    size = data.set.image_size
+    if data.set.name == "photographs":
+        return photographs(count, size)
+    cache = options.output / options.scale / "cache"  # which the trainings of this scale share
+    part = open_data(data.spec, image_size=size, cache_dir=cache).val
+    return _normalised(part, torch.linspace(0, len(part) - 1, min(count, len(part))).round().long())
+
+
+def _normalised(part: Any, rows: Tensor) -> Tensor:
+    assert isinstance(part, Images), "an experiment's data sets are small enough to be cached"
+    return torch.cat([images for images, _ in EvalBatches(part.part(rows), batch_size=BATCH)])
 
 
 @torch.no_grad()
 def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> list[Row]:
-    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the four sites there are."""
+    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the sites of the blocks that there are."""
     rows: list[Row] = []
+    there = list({one.site for one in sites(model)})
     for batch in images.split(BATCH):
-        with Probe(model, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
+        with Probe(model, there, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
             model(batch.to(device))
         rows += [row for row in probe.rows() if row["name"] in ("log_kappa", "capped")]
     return rows
@@ -152,9 +174,7 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
             total[0] += row["value"] * row["count"]
             total[1] += row["count"]
     found: dict[str, list[float]] = {}
-    for (site, _), (total, count) in sorted(
-        sums.items(), key=lambda item: (DEFAULT_SITES.index(item[0][0]), item[0][1])
-    ):
+    for (site, _), (total, count) in sorted(sums.items(), key=lambda item: (BLOCK_SITES.index(item[0][0]), item[0][1])):
         found.setdefault(site, []).append(round(total / count, 6))
     return found
 

@@ -20,6 +20,7 @@ from wellcond.words import BLOCK_SITES
 
 __all__ = [
     "IMAGE_SETS",
+    "PHOTOGRAPHS",
     "SETS",
     "TASK_SETS",
     "ClaimSet",
@@ -165,6 +166,14 @@ class ImageSet(ClaimSet):
         return f"wds:{path}" if _holds_shards(path) else f"folder:{path}"
 
 
+class PhotographSet(ImageSet):
+    """scikit-learn's two photographs, in crops: real pictures where no set is at hand. For measuring, not training."""
+
+    @property
+    def smoke(self) -> GivenData:
+        return GivenData(set=self, spec=self.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSet(ClaimSet):
     """A task of the Long Range Arena: under a recipe and a source of its own name, with a part for development."""
@@ -257,7 +266,10 @@ TASK_SETS: dict[str, TaskSet] = _sets(
     TaskSet(name="lra_image", title="Image", classes=10, train_samples=45_000),
 )  # fmt: skip
 """In the order of the paper's tables."""
-SETS: dict[str, ClaimSet] = {**IMAGE_SETS, **TASK_SETS}
+PHOTOGRAPHS = PhotographSet(
+    name="photographs", title="Photographs", classes=2, train_samples=0, image_size=224, patch_size=16, generated=True
+)
+SETS: dict[str, ClaimSet] = {**IMAGE_SETS, PHOTOGRAPHS.name: PHOTOGRAPHS, **TASK_SETS}
 
 
 def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[GivenData]:

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device, More, Scale, Settings, complete_models, complete_recipes, print_settings
+from wellcond.cli.options import (
+    Device,
+    More,
+    Scale,
+    Settings,
+    complete_data,
+    complete_models,
+    complete_recipes,
+    completing,
+    print_settings,
+)
 
 __all__ = ["train"]
 
@@ -22,9 +32,11 @@ def train(
     ] = None,
     scale: Scale = "lab",
     settings: Settings = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How often the training goes through the data; by default the recipe's.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
-    lr: Annotated[float | None, typer.Option()] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate at its highest; by default the recipe's.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Another model, by timm's name.", autocompletion=complete_models)
     ] = None,
@@ -36,17 +48,36 @@ def train(
         bool | None, typer.Option("--pretrained", help="Start from the weights that belong to the name.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER.")] = None,
-    amp_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER, … (docs/data.md).", autocompletion=complete_data
+        ),
+    ] = None,
+    amp_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="The precision of the passes: float32, bfloat16 or float16.",
+            autocompletion=completing("float32", "bfloat16", "float16"),
+        ),
+    ] = None,
     on_divergence: Annotated[
-        str | None, typer.Option(help="stop, or rollback: to a good state, with half the learning rate.")
+        str | None,
+        typer.Option(
+            help="stop, or rollback: to a good state, with half the learning rate.",
+            autocompletion=completing("stop", "rollback"),
+        ),
     ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(help="Save and end before this time is over: 90s, 9m, 1h30m; the same command goes on."),
     ] = None,
     tracker: Annotated[
-        str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
+        str | None,
+        typer.Option(
+            help="tensorboard, wandb or trackio, beside the rows that are always written.",
+            autocompletion=completing("tensorboard", "wandb", "trackio"),
+        ),
     ] = None,
     device: Device = None,
     show_settings: Annotated[

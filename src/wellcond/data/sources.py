@@ -23,6 +23,7 @@ from typing import Any
 from wellcond.data.cache import CACHE_LIMIT, Progress, default_cache_dir, open_cached
 from wellcond.data.dataset import DataSet, hold_out
 from wellcond.data.files import Source
+from wellcond.words import meant
 
 __all__ = ["SOURCES", "Settings", "open_data", "register_source"]
 
@@ -132,11 +133,13 @@ def _find(spec: str, settings: Settings, options: Mapping[str, Any]) -> Source |
         unknown = [name for name in options if name not in source.options]
         if unknown:
             known = ", ".join(source.options) or "none"
-            raise ValueError(f"{word} has no option {unknown[0]!r}; its options: {known}")
+            near = meant(unknown[0], source.options)
+            raise ValueError(f"{word} has no option {unknown[0]!r}{near} (its options: {known})")
         return source.open(rest, settings, **options)
     if not is_path:
         words = [f"{name}:{known.takes}" if known.takes else name for name, known in sorted(SOURCES.items())]
-        raise ValueError(f"unknown data {spec!r}: there is no such folder; write a path, or one of {', '.join(words)}")
+        why = f"no source {word!r}{meant(word, SOURCES)}" if colon else f"no such folder{meant(word, SOURCES)}"
+        raise ValueError(f"unknown data {spec!r}: there is {why} (write a path, or one of {', '.join(words)})")
     if options:
         raise ValueError(f"a folder of images has no options; got {', '.join(options)}")
     return SOURCES["folder"].open(spec, settings)

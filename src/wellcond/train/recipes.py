@@ -11,11 +11,11 @@ for two things: all tokens within a sequence's length count (`data_kwargs=mask=p
 published code does), and half precision is bfloat16 (`amp_dtype=float16`). At `smoke` they are small and generated.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 from wellcond.train.config import Config
+from wellcond.words import meant
 
 __all__ = ["RECIPES", "SCALES", "bearable", "recipe"]
 
@@ -30,11 +30,11 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
     What the recipe chooses counts as a default, and only `changes` as given.
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no recipe {name!r}; {hint}The recipes are {', '.join(sorted(RECIPES))}")
+        raise ValueError(
+            f"there is no recipe {name!r}{meant(name, RECIPES)} (the recipes are {', '.join(sorted(RECIPES))})"
+        )
     if scale not in SCALES:
-        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}{meant(scale, SCALES)}")
     return RECIPES[name](scale).changed({"recipe": name}).as_defaults().changed(changes)
 
 

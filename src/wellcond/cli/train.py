@@ -98,11 +98,14 @@ def train(
     options |= {"data": data_dir, "amp_dtype": amp_dtype, "on_divergence": on_divergence, "tracker": tracker}
     options |= {"time_limit": time_limit, "pretrained": pretrained}
     options |= {"model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
+    folder, world = output or Path("runs") / recipe, int(os.environ.get("WORLD_SIZE", "1"))
     try:
         check_device(device)
         everything = [*(settings or []), *(more or [])]
-        config = training.configure(recipe, scale=scale, options=options, settings=everything, device=device)
-        config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
+        config = training.configure(
+            recipe, scale=scale, options=options, settings=everything, device=device, output=folder, world=world
+        )
+        config.check(world=world)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))
+    raise typer.Exit(training.run(config, folder, device=device))

@@ -27,7 +27,7 @@ from wellcond.train.settings import Settings, ignored, setting
 from wellcond.train.stopping import as_seconds
 from wellcond.words import SITES, SKIPS, meant, our_word
 
-__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds"]
+__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds", "model_size"]
 
 Task = Literal["classify", "mae", "linear_probe", "sequence"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
@@ -494,7 +494,7 @@ def _model_problems(config: Config) -> Iterator[str]:
             return
     if config.pretrained and config.model.startswith("convmixer") and config.model_kwargs.keys() & CONVMIXER_SIZE:
         yield f"the weights of {config.model} are of its own size; leave pretrained or model_kwargs out"
-    size = _size(config)
+    size = model_size(config)
     if size is not None and size != (config.image_size, config.image_size):
         yield (
             f"image_size={config.image_size}, but {config.model} is built for images of {size[0]} × {size[1]}; give it "
@@ -514,7 +514,7 @@ def _patch(config: Config) -> tuple[int, int] | None:
     return _sides(patch)
 
 
-def _size(config: Config) -> tuple[int, int] | None:
+def model_size(config: Config) -> tuple[int, int] | None:
     """The height and width that the model takes and no other; None if it takes any, or that is not known here."""
     import timm
 

@@ -12,6 +12,7 @@ published code does), and half precision is bfloat16 (`amp_dtype=float16`). At `
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from wellcond.train.config import Config
@@ -39,11 +40,27 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
 
 
 def bearable(config: Config, device: str) -> Config:
-    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given."""
+    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given.
+
+    An old GPU computes in float16 what a recipe has in bfloat16; without Triton nothing is compiled.
+    """
+    usual: dict[str, Any] = {"compile": False, "amp_dtype": "float32"}
     if device != "cpu":
-        return config
-    usual = {"compile": False, "amp_dtype": "float32"}
+        usual = {} if not config.compile or _has_triton() else {"compile": False}
+        usual |= {"amp_dtype": "float16"} if config.amp_dtype == "bfloat16" and not _has_bfloat16(device) else {}
     return config.changed({name: value for name, value in usual.items() if name not in config.given}, given=False)
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _has_bfloat16(device: str) -> bool:
+    import torch
+
+    return not (device == "cuda" and torch.cuda.is_available()) or torch.cuda.is_bf16_supported(
+        including_emulation=False
+    )
 
 
 def _recipe(function: Recipe) -> Recipe:

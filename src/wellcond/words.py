@@ -95,7 +95,8 @@ def our_word(name: str) -> str:
 def meant(name: str, known: Iterable[str], *, most: int = 1) -> str:
     """`; did you mean …?` for a name that is not among the known ones, with the nearest of them; "" if none is near."""
     known, wanted = list(known), str(name).lower()
-    ours = our_word(wanted)
-    near = [ours] if ours in known else difflib.get_close_matches(wanted, known, n=most, cutoff=0.5)
+    words = [*known, *(word for ours, theirs in _OTHERS.items() if ours in known for word in theirs)]
+    near = difflib.get_close_matches(wanted, words, n=most, cutoff=0.5)
     near = near or [word for word in known if len(wanted) > 2 and word.startswith(wanted[:5])][:most]
-    return f"; did you mean {', '.join(near)}?" if near else ""
+    found = dict.fromkeys(word if word in known else our_word(word) for word in near)
+    return f"; did you mean {', '.join(found)}?" if found else ""

@@ -85,8 +85,8 @@ def folder_source(path: Path) -> Source:
     there = sorted(other.name + "/" * other.is_dir() for other in path.iterdir() if not other.name.startswith("."))
     holds = ", ".join(there[:8]) + (", …" if len(there) > 8 else "") or "nothing"
     raise ValueError(
-        f"{path} needs train/ and one of {', '.join(name + '/' for name in VALIDATION)}, in each a folder of images for "
-        f"each class (or these alone, or train.tar and val.tar, or {FOUND_SHARDS}); it holds {holds}"
+        f"{path} needs train/ and one of {', '.join(name + '/' for name in VALIDATION)}, in each a folder of images "
+        f"for each class (or these alone, or train.tar and val.tar, or {FOUND_SHARDS}); it holds {holds}"
     )
 
 

@@ -215,7 +215,7 @@ def _build_with_weights(
         try:
             return _build(model_name, seed, model_kwargs=settings, pretrained=True, **weights), ""
         except ValueError as error:
-            if ":" in model_name:
+            if ":" in model_name:  # which names these weights
                 raise
             why = str(error)
     return _build(model_name, seed, model_kwargs=settings, **weights), why

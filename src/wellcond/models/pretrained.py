@@ -17,6 +17,7 @@ __all__ = ["FOLDER", "HUB", "Pretrained", "find_pretrained", "weights_behind"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
 WAIT = 5.0  # seconds for an answer, all in all
+ENDINGS = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 FILES = ("model.safetensors", "pytorch_model.bin")  # on the hub, as timm looks for them
 
 
@@ -31,7 +32,8 @@ class Pretrained(NamedTuple):
 def find_pretrained(name: str) -> Pretrained:
     """Look for the weights of a name that timm knows, `hf-hub:` and `local-dir:` included; downloads nothing."""
     if name.startswith(FOLDER):
-        return Pretrained(True, "of that folder")
+        there = any(file.name.endswith(ENDINGS) for file in Path(name.removeprefix(FOLDER)).glob("*"))
+        return Pretrained(there, "of that folder" if there else "the folder has none")
     if name.startswith(HUB):
         repository, _, revision = name.removeprefix(HUB).partition("@")
         return _on_hub(repository, revision or None, FILES)

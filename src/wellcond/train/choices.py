@@ -26,6 +26,7 @@ PASSES = 10_000
 """Pictures through the model, over all epochs, that a CPU is asked for: 30 a second for each core in a ViT-Tiny."""
 LEAST_STEPS, LEAST_BATCH = 10, 8  # in an epoch: a small set gets small batches
 COMPILED_STEPS = 1000  # for fewer, compiling takes longer than it saves
+FORM = ("img_size", "patch_size", "window_size")  # of a model, which follows from the images
 NAMED = 6  # classes
 
 
@@ -39,7 +40,7 @@ def choose(
     """
     said: list[str] = []
     if config.task in IMAGE_TASKS and scale != "paper":
-        config = _follow_image_size(config)
+        config = _follow(config)
         if "data" in config.given:
             config.check(world=world)
             if looked := look_at(config.data, options=config.data_kwargs):
@@ -90,7 +91,7 @@ class _Choices:
     def _image_size(self) -> None:
         config, side = self.config, self.looked.side
         if config.pretrained and "model_kwargs" not in config.given:  # their own size, and their own patches
-            kept = {key: value for key, value in config.model_kwargs.items() if key not in ("img_size", "patch_size")}
+            kept = {key: value for key, value in config.model_kwargs.items() if key not in FORM}
             self.config = config = config.changed({"model_kwargs": kept}, given=False)
         sizes = SIZES.get(self.device, SIZES["cuda"])
         size, why = max((one for one in sizes if one <= side), default=sizes[0]), f"the pictures have {side}"
@@ -127,10 +128,13 @@ class _Choices:
             self._put("compile", False, "compiled", "no", "it takes longer than so few steps", "--set compile=true")
 
 
-def _follow_image_size(config: Config) -> Config:
-    """Where somebody gave the images' size, and not the model's, that is the images'."""
-    form = _form(config) if "image_size" in config.given and "model_kwargs" not in config.given else {}
-    return config.changed({"model_kwargs": {**config.model_kwargs, **form}}, given=False) if form else config
+def _follow(config: Config) -> Config:
+    """Where somebody gave the size of the images or of the model alone, the other is the same."""
+    sizes = {"image_size", "model_kwargs"} & config.given
+    if sizes == {"image_size"} and (form := _form(config)):
+        return config.changed({"model_kwargs": {**config.model_kwargs, **form}}, given=False)
+    size = config.model_kwargs.get("img_size")
+    return config.changed({"image_size": size}, given=False) if sizes == {"model_kwargs"} and size else config
 
 
 def _form(config: Config) -> dict[str, int]:

@@ -220,7 +220,8 @@ CLAIMS: dict[str, Claim] = {}
 def claim(id_: str) -> Claim:
     """The claim of this id; ValueError with the nearest, or all of them."""
     if id_ not in CLAIMS:
-        raise ValueError(f"there is no claim {id_!r}{meant(id_, CLAIMS)} (the ids are {', '.join(CLAIMS)})")
+        all_of_them = f"; the ids are {', '.join(CLAIMS)}"
+        raise ValueError(f"there is no claim {id_!r}{meant(id_, CLAIMS) or all_of_them}")
     return CLAIMS[id_]
 
 

@@ -175,7 +175,8 @@ def _find(spec: str, settings: Settings, options: Mapping[str, Any]) -> Source |
         return source.open(rest, settings, **options)
     if not is_path:
         words = [f"{name}:{known.takes}" if known.takes else name for name, known in sorted(SOURCES.items())]
-        why = f"no source {word!r}{meant(word, SOURCES)}" if colon else f"no such folder{meant(word, SOURCES)}"
+        near = "" if "/" in word else meant(word, SOURCES)
+        why = f"no source {word!r}{near}" if colon else f"no such folder{near}"
         raise ValueError(f"unknown data {spec!r}: there is {why} (write a path, or one of {', '.join(words)})")
     if options:
         raise ValueError(f"a folder of images has no options; got {', '.join(options)}")

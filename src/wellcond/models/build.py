@@ -12,8 +12,11 @@ it.
 
 import argparse
 import contextlib
+import inspect
 import os
 import pickle
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,12 +163,23 @@ def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Ex
         pretrained = False
     given = "".join(f", {key}={value!r}" for key, value in settings.items())
     message = f"timm cannot build {name}{given}{' with its pretrained weights' if pretrained else ''}: {why}"
+    if unknown := re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", why):
+        message += _nearest_setting(name, *unknown.groups())
     if "pretrained tag" in why:
         tags = [known.rpartition(".")[2] for known in timm.list_pretrained(f"{name.partition('.')[0]}.*")]
         message += f" It has {', '.join(tags) or 'none'}."
     if pretrained:
         message += " (Where there is no network, or no such weights, name a file of weights as the checkpoint.)"
     return message
+
+
+def _nearest_setting(name: str, kind: str, wrong: str) -> str:
+    import timm
+
+    plain = name.partition(".")[0]
+    module = sys.modules.get(timm.model_entrypoint(plain).__module__) if timm.is_model(plain) else None
+    found = getattr(module, kind, None)
+    return meant(wrong, inspect.signature(found).parameters) if isinstance(found, type) else ""
 
 
 def _unknown(name: str) -> str:

@@ -113,8 +113,9 @@ class DataSettings(Settings):
         word, colon, _ = config.data.partition(":")
         if word not in SOURCES and not Path(config.data).expanduser().exists():
             known = [f"{name}:{source.takes}" if source.takes else name for name, source in sorted(SOURCES.items())]
-            why = f"there is no source {word!r}{meant(word, SOURCES)}" if colon else "there is no such folder"
-            yield f"data={config.data}: {why} (write a path, or one of {', '.join(known)})"
+            near = "" if "/" in word else meant(word, SOURCES)
+            what = f"source {word!r}{near}" if colon else f"such folder{near}"
+            yield f"data={config.data}: there is no {what} (write a path, or one of {', '.join(known)})"
         elif config.data_kwargs:
             known = SOURCES[word].options if word in SOURCES else []
             for name in config.data_kwargs:

@@ -21,6 +21,7 @@ from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivati
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 from wellcond.numerics.trust import is_trusted
+from wellcond.words import meant
 
 __all__ = ["METHODS", "SequenceGraying", "TokenGraying", "explain_graying", "gray_tokens"]
 
@@ -179,7 +180,8 @@ def explain_graying(
 
 def check_method(method: str) -> None:
     if method not in METHODS:
-        raise ValueError(f"graying method {method!r} is unknown; use 'svd' (exact) or 'dct' (cheapest)")
+        near = meant(method, METHODS)
+        raise ValueError(f"there is no graying method {method!r}{near} (there are 'svd', exact, and 'dct', cheapest)")
 
 
 def _check_keep(keep: Tensor, x: Tensor) -> None:

@@ -199,7 +199,7 @@ def test_wrong_usage_is_said_before_anything_is_trained(tmp_path):
         reproduce("asa-fig1c", scale="huge", output=tmp_path, console=CONSOLE)
     with pytest.raises(ValueError, match="is not decided on digits; its sets are cifar10"):
         reproduce("asa-fig1c", scale="lab", data_dirs=["digits"], output=tmp_path, console=CONSOLE)
-    with pytest.raises(ValueError, match="there is no setting 'epoch'; did you mean 'epochs'"):
+    with pytest.raises(ValueError, match="there is no setting 'epoch'; did you mean epochs"):
         reproduce("asa-fig1c", scale="smoke", settings=["epoch=1"], output=tmp_path, console=CONSOLE)
     assert list(tmp_path.iterdir()) == []
 

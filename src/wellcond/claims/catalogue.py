@@ -8,11 +8,11 @@ A claim that can be run is a file beside this one, under its id's name (asa-fig1
 Its words are there; here is nothing of it but the id. The rules for all verdicts are in docs/claims.md.
 """
 
-import difflib
 import importlib
 from typing import NamedTuple
 
 from wellcond.claims.claim import Claim, Statement
+from wellcond.words import meant
 
 __all__ = ["CLAIMS", "OURS", "QUEUE", "Step", "claim", "register_claim"]
 
@@ -149,9 +149,8 @@ CLAIMS: dict[str, Claim] = {}
 def claim(id_: str) -> Claim:
     """The claim of this id; ValueError with the nearest, or all of them."""
     if id_ not in CLAIMS:
-        near = difflib.get_close_matches(id_, CLAIMS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no claim {id_!r}; {hint}The ids are {', '.join(CLAIMS)}")
+        all_of_them = f"; the ids are {', '.join(CLAIMS)}"
+        raise ValueError(f"there is no claim {id_!r}{meant(id_, CLAIMS) or all_of_them}")
     return CLAIMS[id_]
 
 

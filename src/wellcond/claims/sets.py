@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
-from wellcond.words import BLOCK_SITES
+from wellcond.words import BLOCK_SITES, meant
 
 __all__ = [
     "IMAGE_SETS",
@@ -286,8 +286,8 @@ def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[Give
             name, where = _name_in(text), text
         if name not in SETS or not where:
             raise ValueError(
-                f"--data-dir {text!r} does not say which set lies where; write NAME=PATH with a name of "
-                f"{', '.join(SETS)}, e.g. cifar10=data/cifar10"
+                f"--data-dir {text!r} does not say which set lies where{meant(name, SETS) if name not in SETS else ''} "
+                f"(write NAME=PATH with a name of {', '.join(SETS)}, e.g. cifar10=data/cifar10)"
             )
         found.append(GivenData(set=SETS[name], spec=SETS[name].spec(where)))
     names = [one.set.name for one in found]

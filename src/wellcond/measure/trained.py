@@ -120,6 +120,7 @@ def measure_trained(
             data_dir=data,
             output=Path(scratch) / "measured",
             samples=samples,
+            exact="float32",
             spectrum=True,
             untrained=True,
             device="cpu",

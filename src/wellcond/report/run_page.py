@@ -23,6 +23,7 @@ from .comparing import compare, differences, largest_rise, share_at_ceiling, sum
 from .markup import Html, tag
 from .page import Page, bullets, code_block, note, paragraph, section, side_by_side, table, tiles
 from .readings import SITE_WORDS, Readings, bounded
+from .reference import Band
 from .spectra import attention, spectra
 from .training import RUNS_MOST, Points, Shown, kappa_charts, metric_name, training_charts
 
@@ -38,20 +39,27 @@ KAPPA_LEAD = (
 )
 
 
-def conditioning_page(
-    runs: Mapping[str, Iterable[Mapping[str, Any]]], *, title: str = "", notes: Iterable[str] = ()
+def conditioning_page(runs: Mapping[str, Iterable[Mapping[str, Any]]], **options: Any) -> Page:
+    """The page of what probes measured: the rows of each, by the name of its run. Options and errors of `run_page`."""
+    return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], **options)
+
+
+def run_page(
+    runs: Sequence[Shown],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+    warning: str = "",
+    reference: Mapping[str, Mapping[str, Band]] | None = None,
 ) -> Page:
-    """The page of what probes measured: the rows of each, by the name of its run. Raises as `run_page` does."""
-    return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], title=title, notes=notes)
-
-
-def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = ()) -> Page:
     """The page of one or several runs.
 
     Args:
         runs: the first that has a probe is what the κ of others is compared with.
         title: by default the model, or the number of runs.
         notes: sentences to show above everything else, such as what could not be read.
+        warning: what a reader has to know before any number.
+        reference: where log κ of models lies, by their name and by site, for the means of one run.
 
     Raises ValueError for no runs, and for a probe without rows or without condition numbers.
     """
@@ -67,9 +75,14 @@ def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = (
     if len(runs) > RUNS_MOST:
         notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
     drawn = measured[:RUNS_MOST]
+    if warning:
+        page.add(note("Please note first", paragraph(warning)))
     if blind := [run for run in measured if run.only_ceilings]:
         page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
-    if items := [*(_training_tiles(runs[0]) if len(runs) == 1 else ()), *(_kappa_tiles(measured) if measured else ())]:
+    if items := [
+        *(_training_tiles(runs[0]) if len(runs) == 1 else ()),
+        *(_kappa_tiles(measured, reference or {}) if measured else ()),
+    ]:
         page.add(tiles(*items))
     if notes:
         page.add(note("Please note", bullets(*notes)))
@@ -209,7 +222,7 @@ def _number(state: BlockState) -> str:
     return bounded(state.worst, state.lower_bound(state.worst_site))
 
 
-def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
+def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, Band]]) -> list[tuple[str, str, str]]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     items, last = [], runs[0].steps[-1]
     if worst:
@@ -223,7 +236,7 @@ def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
         run = runs[0]
         share, counted = share_at_ceiling(run, last)
         items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can see"))
-        items += [_site_tile(run, site) for site in run.sites]
+        items += [_site_tile(run, site, reference) for site in run.sites]
     else:
         if found := largest_rise(compare(runs)):
             rise, certain = found
@@ -237,7 +250,7 @@ def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
     return items
 
 
-def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
+def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Band]]) -> tuple[str, str, str]:
     mean = run.mean_over_blocks(run.steps[-1], site)
     if mean is None:  # not at the last step
         return f"mean log κ at {site}", "–", SITE_WORDS[site]
@@ -245,6 +258,7 @@ def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
     if mean.blocks > 1 and mean.left_out < mean.blocks:
         count = f"{mean.blocks - mean.left_out} of {mean.blocks}" if mean.left_out else f"{mean.blocks}"
         text = f"{count} blocks, {bounded(*mean.least)} to {bounded(*mean.most)}"
+    text = "; ".join([text, *(f"{who} {bands[site]}" for who, bands in reference.items() if site in bands)])
     return f"mean log κ at {site}", bounded(mean.value, mean.lower_bound), text
 
 

@@ -200,7 +200,7 @@ def _charting() -> str:
     altair()
     import vl_convert
 
-    return vl_convert.javascript_bundle(None)
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _policy(scripts: Sequence[str]) -> str:

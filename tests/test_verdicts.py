@@ -14,6 +14,7 @@ from wellcond.verdicts import (
     in_most,
     interval,
     not_run,
+    out_of_reach,
     smallest_effect,
     undecided,
     within,
@@ -128,3 +129,17 @@ def test_most_blocks_count_by_their_whole_intervals(far, near, outcome):
     assert part.outcome == outcome
     assert f"in {far} of 12 blocks" in part.why
     assert part.found == blocks[-1]
+
+
+def test_what_is_out_of_reach_is_neither_judged_nor_undecided():
+    far, holds, fails = out_of_reach("a", "a cluster"), at_least("b", [8, 9, 8], 0), at_least("c", [-8, -9, -8], 0)
+    assert combine([far]).verdict == "out of reach here"
+    assert combine([far, holds]).verdict == "holds in part"
+    assert combine([far, fails]).verdict == "does not hold"
+    assert combine([far, holds, fails]).verdict == "holds in part"
+    assert combine([far, undecided(holds, "too few")]).verdict == "undecided"
+    assert undecided(far, "a smoke run") is far
+
+
+def test_an_undecided_part_says_what_was_drawn():
+    assert "these 3 groups could have seen" in at_least("a", [-1, 0, 1], 0.0, of="groups").why

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from wellcond.numerics.autocast import no_autocast
-from wellcond.numerics.dct import dct_power
+from wellcond.numerics.autocast import autocast_dtype, no_autocast
+from wellcond.numerics.dct import dct_power, dct_power_in
 from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
@@ -67,19 +67,24 @@ class TokenGraying(nn.Module):
     """Images in, images of the same shape out: their patches are the tokens. No parameters, no state.
 
     >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)   # any model; wellcond.gray knows many
+
+    `autocast=True` computes the DCT in autocast's dtype, as a plain implementation would: to compare, it is less exact.
     """
 
     def __init__(
-        self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *, restore_scale: bool = True
-    ):
+        self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *,
+        restore_scale: bool = True, autocast: bool = False,
+    ):  # fmt: skip
         super().__init__()
         check_method(method)
         check_epsilon(epsilon)
+        if autocast and method != "dct":
+            raise ValueError(f"autocast=True is for the DCT: {method} graying is never computed in half precision")
         self.method = method
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size = _pair(patch_size)
-        self.restore_scale = restore_scale
+        self.restore_scale, self.autocast = restore_scale, autocast
 
     @property
     def epsilon(self) -> float:
@@ -101,12 +106,16 @@ class TokenGraying(nn.Module):
             with no_autocast(images):
                 return fused(images.contiguous(), ph, pw, self.epsilon, self.restore_scale)
         tokens = tokens_of(images, ph, pw)
-        grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)
+        if self.autocast:
+            _check_finite(tokens)
+            grayed = dct_power_in(tokens, self.epsilon, autocast_dtype(tokens), restore_scale=self.restore_scale)
+        else:
+            grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)
         return untokens(grayed, images.shape, ph, pw)
 
     def _takes_images(self, images: Tensor) -> bool:
         """Whether a fused kernel reads the images themselves, with no copy of their tokens."""
-        if not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
+        if self.autocast or not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
             return False
         return (
             explain_graying(self.method, self.token_shape(images.shape), images.dtype, images.device, self.epsilon)[0]
@@ -120,11 +129,14 @@ class TokenGraying(nn.Module):
 
     def extra_repr(self) -> str:
         scale = "" if self.restore_scale else ", restore_scale=False"
-        return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}"
+        precision = ", autocast=True" if self.autocast else ""
+        return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}{precision}"
 
 
 class SequenceGraying(nn.Module):
     """Token matrices (b, n, d) in, grayed ones out. No parameters, no state."""
+
+    autocast = False
 
     def __init__(self, method: str, epsilon: float = 0.95, *, restore_scale: bool = True):
         super().__init__()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Final
 
 from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
 
@@ -34,12 +34,14 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
+    "out_of_reach",
     "smallest_effect",
     "undecided",
     "within",
 ]
 
 CONFIDENCE, POWER = 0.95, 0.8
+OUT_OF_REACH: Final = "out of reach here"
 SECOND_LOOK = 0.975
 """The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
 
@@ -125,11 +127,13 @@ def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) 
 
 
 def at_least(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE
-) -> Part:
-    """Is the mean at least `bound`? Decided where the whole interval is on one side of it."""
+    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
+    """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
+    or of what else was drawn."""
     said = f"asked: at least {_signed(bound)}{unit}"
-    return _inside(name, values, (bound, math.inf), said, unit=unit, confidence=confidence)
+    return _inside(name, values, (bound, math.inf), said, unit=unit, confidence=confidence, of=of)
 
 
 def within(
@@ -143,8 +147,9 @@ def within(
 
 
 def _inside(
-    name: str, values: Sequence[float], asked: tuple[float, float], said: str, *, unit: str, confidence: float
-) -> Part:
+    name: str, values: Sequence[float], asked: tuple[float, float], said: str, *, unit: str, confidence: float,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
     """Holds where the whole interval is inside, does not where it is outside."""
     found = interval(values, confidence=confidence)
     outcome: Decided = "undecided"
@@ -154,7 +159,7 @@ def _inside(
         outcome = "does not hold"
     why = f"{found}{unit}, {said}"
     if outcome == "undecided":
-        why += f"; {_could_see(values, unit, confidence)}"
+        why += f"; {_could_see(values, unit, confidence, of)}"
     return Part(name=name, outcome=outcome, why=why, found=found, asked=asked, unit=unit.strip())
 
 
@@ -177,6 +182,8 @@ def in_most(
 
 def undecided(part: Part, why: str) -> Part:
     """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
+    if part.outcome == OUT_OF_REACH:
+        return part
     return replace(part, outcome="undecided", why=f"{part.why}; not decided: {why}")
 
 
@@ -184,11 +191,23 @@ def not_run(name: str) -> Part:
     return Part(name=name, outcome="not run", why="no runs yet")
 
 
+def out_of_reach(name: str, takes: str) -> Part:
+    """A part that cannot be tested here, and what that would take."""
+    return Part(name=name, outcome=OUT_OF_REACH, why=takes)
+
+
 def combine(parts: Sequence[Part]) -> Whole:
-    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it."""
+    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it.
+
+    What is out of reach is not judged; beside it the rest, if all of it holds, holds in part."""
     if not parts:
         raise ValueError("a verdict needs at least one part")
-    return Whole(verdict=judgement({part.outcome for part in parts}), parts=tuple(parts))
+    outcomes = {part.outcome for part in parts}
+    tested = outcomes - {OUT_OF_REACH}
+    verdict: Verdict = judgement(tested) if tested else OUT_OF_REACH
+    if verdict == "holds" and tested != outcomes:
+        verdict = "holds in part"
+    return Whole(verdict=verdict, parts=tuple(parts))
 
 
 def judgement(outcomes: Collection[str]) -> Judgement:
@@ -208,11 +227,11 @@ def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
+def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"
-    return f"these {len(values)} seeds could have seen a distance of {effect:.2g}{unit}"
+    return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
 def _signed(value: float) -> str:

@@ -63,7 +63,7 @@ LEFT_OUT: tuple[str, ...] = ("non_finite", "zero")
 
 Decided = Literal["holds", "does not hold", "undecided"]
 """What can come out of one test."""
-Outcome = Literal[Decided, "not run"]
+Outcome = Literal[Decided, "out of reach here", "not run"]
 """What can come out of one part of a claim."""
 Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
 """What several tests can add up to."""

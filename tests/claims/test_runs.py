@@ -7,7 +7,7 @@ from rich.console import Console
 
 from wellcond.claims import runs as module
 from wellcond.claims.measurements import measure_ends
-from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.claims.runs import WEIGHTS, Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
 from wellcond.records import read_json
@@ -101,6 +101,25 @@ def test_a_result_holds_no_path_of_this_machine(runs, tmp_path):
     runs.run(plan(measure=("log_kappa",)))
     assert str(tmp_path) not in (tmp_path / "a" / "result.json").read_text(encoding="utf-8")
     assert read_json(tmp_path / "a" / "result.json")["config"]["cache_dir"] == ""
+
+
+def test_a_run_starts_from_the_weights_of_another(runs, tmp_path):
+    """In float16: what the other ended with, rounded, is what this one begins with."""
+    first = Planned(name="first", config=plan().config, keep_weights=True)
+    second = Planned(name="second", config=plan(lr=0.0, warmup_epochs=0).config, start="first")
+    with pytest.raises(ValueError, match="second starts from the weights of first, and these are not in"):
+        runs.run(second)
+    runs.run(first)
+    found = runs.run(second)
+    assert (found["start"], found["config"]["checkpoint"]) == ("first", "")
+    ends = [latest(tmp_path / name / "checkpoints").model for name in ("first", "second")]
+    assert all(torch.equal(ends[0][name].half().float(), ends[1][name]) for name in ends[0])
+    assert runs.finished(second) == found
+    (tmp_path / "first" / WEIGHTS).unlink()
+    assert runs.finished(first) is None
+    assert runs.finished(second) == found
+    runs.run(first)  # goes on from its end
+    assert (tmp_path / "first" / WEIGHTS).exists()
 
 
 def test_many_processes_are_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ def test_every_set_is_read_as_as_many_tokens():
 
 def test_imagenette_is_as_the_rules_have_it():
     one = IMAGE_SETS["imagenette"]
-    assert (one.classes, one.train_samples, one.epochs, one.batch_size) == (10, 9_469, 50, 256)
+    assert (one.classes, one.train_samples, one.epochs, one.batch_size) == (10, 9_469, 50, 64)
     assert one.respectable == 0.75
 
 

@@ -93,6 +93,8 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"gray": "dct", "gray_masked": "all"}, "gray_masked is a setting of task=mae"),
         ({"task": "mae", "gray_masked": "all"}, "gray_masked is a setting of graying"),
         ({"epsilon": 0.5}, "epsilon is a setting of graying.*add gray=dct"),
+        ({"gray_autocast": True}, "gray_autocast is a setting of graying"),
+        ({"gray": "svd", "gray_autocast": True}, "gray_autocast is for gray=dct"),
         ({"data": "cifar1:photos"}, "data=cifar1:photos: there is no source 'cifar1'; did you mean cifar10"),
         ({"data": "no/such/folder"}, "data=no/such/folder: there is no such folder .*or one of cifar10:PATH"),
         ({"cache_limit": 0}, "digits are embedded and never streamed"),

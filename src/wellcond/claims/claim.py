@@ -105,6 +105,8 @@ class Claim:
     test: str
     """At `lab` scale, on real data."""
     holds_if: str
+    paper_scale: str = ""
+    """What the paper's scale would take, in a sentence."""
 
     sets = ()
     """Names of `sets.SETS`, where it is decided on some."""
@@ -135,6 +137,8 @@ class Claim:
 
     def plan_paper(self, options: Options) -> list[str]:
         """What the paper's scale would take; nothing is run."""
+        if self.paper_scale:
+            return [f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."]
         return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
 
 
@@ -194,8 +198,6 @@ class MeasuredOn(Claim):
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
     """What one set may take: with less time left none is begun."""
-    paper_scale: str = ""
-    """What the paper's scale would take, in a sentence."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options, lines = replace(options, results=runs.results), list[Line]()
@@ -236,10 +238,6 @@ class MeasuredOn(Claim):
 
     def finding(self, records: Sequence[Record]) -> str:
         return self.says({record["data"]: record for record in records})
-
-    def plan_paper(self, options: Options) -> list[str]:
-        plan = f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."
-        return [plan] if self.paper_scale else super().plan_paper(options)
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = list(SETS)

@@ -26,12 +26,14 @@ __all__ = [
     "MUTED",
     "SITE_COLORS",
     "VERDICT_COLORS",
+    "accuracies",
     "altair",
     "arm_color",
     "by_set",
     "can_draw",
     "is_current",
     "paper_lines",
+    "seeds_in_words",
     "site_color",
     "titled",
     "with_interval",
@@ -69,6 +71,37 @@ def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = 
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
+
+
+def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:
+    """Layers of rows with the fields `arm` (one of `names`), `mean`, `low`, `high`, `label`, and `paper` or None: bars
+    from 0, or points on a scale of their own, with intervals and numbers, and diamonds, called `mark`, at `paper`."""
+    alt = altair()
+    scale = alt.Scale(domain=[0, 100]) if bars else alt.Scale(zero=False, padding=16)
+    base = alt.Chart().encode(
+        x=alt.X("arm:N", sort=list(names), title=None, axis=alt.Axis(labels=False, ticks=False)),
+        y=alt.Y("mean:Q", title=y, scale=scale),
+    )
+    shown = (base.mark_bar(size=38) if bars else base.mark_point(filled=True, size=90, opacity=1)).encode(
+        color=arm_color(names)
+    )
+    errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    numbers = base.mark_text(dy=14, color="white", fontSize=11) if bars else base.mark_text(dx=20, color=INK)
+    paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(mark))
+    paper = paper.mark_point(shape="diamond", filled=bars, size=90, opacity=1).encode(
+        y="paper:Q",
+        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+        color=alt.value(INK),
+    )
+    layers = [shown, errors] if bars else [errors, shown]
+    return [*layers, numbers.encode(text="label:N"), paper]
+
+
+def seeds_in_words(sets: Sequence[Any]) -> str:
+    """For the caption of comparisons: how many seeds, which intervals, which scale."""
+    seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
+    levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
+    return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
 
 
 def paper_lines() -> list[Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import EvalBatches, Images, open_data
+from wellcond.data import DataSet, EvalBatches, Images, open_data
 from wellcond.probe import Probe
 from wellcond.records import Row
 from wellcond.train.checkpoint import latest
@@ -30,11 +30,21 @@ from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
 from wellcond.words import DEFAULT_SITES
 
-__all__ = ["MEASUREMENTS", "Measurement", "by_site", "log_kappa_rows", "measure_ends", "register_measurement"]
+__all__ = [
+    "MEASUREMENTS",
+    "Measurement",
+    "by_site",
+    "log_kappa_rows",
+    "measure_ends",
+    "measure_groups",
+    "register_measurement",
+    "some_images",
+]
 
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
+GROUPS = 10  # of images, for an interval where there is one seed
 
 Measurement = Callable[[Config, Path, str | None], Any]
 """(configuration, run folder, device) → what JSON can hold."""
@@ -55,18 +65,9 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 @register_measurement("log_kappa")
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    data = open_data(
-        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-    )
-    images = _some_images(data.val)
-    state = latest(folder / "checkpoints")
-    if state is None:
-        raise ValueError(f"{folder} holds no saved state to measure; train it first")
-    model = make_task(config, data).build().to(where).eval()
+    model, weights, images, where = _opened(config, folder, device)
     untrained = log_kappa_rows(model, images, where)
-    model.load_state_dict(dict(state.ema or state.model))
+    model.load_state_dict(weights)
     trained = log_kappa_rows(model, images, where)
     singles = log_kappa_rows(model, images[:CHECKED], where)
     doubles = log_kappa_rows(model.double(), images[:CHECKED].double(), where)
@@ -81,8 +82,51 @@ def measure_ends(config: Config, folder: Path, device: str | None = None) -> dic
     }
 
 
-def _some_images(validation: Any) -> Tensor:
-    """Every tenth, normalised: a set that lies sorted by class gives some of each class, too."""
+@register_measurement("log_kappa_groups")
+def measure_groups(config: Config, folder: Path, device: str | None = None) -> list[list[float]]:
+    """log κ at `+sa` after training, block by block, of ten groups of the images, each by itself: with one seed to an
+    arm, arms are compared group by group. In float64 where float32 caps one. ValueError without a state."""
+    model, weights, images, where = _opened(config, folder, device)
+    model.load_state_dict(weights)
+
+    def groups() -> list[list[Row]]:
+        rows = [log_kappa_rows(model, images[first::GROUPS], where) for first in range(GROUPS)]
+        return [[row for row in group if row["site"] == "+sa"] for group in rows]
+
+    found = groups()
+    if any(map(_capped, found)):
+        model, images = model.double(), images.double()
+        found = groups()
+    return [by_site(group)["+sa"] for group in found]
+
+
+def _opened(
+    config: Config, folder: Path, device: str | None
+) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
+    """The model as its training began, the weights it ended with, the images to measure it on, and the device."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = _open(config, folder)
+    state = latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    model = make_task(config, data).build().to(where).eval()
+    return model, dict(state.ema or state.model), _tenth(data.val), where
+
+
+def some_images(config: Config, folder: Path) -> Tensor:
+    """Every tenth validation image of a run, normalised."""
+    return _tenth(_open(config, folder).val)
+
+
+def _open(config: Config, folder: Path) -> DataSet:
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    return open_data(
+        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+    )
+
+
+def _tenth(validation: Any) -> Tensor:
+    """A set that lies sorted by class gives some of each class, too."""
     assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
     rows = torch.arange(0, len(validation), EVERY)
     return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])

@@ -243,7 +243,7 @@ IMAGE_SETS: dict[str, ImageSet] = _sets(
     ),
     ImageSet(
         name="imagenette", title="Imagenette", classes=10, train_samples=9_469, image_size=224, patch_size=16,
-        epochs=50, respectable=0.75,
+        epochs=50, batch_size=64, respectable=0.75,
     ),
 )  # fmt: skip
 TASK_SETS: dict[str, TaskSet] = _sets(

@@ -49,6 +49,10 @@ def train(
         str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
     ] = None,
     device: Device = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Build model, loader and schedule, try them on two samples, and train nothing."),
+    ] = False,
     show_settings: Annotated[
         bool,
         typer.Option(
@@ -72,6 +76,9 @@ def train(
         everything = [*(settings or []), *(more or [])]
         config = training.configure(recipe, scale=scale, options=options, settings=everything, device=device)
         config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
+        if dry_run:
+            training.rehearse(config)
+            return
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))

@@ -17,7 +17,7 @@ from wellcond.train.loop import Diverged, train
 from wellcond.train.recipes import bearable, recipe
 from wellcond.train.stopping import Interrupted, OutOfTime
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "rehearse", "run"]
 
 
 def configure(
@@ -28,6 +28,14 @@ def configure(
     config = recipe(name, scale=scale).changed(given).changed(settings)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return bearable(config, where.partition(":")[0])
+
+
+def rehearse(config: Config) -> None:
+    """Build everything that a training needs, and say what that is."""
+    from wellcond.train.dry_run import dry_run
+
+    for line in [*dry_run(config).lines(), "Nothing was trained."]:
+        Console().print(line, highlight=False, soft_wrap=True)
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:

@@ -68,6 +68,8 @@ class ModelSettings(Settings):
     """Token Graying: `svd` or `dct`; empty for none."""
     epsilon: float = setting(0.95, above=0, at_most=1, hint="1 changes nothing, 0.95 is usual")
     """The exponent of graying."""
+    gray_autocast: bool = False
+    """Compute the DCT of graying in `amp_dtype`, as a plain implementation would; for comparison."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -79,7 +81,10 @@ class ModelSettings(Settings):
             yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
         if not config.gray:
             why = "is a setting of graying, and there is none; add gray=dct or gray=svd, or"
-            yield from (f"{name} {why} leave {name} out" for name in ("epsilon", "gray_masked") if name in config.given)
+            names = ("epsilon", "gray_autocast", "gray_masked")
+            yield from (f"{name} {why} leave {name} out" for name in names if name in config.given)
+        if config.gray_autocast and config.gray != "dct":
+            yield "gray_autocast is for gray=dct: an SVD is never computed in half precision"
         if config.checkpoint and config.pretrained:
             yield "pretrained and checkpoint are two sources of weights; choose one"
         if config.checkpoint and Path(config.checkpoint).is_dir():

@@ -229,6 +229,20 @@ def mae_base_finetune(scale: str) -> Config:
     return _vit("vit_tiny_patch16_224", scale).changed({"layer_decay": 0.75})
 
 
+@_recipe
+def mae_base_probe(scale: str) -> Config:
+    """A linear head on a masked autoencoder's frozen features (checkpoint=…). At `paper` MAE's own setting, for the
+    paper has none: LARS with base lr 0.1 for 256 images, batch 16384, 90 epochs."""
+    usual = {"task": "linear_probe", "weight_decay": 0.0}
+    if scale == "paper":
+        return _deit(
+            "vit_base_patch16_224", epochs=90, batch_size=16384, opt="lars", lr=0.1 * 16384 / 256, warmup_epochs=10,
+            min_lr=0.0, drop_path=0.0, auto_augment="", erasing=0.0, mixup=0.0, cutmix=0.0, label_smoothing=0.0,
+            **usual,
+        )  # fmt: skip
+    return _vit("vit_tiny_patch16_224", scale).changed(usual)
+
+
 # ---- the Long Range Arena
 
 

@@ -102,6 +102,16 @@ def test_what_is_written(checkpoint: Path) -> None:
     assert any(row["name"].startswith("sigma.") for row in result.rows)
 
 
+def test_without_altair_the_rows_are_there_and_the_page_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    console = quiet()
+    assert small(console=console).page is None
+    assert f"`wellcond report measure-{NAME}` draws it" in console.file.getvalue()
+    assert {file.name for file in Path(f"measure-{NAME}").iterdir()} == {"config.json", "probe.jsonl"}
+    monkeypatch.delitem(sys.modules, "altair")
+    assert report_runs([f"measure-{NAME}"]).name == "report.html"
+
+
 def test_the_untrained_twin_has_the_same_surgery_and_its_own_weights(tmp_path: Path) -> None:
     trained = gray(timm.create_model(NAME, num_classes=5, **SMALL), "dct", epsilon=0.5)
     save(trained, tmp_path / "grayed.safetensors")

@@ -9,14 +9,14 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 """
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellcond.records import read_json, write_text
-from wellcond.report import colors
+from wellcond.report.charts import altair, can_draw, svg, titled
+from wellcond.report.colors import CATEGORIES, LIGHT, SITE_COLORS
 from wellcond.verdicts import Interval
 from wellcond.words import DEFAULT_SITES, VERDICTS
 
@@ -40,46 +40,9 @@ __all__ = [
     "write_svg",
 ]
 
-LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
-ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
+ARM_COLORS = list(CATEGORIES)
 VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
-FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
-
-
-def altair() -> Any:
-    """The module; ValueError with the way out where it is missing."""
-    try:
-        import altair
-        import vl_convert  # noqa: F401 (what makes an SVG of a chart)
-    except ImportError as missing:
-        raise ValueError(
-            f"figures are drawn with Altair, and there is no {missing.name} here: pip install altair vl-convert-python"
-        ) from None
-    return altair
-
-
-def can_draw() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
-
-
-def titled(chart: Any, title: str, caption: str) -> Any:
-    """In the style of all figures: a title, and below it what the reader must know."""
-    alt = altair()
-    heading = alt.Title(text=title, subtitle=_lines(caption), anchor="start", fontSize=14, subtitleFontSize=11)
-    return (
-        chart.properties(title=heading, background="white", padding=12)
-        .configure(font=FONT)
-        .configure_title(color=INK, subtitleColor=MUTED, offset=12)
-        .configure_axis(
-            labelColor=MUTED, titleColor=INK, titleFontWeight="normal", gridColor=LIGHT["rule"], domainColor=MUTED,
-            tickColor=MUTED, labelFontSize=11, titleFontSize=12,
-        )
-        .configure_legend(labelColor=INK, titleColor=INK, labelFontSize=11, symbolSize=120, labelLimit=260)
-        .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelFontWeight="bold")
-        .configure_view(stroke=None)
-    )  # fmt: skip
 
 
 def by_set(
@@ -159,11 +122,9 @@ def with_interval(found: Interval) -> dict[str, float | None]:
 def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> Path:
     """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
     altair()
-    import vl_convert
-
     mark = f"{_rows_mark(made_from)}, drawn as {_digest(chart.to_dict() | {'$schema': ''})} -->"
     if not _text(path).endswith(mark):
-        write_text(path, f"{vl_convert.vegalite_to_svg(chart.to_json())}\n{mark}\n")
+        write_text(path, f"{svg(chart)}\n{mark}\n")
     return path
 
 
@@ -184,12 +145,3 @@ def _digest(content: Any) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
-
-
-def _lines(text: str, width: int = 88) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from wellcond.records import CONFIG, Run
-from wellcond.report import report_runs
+from wellcond.report import can_draw, report_runs
 from wellcond.train.choices import choose
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, train
@@ -90,7 +90,11 @@ def _is_main() -> bool:
 
 
 def _page(output: Path, console: Console) -> None:
-    console.print(f"wrote {report_runs([output])}", highlight=False, markup=False, soft_wrap=True)
+    if can_draw():
+        said = f"wrote {report_runs([output])}"
+    else:
+        said = f"no page: there is no Altair here; `wellcond report {output}` draws it where Altair is installed"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

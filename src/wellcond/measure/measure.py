@@ -33,6 +33,7 @@ from wellcond.models.pretrained import FOLDER, HUB, find_pretrained
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
+from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from wellcond.words import DEFAULT_SITES, SITES, meant
 
@@ -64,7 +65,8 @@ class Measurement:
     """The same architecture with random weights, where that was asked for."""
     notes: list[str]
     """What a reader must know, one sentence each, as the page has them."""
-    page: Path
+    page: Path | None
+    """None where there is no Altair to draw it with."""
 
 
 def measure(
@@ -160,7 +162,7 @@ def measure(
         say(line)
     written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
     page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed)
-    say(f"The page: {page}")
+    say(f"The page: {page}" if page else f"No page, without Altair; `wellcond report {folder}` draws it where it is.")
     return Measurement(rows=rows, untrained=start, notes=notes, page=page)
 
 
@@ -353,15 +355,15 @@ def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, 
     built.model.load_state_dict(fresh.model.state_dict())
 
 
-def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path:
-    """What can be read again by `wellcond.report.measured`, and the page."""
+def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path | None:
+    """What can be read again by `wellcond.report.measured`, and the page where it can be drawn."""
     config = {"what": MARK, "model": measured.model, "trained": measured.trained, "why_random": measured.why_random}
     config |= {"shape": measured.shape, "notes": measured.notes, **more}
     try:
         records.write_record(folder / CONFIG, config, seed=seed)
         _write_rows(folder / ROWS, measured.rows)
         _write_rows(folder / UNTRAINED_ROWS, measured.untrained)
-        return measured.page().write(folder / PAGE)
+        return measured.page().write(folder / PAGE) if can_draw() else None
     except OSError as error:  # it was writable before
         raise ValueError(
             f"{folder} can no longer be written to ({error.strerror}); the table is all there is"

@@ -127,7 +127,7 @@ def measure_trained(
             seed=seed,
             console=Console(quiet=True),  # it would name a page that is about to move
         )
-        if page is not None:
+        if page is not None and done.page is not None:
             page.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(done.page, page)
     sample = _images(built, data, samples, seed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from wellcond.words import BRANCH_SITES
 
-from .axes import format_number
+from .markup import format_number
 from .readings import Cell, Readings, bounded
 from .reference import verdict_on
 

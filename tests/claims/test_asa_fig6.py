@@ -78,7 +78,7 @@ def test_a_smoke_run(tmp_path):
     found = read_json(tmp_path / "asa-fig6" / "smoke-digits.json")
     assert CLAIM.verdict([found], sets=["digits"]).verdict == "undecided"
     without = found["arms"]["no-skip"]["runs"][0]["log_kappa"]["trained"]
-    assert list(without) == ["sa", "+sa", "mlp"]
+    assert list(without) == ["in", "sa", "+sa", "mlp"]
     assert without["sa"] == without["+sa"]
     assert found["arms"]["skip"]["runs"][0]["log_kappa"]["trained"]["sa"] != without["sa"]
     assert "of 300 epochs at 224 pixels" in " ".join(CLAIM.plan_paper(Options(scale="paper")))

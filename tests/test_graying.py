@@ -119,6 +119,28 @@ def test_low_precision_costs_no_more_than_rounding_the_result(photographs, devic
     assert relative(got.cpu(), by_hand(images.cpu(), method, (16, 16))) < (level if device == "cpu" else level + 1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_dct_follows_autocast_where_it_is_told_to(dtype, device):
+    images, patch = torch.randn(4, 3, 16, 16, device=device), (4, 4)
+    naive, truth = TokenGraying("dct", 0.95, patch, autocast=True), by_hand(images.cpu(), "dct", patch)
+    assert relative(naive(images).cpu(), truth) < 1e-5  # without autocast it has nothing to follow
+    with torch.autocast(device, dtype):
+        eager, double = naive(images), naive(images.double())
+        backend = "inductor" if device == "cuda" else "aot_eager"  # which needs no C++ compiler, and no time
+        compiled = torch.compile(naive, fullgraph=True, backend=backend)(images)
+    assert (eager.dtype, double.dtype) == (torch.float32, torch.float64)
+    eps = torch.finfo(dtype).eps
+    assert 0.2 * eps < relative(eager.cpu(), truth) < 10 * eps
+    assert relative(double.cpu(), truth) < 1e-9
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=8 * eps)
+    assert "autocast=True" in repr(naive)
+    assert naive(torch.zeros(1, 3, 8, 8)).eq(0).all()
+    with pytest.raises(ValueError, match="hold a NaN"):
+        naive(torch.full((1, 3, 8, 8), torch.nan))
+    with pytest.raises(ValueError, match="autocast=True is for the DCT"):
+        TokenGraying("svd", autocast=True)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_autocast_changes_nothing(method, device):
     images = torch.randn(2, 3, 16, 16, device=device)

@@ -14,6 +14,9 @@ from wellcond.verdicts import (
     in_most,
     interval,
     not_run,
+    out_of_reach,
+    rank_correlation,
+    reaches,
     smallest_effect,
     undecided,
     within,
@@ -51,6 +54,34 @@ def test_only_the_same_seeds_are_paired():
     assert differences({0: 3.0, 1: 5.0}, {1: 1.0, 0: 1.0}) == [2.0, 4.0]
     with pytest.raises(ValueError, match="not the same"):
         differences({0: 3.0}, {1: 1.0})
+
+
+def test_a_rank_correlation_is_spearmans_and_its_interval_draws_groups():
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=60)
+    pairs = list(zip(x.tolist(), (x + 0.5 * draw.normal(size=60)).tolist(), strict=True))
+    alone, together = rank_correlation([[pair] for pair in pairs]), rank_correlation([pairs[i::6] for i in range(6)])
+    truth = stats.spearmanr([a for a, _ in pairs], [b for _, b in pairs]).statistic
+    assert alone.mean == pytest.approx(truth)
+    assert together.mean == pytest.approx(truth)
+    assert (alone.count, together.count) == (60, 6)
+    assert alone.low < truth < alone.high < 1
+    fisher = [math.tanh(math.atanh(truth) + sign * 1.96 * 1.06 / math.sqrt(57)) for sign in (-1, 1)]
+    assert (alone.low, alone.high) == pytest.approx(fisher, abs=0.08)
+    # Where a group is one value twelve times, sixty pairs say no more than five do.
+    same = [[(float(value), float(value % 3))] * 12 for value in range(5)]
+    assert rank_correlation(same).high - rank_correlation(same).low > 1
+    with pytest.raises(ValueError, match="several pairs"):
+        rank_correlation([[(1.0, 2.0)], [(1.0, 3.0)]])
+
+
+def test_an_interval_reaches_a_bound_or_does_not():
+    found = interval([0.8, 0.9, 0.85])
+    assert [reaches("a", found, bound).outcome for bound in (0.7, 0.85, 0.99)] == [
+        "holds",
+        "undecided",
+        "does not hold",
+    ]
 
 
 @given(VALUES, st.floats(-50, 50))
@@ -128,3 +159,17 @@ def test_most_blocks_count_by_their_whole_intervals(far, near, outcome):
     assert part.outcome == outcome
     assert f"in {far} of 12 blocks" in part.why
     assert part.found == blocks[-1]
+
+
+def test_what_is_out_of_reach_is_neither_judged_nor_undecided():
+    far, holds, fails = out_of_reach("a", "a cluster"), at_least("b", [8, 9, 8], 0), at_least("c", [-8, -9, -8], 0)
+    assert combine([far]).verdict == "out of reach here"
+    assert combine([far, holds]).verdict == "holds in part"
+    assert combine([far, fails]).verdict == "does not hold"
+    assert combine([far, holds, fails]).verdict == "holds in part"
+    assert combine([far, undecided(holds, "too few")]).verdict == "undecided"
+    assert undecided(far, "a smoke run") is far
+
+
+def test_an_undecided_part_says_what_was_drawn():
+    assert "these 3 groups could have seen" in at_least("a", [-1, 0, 1], 0.0, of="groups").why

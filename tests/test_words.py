@@ -61,3 +61,23 @@ def test_the_lists_fit_together():
     assert set(words.LEFT_OUT) < set(words.NO_KAPPA) < set(words.STATUSES)
     assert words.VERDICTS[-1] == "out of reach here"
     assert words.OUTCOMES[-1] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("attention", "sa"), ("Self-Attention", "sa"), ("attn", "sa"), ("+attention", "+sa"), ("FFN", "mlp"),
+        ("feed_forward", "mlp"), ("+ffn", "+mlp"), ("sa", "sa"), ("SA", "sa"), ("in", "in"), ("*sa", "*sa"), ("", ""),
+    ],
+)  # fmt: skip
+def test_what_others_call_attention_and_mlp(said, ours):
+    assert words.our_word(said) == ours
+
+
+def test_the_nearest_name_is_what_was_meant():
+    known = ["linear", "skyformer", "nystrom"]
+    assert words.meant("skyfomer", known) == "; did you mean skyformer?"
+    assert words.meant("Linear", known) == "; did you mean linear?"
+    assert words.meant("xyzzy", known) == ""
+    assert words.meant("attention", words.SKIPS) == "; did you mean sa?"
+    assert words.meant("nystrom2", ["nystrom", "nystrom1"], most=2).count("nystrom") == 2

@@ -15,12 +15,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from wellcond.numerics.autocast import no_autocast
-from wellcond.numerics.dct import dct_power
+from wellcond.numerics.autocast import autocast_dtype, no_autocast
+from wellcond.numerics.dct import dct_power, dct_power_in
 from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 from wellcond.numerics.trust import is_trusted
+from wellcond.words import meant
 
 __all__ = ["METHODS", "SequenceGraying", "TokenGraying", "explain_graying", "gray_tokens"]
 
@@ -67,21 +68,27 @@ def gray_tokens(
 class TokenGraying(nn.Module):
     """Images in, images of the same shape out: their patches are the tokens. No parameters, no state.
 
+    `autocast=True` computes the DCT in autocast's dtype, as a plain implementation would: to compare, it is less exact.
+
     Examples:
         >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)  # any model; gray knows many
     """
 
     def __init__(
-        self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *, restore_scale: bool = True
-    ):
+        self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *,
+        restore_scale: bool = True, autocast: bool = False,
+    ):  # fmt: skip
         super().__init__()
         check_method(method)
         check_epsilon(epsilon)
+        if autocast and method != "dct":
+            raise ValueError(f"autocast=True is for the DCT: {method} graying is never computed in half precision")
         self.method = method
         # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
         self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size: tuple[int, int] = _pair(patch_size)
         self.restore_scale = restore_scale
+        self.autocast = autocast
 
     @property
     def epsilon(self) -> float:
@@ -104,12 +111,16 @@ class TokenGraying(nn.Module):
             with no_autocast(images):
                 return fused(images.contiguous(), ph, pw, self.epsilon, self.restore_scale)
         tokens = tokens_of(images, ph, pw)
-        grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)
+        if self.autocast:
+            _check_finite(tokens)
+            grayed = dct_power_in(tokens, self.epsilon, autocast_dtype(tokens), restore_scale=self.restore_scale)
+        else:
+            grayed = gray_tokens(tokens, self.method, epsilon=self.epsilon, restore_scale=self.restore_scale)
         return untokens(grayed, images.shape, ph, pw)
 
     def _takes_images(self, images: Tensor) -> bool:
         """Whether a fused kernel reads the images themselves, with no copy of their tokens."""
-        if not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
+        if self.autocast or not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
             return False
         return (
             explain_graying(self.method, self.token_shape(images.shape), images.dtype, images.device, self.epsilon)[0]
@@ -123,11 +134,14 @@ class TokenGraying(nn.Module):
 
     def extra_repr(self) -> str:
         scale = "" if self.restore_scale else ", restore_scale=False"
-        return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}"
+        precision = ", autocast=True" if self.autocast else ""
+        return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}{precision}"
 
 
 class SequenceGraying(nn.Module):
     """Token matrices (b, n, d) in, grayed ones out. No parameters, no state."""
+
+    autocast = False
 
     def __init__(self, method: str, epsilon: float = 0.95, *, restore_scale: bool = True):
         super().__init__()
@@ -172,7 +186,8 @@ def explain_graying(
 
 def check_method(method: str) -> None:
     if method not in METHODS:
-        raise ValueError(f"graying method {method!r} is unknown; use 'svd' (exact) or 'dct' (cheapest)")
+        near = meant(method, METHODS)
+        raise ValueError(f"there is no graying method {method!r}{near} (there are 'svd', exact, and 'dct', cheapest)")
 
 
 def _check_keep(keep: Tensor, x: Tensor) -> None:

@@ -5,6 +5,7 @@
     part = within("no difference", [0.2, -0.1, 0.3], 1.0)                    # equivalence: the interval inside ± 1
     combine([part, …]).verdict                                               # "holds in part"
     clopper_pearson(0, 400)                              # (0.0, 0.0092): the exact interval of a rate
+    rank_correlation([[(1, 2), (2, 3)], …])              # Spearman's, of pairs that come in groups, with its interval
 
 A part is decided where its whole interval lies on one side. Where it does not, the part is undecided and says the
 smallest effect that these runs would have seen four times out of five. Theory and claims judge by the same words.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Final
 
 from scipy.special import betaincinv, stdtrit  # quantiles; scipy.stats would take a second to import
 
@@ -34,12 +35,17 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
+    "out_of_reach",
+    "rank_correlation",
+    "reaches",
     "smallest_effect",
     "undecided",
     "within",
 ]
 
 POWER = 0.8
+OUT_OF_REACH: Final = "out of reach here"
+DRAWS = 1000  # of a bootstrap
 CONFIDENCE = 0.95
 """The confidence of an interval."""
 SECOND_LOOK = 0.975
@@ -112,6 +118,31 @@ def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -
     return low, high
 
 
+def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confidence: float = CONFIDENCE) -> Interval:
+    """Spearman's correlation of all pairs of numbers, with an interval from drawing whole groups anew.
+
+    Pairs of one group, as the blocks and states of one training, are alike, so that they are drawn together
+    (a cluster bootstrap, the same for the same numbers). ValueError where all pairs have one value.
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    def correlation(chosen: Sequence[int]) -> float:
+        pairs = np.concatenate([parts[index] for index in chosen])
+        ranks = rankdata(pairs, axis=0) - (len(pairs) + 1) / 2
+        scale = float(np.sqrt((ranks**2).sum(0).prod()))
+        return float(ranks.prod(1).sum()) / scale if scale else math.nan
+
+    parts = [np.asarray(group, dtype=float).reshape(-1, 2) for group in groups if len(group)]
+    found = correlation(range(len(parts))) if parts else math.nan
+    if not math.isfinite(found):
+        raise ValueError("a rank correlation needs several pairs, of more than one value each")
+    draw = np.random.default_rng(0)
+    drawn = [correlation(draw.integers(len(parts), size=len(parts)).tolist()) for _ in range(DRAWS)]
+    low, high = np.nanquantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return Interval(mean=found, low=low, high=high, count=len(parts))
+
+
 def differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
     """first − second, seed by seed. ValueError where the seeds are not the same: nothing would be paired."""
     if first.keys() != second.keys():
@@ -128,11 +159,18 @@ def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) 
 
 
 def at_least(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE
-) -> Part:
-    """Is the mean at least `bound`? Decided where the whole interval is on one side of it."""
-    said = f"asked: at least {_signed(bound)}{unit}"
-    return _inside(name, values, (bound, math.inf), said, unit=unit, confidence=confidence)
+    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
+    """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
+    or of what else was drawn."""
+    part = reaches(name, interval(values, confidence=confidence), bound, unit=unit)
+    return part if part.outcome != "undecided" else _with_power(part, values, unit, confidence, of)
+
+
+def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
+    """Is it at least `bound`? As `at_least`, of an interval that is there already."""
+    return _inside(name, found, (bound, math.inf), f"asked: at least {_signed(bound)}{unit}", unit=unit)
 
 
 def within(
@@ -141,24 +179,23 @@ def within(
     """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
-    said = f"asked: within ± {margin:g}{unit}"
-    return _inside(name, values, (-margin, margin), said, unit=unit, confidence=confidence)
-
-
-def _inside(
-    name: str, values: Sequence[float], asked: tuple[float, float], said: str, *, unit: str, confidence: float
-) -> Part:
-    """Holds where the whole interval is inside, does not where it is outside."""
     found = interval(values, confidence=confidence)
+    part = _inside(name, found, (-margin, margin), f"asked: within ± {margin:g}{unit}", unit=unit)
+    return part if part.outcome != "undecided" else _with_power(part, values, unit, confidence)
+
+
+def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *, unit: str) -> Part:
+    """Holds where the whole interval is inside, does not where it is outside."""
     outcome: Decided = "undecided"
     if asked[0] <= found.low and found.high <= asked[1]:
         outcome = "holds"
     elif found.high < asked[0] or asked[1] < found.low:
         outcome = "does not hold"
-    why = f"{found}{unit}, {said}"
-    if outcome == "undecided":
-        why += f"; {_could_see(values, unit, confidence)}"
-    return Part(name=name, outcome=outcome, why=why, found=found, asked=asked, unit=unit.strip())
+    return Part(name=name, outcome=outcome, why=f"{found}{unit}, {said}", found=found, asked=asked, unit=unit.strip())
+
+
+def _with_power(part: Part, values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> Part:
+    return replace(part, why=f"{part.why}; {_could_see(values, unit, confidence, of)}")
 
 
 def in_most(
@@ -180,6 +217,8 @@ def in_most(
 
 def undecided(part: Part, why: str) -> Part:
     """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
+    if part.outcome == OUT_OF_REACH:
+        return part
     return replace(part, outcome="undecided", why=f"{part.why}; not decided: {why}")
 
 
@@ -188,11 +227,23 @@ def not_run(name: str) -> Part:
     return Part(name=name, outcome="not run", why="no runs yet")
 
 
+def out_of_reach(name: str, takes: str) -> Part:
+    """A part that cannot be tested here, and what that would take."""
+    return Part(name=name, outcome=OUT_OF_REACH, why=takes)
+
+
 def combine(parts: Sequence[Part]) -> Whole:
-    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it."""
+    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it.
+
+    What is out of reach is not judged; beside it the rest, if all of it holds, holds in part."""
     if not parts:
         raise ValueError("a verdict needs at least one part")
-    return Whole(verdict=judgement({part.outcome for part in parts}), parts=tuple(parts))
+    outcomes = {part.outcome for part in parts}
+    tested = outcomes - {OUT_OF_REACH}
+    verdict: Verdict = judgement(tested) if tested else OUT_OF_REACH
+    if verdict == "holds" and tested != outcomes:
+        verdict = "holds in part"
+    return Whole(verdict=verdict, parts=tuple(parts))
 
 
 def judgement(outcomes: Collection[str]) -> Judgement:
@@ -212,11 +263,11 @@ def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float) -> str:
+def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"
-    return f"these {len(values)} seeds could have seen a distance of {effect:.2g}{unit}"
+    return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
 def _signed(value: float) -> str:

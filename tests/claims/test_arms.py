@@ -11,9 +11,9 @@ from scipy import stats
 
 from wellcond.claims import asa_fig1c
 from wellcond.claims import runs as runs_module
-from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, tune
+from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, TrainedArms, tune
 from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import Claim, Options
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.claims.sets import SETS, parse_data
@@ -24,6 +24,9 @@ from wellcond.train.stopping import OutOfTime
 ROOT = Path(__file__).parents[2]
 CLAIM = asa_fig1c.CLAIM
 QUICK = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"]
+
+
+STATED = Claim(id="my-stated", claim="a", test="b", holds_if="c")
 
 
 def told():
@@ -104,10 +107,12 @@ def test_our_kept_results_are_those_of_todays_plans():
     assert len(paths) >= 17
     for path in paths:
         result = read_json(path)
-        name, _, arm, run = result["name"].split("/")
+        name, model, arm, run = result["name"].split("/")
         assert path.parent == ROOT / "evidence" / "runs" / "lab" / result["name"]
         data = parse_data([f"{name}=hf:x"])[0]
-        config = CLAIM.configure(Options(scale="lab", data=(data,)), data, arm)
+        trained = [one for one in CLAIMS.values() if isinstance(one, TrainedArms) and arm in one.arms]
+        claim = next(one for one in trained if name in one.sets and one.recipe_of(data, arm) == model)
+        config = claim.configure(Options(scale="lab", data=(data,)), data, arm)
         changes = {"lr": result["config"]["lr"], "seed": result["config"]["seed"], "eval_every": config.epochs}
         if run.startswith("grid"):
             changes |= {"epochs": 10, "eval_every": 10, "holdout": HELD_OUT}
@@ -127,14 +132,15 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs_module, "train", counted)
     skips = Step(("asa-fig1c", "asa-fig1b", "asa-fig2"))
-    monkeypatch.setattr(sys.modules["wellcond.claims.reproduce"], "QUEUE", (skips, Step(("asa-table2",)), skips))
+    monkeypatch.setitem(CLAIMS, STATED.id, STATED)
+    monkeypatch.setattr(sys.modules["wellcond.claims.reproduce"], "QUEUE", (skips, Step((STATED.id,)), skips))
     code = reproduce(
         whole_queue=True, scale="smoke", seeds=1, settings=QUICK, output=tmp_path / "runs", evidence=tmp_path,
         console=console, device="cpu",
     )  # fmt: skip
     said = console.export_text()
     assert code == 0
-    assert "not built yet: asa-table2." in said
+    assert "not built yet: my-stated." in said
     assert len(trained) == len(set(trained)) == 9  # three arms, two rates and one seed each, for three claims
     for id_ in ("asa-fig1b", "asa-fig1c", "asa-fig2"):
         assert (tmp_path / id_ / "smoke-digits.json").exists()
@@ -143,12 +149,15 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
 def test_the_queue_has_the_claims_in_the_order_of_worth():
     built = [one for step in QUEUE for one in step.claims if CLAIMS[one].built]
     assert list(dict.fromkeys(built)) == [
-        "asa-fig1c", "asa-fig1b", "asa-fig2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2", "sky-approx",
+        "asa-fig1c", "asa-fig1b", "asa-fig2", "asa-table2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2",
+        "sky-approx", "asa-table3", "asa-fig4", "asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2",
+        "asa-dct", "asa-lowprec", "asa-table1", "asa-table5", "asa-fig6", "asa-table4", "asa-fig5",
     ]  # fmt: skip
 
 
-def test_a_set_without_a_place_is_named(tmp_path):
+def test_a_set_without_a_place_is_named(tmp_path, monkeypatch):
     console = told()
+    monkeypatch.setitem(CLAIMS, STATED.id, STATED)
     for name in ("cifar10", "cifar100"):
         (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match="the queue at lab scale is run on real data"):
@@ -156,7 +165,7 @@ def test_a_set_without_a_place_is_named(tmp_path):
     with pytest.raises(ValueError, match="name claims, or take all"):
         reproduce(scale="smoke", console=console)
     with pytest.raises(ValueError, match="cannot be run yet; those that can are asa-fig1b, asa-fig1c, asa-fig2"):
-        reproduce("asa-fig6", console=console)
+        reproduce("my-stated", console=console)
     with pytest.raises(ValueError, match="--time-limit is a time such as"):
         reproduce("asa-fig1c", time_limit="soon", console=console)
 

@@ -129,7 +129,8 @@ def test_a_broken_file_is_named(evidence):
 
 def test_our_page_is_what_our_evidence_says(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert ledger.check(Path("evidence"), Path("docs/claims.md")) == ""
+    packaged = Path("src/wellcond/report/reference.json")
+    assert ledger.check(Path("evidence"), Path("docs/claims.md"), packaged) == ""
 
 
 def test_figures_are_drawn_from_the_rows_and_an_old_one_is_told(evidence, tmp_path):

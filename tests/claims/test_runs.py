@@ -7,7 +7,7 @@ from rich.console import Console
 
 from wellcond.claims import runs as module
 from wellcond.claims.measurements import measure_ends
-from wellcond.claims.runs import Planned, Runs, config_difference
+from wellcond.claims.runs import WEIGHTS, Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
 from wellcond.records import read_json
@@ -16,7 +16,7 @@ from wellcond.train.config import Config
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import Interrupted
-from wellcond.words import DEFAULT_SITES as SITES
+from wellcond.words import BLOCK_SITES
 
 TINY = {
     "epochs": 2,
@@ -103,6 +103,25 @@ def test_a_result_holds_no_path_of_this_machine(runs, tmp_path):
     assert read_json(tmp_path / "a" / "result.json")["config"]["cache_dir"] == ""
 
 
+def test_a_run_starts_from_the_weights_of_another(runs, tmp_path):
+    """In float16: what the other ended with, rounded, is what this one begins with."""
+    first = Planned(name="first", config=plan().config, keep_weights=True)
+    second = Planned(name="second", config=plan(lr=0.0, warmup_epochs=0).config, start="first")
+    with pytest.raises(ValueError, match="second starts from the weights of first, and these are not in"):
+        runs.run(second)
+    runs.run(first)
+    found = runs.run(second)
+    assert (found["start"], found["config"]["checkpoint"]) == ("first", "")
+    ends = [latest(tmp_path / name / "checkpoints").model for name in ("first", "second")]
+    assert all(torch.equal(ends[0][name].half().float(), ends[1][name]) for name in ends[0])
+    assert runs.finished(second) == found
+    (tmp_path / "first" / WEIGHTS).unlink()
+    assert runs.finished(first) is None
+    assert runs.finished(second) == found
+    runs.run(first)  # goes on from its end
+    assert (tmp_path / "first" / WEIGHTS).exists()
+
+
 def test_many_processes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="without torchrun"):
@@ -131,10 +150,12 @@ def test_both_ends_are_measured_against_float64(runs, tmp_path):
         block = model.blocks[0]
         with torch.no_grad():
             tokens = model._pos_embed(model.patch_embed(images))
+            normed = measure_conditioning(block.norm1(tokens)).log_kappa.mean().item()
             truth = measure_conditioning(block.attn(block.norm1(tokens))).log_kappa.mean().item()
         assert found[when]["sa"][0] == pytest.approx(truth, abs=2e-3)
+        assert found[when]["in"][0] == pytest.approx(normed, abs=2e-3)
         assert found[when]["+sa"] == found[when]["sa"]  # without its skip
-    assert list(found["trained"]) == list(SITES)
+    assert list(found["trained"]) == list(BLOCK_SITES)
     # The second block lies beyond float32 and is not compared; the first is, and agrees.
     assert max(found["largest distance from float64"].values()) < 0.01
     assert found["capped"]["trained"] > 0

@@ -1,6 +1,6 @@
 import pytest
 
-from wellcond.claims.sets import IMAGE_SETS, parse_data
+from wellcond.claims.sets import IMAGE_SETS, PHOTOGRAPHS, parse_data, smoke_data
 
 
 def test_every_set_is_read_as_as_many_tokens():
@@ -12,8 +12,14 @@ def test_every_set_is_read_as_as_many_tokens():
 
 def test_imagenette_is_as_the_rules_have_it():
     one = IMAGE_SETS["imagenette"]
-    assert (one.classes, one.train_samples, one.epochs, one.batch_size) == (10, 9_469, 50, 256)
+    assert (one.classes, one.train_samples, one.epochs, one.batch_size) == (10, 9_469, 50, 64)
     assert one.respectable == 0.75
+
+
+def test_photographs_need_no_folder_and_stand_for_themselves():
+    assert [one.set for one in parse_data([], wanted=["photographs"])] == [PHOTOGRAPHS]
+    assert [one.set.name for one in smoke_data(["cifar10", "photographs"])] == ["digits", "photographs"]
+    assert PHOTOGRAPHS.name not in IMAGE_SETS  # nothing is trained on them
 
 
 def test_a_path_is_read_as_what_it_holds(tmp_path):

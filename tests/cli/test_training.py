@@ -52,6 +52,17 @@ def test_a_training_ends_with_0_and_a_page(tmp_path: Path, capsys: pytest.Captur
     assert "5 steps; loss" in capsys.readouterr().err
 
 
+def test_a_machine_that_trains_need_not_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    assert run(small(probe_every=5, probe_samples=8), tmp_path, device="cpu") == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"no page: there is no Altair here; `wellcond report {tmp_path}` draws it where Altair is installed" in told
+    assert "5 steps; loss" in told
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_a_lost_training_ends_with_3_a_message_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = small(lr=1e6, epochs=4, probe_every=1, probe_samples=8)
     assert run(config, tmp_path, device="cpu") == 3
@@ -68,7 +79,7 @@ def test_without_a_probe_there_is_a_page_too(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.count("report.html") == 2
     for name in ("good", "lost"):
         page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
-        assert "<h3>Training loss</h3>" in page
+        assert "<h3>Training loss<" in page
         assert "--set probe_every=100" in page
         assert ("diverged: " in page) is (name == "lost")
 

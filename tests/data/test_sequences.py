@@ -172,8 +172,12 @@ def test_a_set_is_kept_on_the_gpu_and_gives_the_same_batches() -> None:
         ("lra_listops", {"samples": 2}, "train, val and test need one each"),
         ("lra_listops", {"tokenizer": "words"}, "tokenizer is 'words'; choose one of brackets_dropped"),
         ("lra_pathfinder", {"contour": 7}, "contour is 7; choose one of 14, 9, 6"),
-        ("lra_pathfinder", {"colour": 7}, "lra_pathfinder has no option 'colour'; its options: samples, contour, mask"),
-        ("digits", {"length": 7}, "digits has no option 'length'; its options: none"),
+        (
+            "lra_pathfinder",
+            {"colour": 7},
+            "no option 'colour'; did you mean contour.*its options: samples, contour, mask",
+        ),
+        ("digits", {"length": 7}, "digits has no option 'length' .its options: none"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(spec: str, options: dict, says: str, tmp_path, monkeypatch) -> None:

@@ -8,13 +8,13 @@ from wellcond.data import open_data
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nowhere", "there is no such folder; write a path, or one of cifar10:PATH"),
+        ("nowhere", "there is no such folder .write a path, or one of cifar10:PATH"),
         ("folder:nowhere", "there is no folder nowhere; name one with train/CLASS/FILE"),
         ("wds:nowhere/train-0.tar", "there is no shard nowhere/train-0.tar"),
         ("cifar10:nowhere", "there is no folder nowhere; cifar10:FOLDER is where torchvision put it"),
         ("folder:", "nothing after the colon; write folder:PATH"),
         ("hf:", "write hf:NAME"),
-        ("cifar11:x", "unknown data 'cifar11:x'"),
+        ("cifar11:x", "unknown data 'cifar11:x': there is no source 'cifar11'; did you mean cifar10"),
     ],
 )
 def test_names_that_name_nothing(spec: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,12 @@ def test_the_page_says_what_was_measured(output):
     for arm in read_json(output / "training.json")["arms"].values():
         assert f"{100 * arm['metrics']['top1']:.1f}" in page
         assert f"{arm['log_kappa']['trained']['sa'][0]:.2f}" in page
-    assert len(page) < 4e6
-    assert len(re.findall("<img", page)) == 26
-    for title in ("Training loss", "Accuracy on new digits", "log κ against ε", "By block and site", "Larger evidence"):
+    assert len(page) < 2e6
+    assert len(re.findall("<img src=.data:", page)) == 2 * len(demo_graying.CURVE)
+    for title in ("Training loss", "Accuracy on new digits", "Spectrum of china", "What is decided", "Larger evidence"):
         assert title in page
+    first = read_json(output / "graying.json")["measurements"][0]["kappa"]
+    assert re.search(f"<h1>Graying takes κ .* from {first:,.0f} to [0-9,]+, as proven</h1>", page)
 
 
 def test_a_second_run_trains_nothing_and_replaces_the_page(output, capsys):

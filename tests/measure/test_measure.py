@@ -17,6 +17,8 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
+from timm.models import register_model
+from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
@@ -26,9 +28,12 @@ from wellcond.measure.measure import measure
 from wellcond.measure.table import kappa_table, kappa_tables, legend
 from wellcond.models import gray, graying_of, replace_attention, save
 from wellcond.models.build import build_model
+from wellcond.models.pretrained import Pretrained
 from wellcond.numerics import singular_values
+from wellcond.probe import Probe
 from wellcond.records import read_json, read_rows
 from wellcond.report import report_runs
+from wellcond.report.reference import reference
 
 NAME = "vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -95,6 +100,16 @@ def test_what_is_written(checkpoint: Path) -> None:
     for note in ("weights of trained.safetensors", "5 classes", "crops of two photographs", "untrained"):
         assert note in page
     assert any(row["name"].startswith("sigma.") for row in result.rows)
+
+
+def test_without_altair_the_rows_are_there_and_the_page_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    console = quiet()
+    assert small(console=console).page is None
+    assert f"`wellcond report measure-{NAME}` draws it" in console.file.getvalue()
+    assert {file.name for file in Path(f"measure-{NAME}").iterdir()} == {"config.json", "probe.jsonl"}
+    monkeypatch.delitem(sys.modules, "altair")
+    assert report_runs([f"measure-{NAME}"]).name == "report.html"
 
 
 def test_the_untrained_twin_has_the_same_surgery_and_its_own_weights(tmp_path: Path) -> None:
@@ -243,7 +258,8 @@ def test_our_own_folder_is_written_anew(checkpoint: Path) -> None:
         ({"device": "gpu"}, "no device 'gpu'"),
         ({"device": "cuda:99"}, "no device 'cuda:99'"),
         ({"data_dir": "nowhere"}, "there is no folder nowhere"),
-        ({"sites": "attn"}, "there is no site 'attn'"),
+        ({"sites": "sb"}, "there is no site 'sb'"),
+        ({"exact": "float46"}, "not 'float46'; did you mean float64"),
         ({"blocks": "layer.1"}, "called 'layer.1'"),
         ({"gray": "fft"}, "fft"),
         ({"gray": "dct", "epsilon": 7}, "epsilon"),
@@ -410,3 +426,164 @@ def test_blocks_from_the_end(wellcond: Run) -> None:
     code, _, err = wellcond("measure", NAME, *SETTINGS, "--samples", "1", "--blocks", "-1", "--device", "cpu")
     assert (code, err) == (0, "")
     assert {block for block, _ in kappas(read_rows(f"measure-{NAME}/probe.jsonl"))} == {"blocks.1"}
+
+
+# ---- weights that mean something
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names whose weights were looked for; there are none."""
+    names: list[str] = []
+
+    def find(name: str) -> Pretrained:
+        names.append(name)
+        return Pretrained(False, "the hub is asleep")
+
+    monkeypatch.setattr("wellcond.measure.measure.find_pretrained", find)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "why"),
+    [
+        ({"model_kwargs": {"img_size": 32}}, [NAME], "the hub is asleep"),
+        ({"model_kwargs": {"img_size": 32}, "pretrained": False}, [], "as you asked"),
+        ({}, [], "pretrained ones are for the model as it is, and you gave depth, embed_dim, num_heads"),
+    ],
+)
+def test_random_weights_are_told_above_everything(
+    options: dict[str, Any], asked: list[str], why: str, looked: list[str]
+) -> None:
+    console = quiet()
+    result = small(**{"samples": 2, "blocks": 0, "console": console, **options})
+    assert looked == asked
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    said = f"Random weights ({why}): these numbers say how the model starts"
+    assert text.index(said) < text.index("log κ (natural) of")
+    page = result.page.read_text(encoding="utf-8")
+    assert page.index(said) < page.index("mean log κ at sa")
+
+
+def test_weights_that_can_be_had_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name, settings = "test_vit", {"img_size": 64}
+    torch.manual_seed(5)
+    weights = timm.create_model(name, **settings).state_dict()
+    create = timm.create_model
+
+    def pretrained_too(wanted: str, pretrained: bool = False, **given: Any) -> nn.Module:
+        model = create(wanted, **given)
+        if pretrained:
+            model.load_state_dict(weights)
+        return model
+
+    for place in ("wellcond.measure.measure", "wellcond.models.build"):
+        monkeypatch.setattr(f"{place}.find_pretrained", lambda name: Pretrained(True, "from huggingface.co, 2 MB"))
+    monkeypatch.setattr(timm, "create_model", pretrained_too)
+    console = quiet()
+    result = measure(name, model_kwargs=settings, samples=2, untrained=True, console=console)
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "Taking the pretrained weights of test_vit, from huggingface.co, 2 MB (--no-pretrained" in text
+    assert "Random weights" not in text
+    save_file(weights, tmp_path / "same.safetensors")
+    again = measure(name, model_kwargs=settings, samples=2, checkpoint=tmp_path / "same.safetensors", console=quiet())
+    assert kappas(result.rows) == kappas(again.rows)
+    assert kappas(result.rows) != kappas(result.untrained or [])
+    plain = measure(name, model_kwargs=settings, samples=2, pretrained=False, console=quiet())
+    assert kappas(plain.rows) == kappas(result.untrained or [])
+
+
+def test_weights_that_do_not_come_after_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wellcond.measure.measure.find_pretrained", lambda _: Pretrained(True, "from the hub"))
+    monkeypatch.setattr("wellcond.models.build.find_pretrained", lambda _: Pretrained(False, "it broke off"))
+    console = quiet()
+    small(model_kwargs={"img_size": 32}, samples=1, blocks=0, console=console)
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "Random weights (timm cannot build" in text
+    assert "it broke off" in text
+    with pytest.raises(ValueError, match="it broke off"):
+        small(model_kwargs={"img_size": 32}, pretrained=True)
+
+
+# ---- numbers, not ceilings
+
+
+def test_beyond_the_ceiling_of_float32_it_looks_in_float64(checkpoint: Path) -> None:
+    model = timm.create_model(NAME, num_classes=5, **SMALL)
+    with torch.no_grad():
+        model.blocks[0].attn.proj.weight[16:] *= 1e-5  # of 17 directions of the tokens one is all but lost
+        model.blocks[0].attn.proj.bias.zero_()
+    save(model, checkpoint)
+    blind = kappas(small(checkpoint=checkpoint, exact="float32").rows)
+    result = small(checkpoint=checkpoint)
+    seen = kappas(result.rows)
+    assert blind["blocks.0", "sa"] == pytest.approx(15.94, abs=0.01)
+    assert {row["dtype"] for row in result.rows if row["site"] == "sa"} == {"float64"}
+    assert {row["dtype"] for row in result.rows if row["site"] == "+mlp"} == {"float32"}
+    assert seen["blocks.0", "+mlp"] == blind["blocks.0", "+mlp"]
+    assert [row["name"] for row in result.rows] == [row["name"] for row in small(checkpoint=checkpoint).rows]
+    built = build_model(NAME, model_kwargs=SMALL, checkpoint=checkpoint)
+    images = sample_images(built.transform(), limit=3).images.double()
+    block, double = built.model.double().blocks[0], []
+    block.attn.register_forward_hook(lambda _, __, output: double.append(output))
+    with torch.no_grad():
+        built.model(images)
+    values = torch.linalg.svdvals(double[0])
+    assert seen["blocks.0", "sa"] == pytest.approx((values[:, 0] / values[:, -1]).log().mean().item(), abs=1e-3)
+    assert any("sa: in float64" in note for note in result.notes)
+    whole = small(checkpoint=checkpoint, exact="float64")
+    assert {row["dtype"] for row in whole.rows} == {"float64"}
+
+
+def test_batch_norms_that_never_saw_data_do_not_hide_the_model() -> None:
+    register_model(small_convmixer)
+    result = measure("small_convmixer", samples=2, console=quiet())
+    assert any("batch norms have the statistics of these images" in note for note in result.notes)
+    sample = sample_images(build_model("small_convmixer").transform(), limit=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = small_convmixer()
+    outputs: list[torch.Tensor] = []
+    model.blocks[1].register_forward_hook(lambda _, __, output: outputs.append(output.flatten(2).mT))
+    with torch.no_grad():
+        model.train()(sample.images)  # batch norms take the statistics of the batch, as in training
+    values = singular_values(outputs[0].double())
+    expected = (values[:, 0] / values[:, -1]).log().mean().item()
+    assert kappas(result.rows)["blocks.1", "mlp"] == pytest.approx(expected, abs=0.02)
+    blind = Probe(small_convmixer().eval(), samples=sample.images)
+    blind.measure(0)
+    assert kappas(blind.rows())["blocks.1", "mlp"] > expected + 1
+
+
+def small_convmixer(pretrained: bool = False, **settings: Any) -> Any:
+    model: Any = ConvMixer(dim=16, depth=6, kernel_size=5, patch_size=8, num_classes=3)
+    model.pretrained_cfg = {"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0}
+    return model
+
+
+# ---- where other models lie
+
+
+def test_other_models_stand_beside_the_numbers(checkpoint: Path) -> None:
+    console = quiet()
+    result = small(checkpoint=checkpoint, untrained=True, console=console)
+    like = reference().nearest(17, 48)
+    assert like is not None
+    text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    for who, bands in ((f"trained {like.them}", like.trained), (f"untrained {like.them}", like.untrained)):
+        line = next(line for line in text.splitlines() if line.startswith(f"│{who}"))
+        assert [str(bands[site]) in line for site in ("sa", "+sa", "mlp", "+mlp")] == [True] * 4
+    assert f"{like.about}; here 17 of 48" in text
+    assert like.about in result.page.read_text(encoding="utf-8")
+    alone = small(checkpoint=checkpoint)
+    page = alone.page.read_text(encoding="utf-8")
+    assert f"trained {like.them} {like.trained['+sa']}" in page
+    assert f"untrained {like.them}" not in page
+
+
+def test_stages_of_several_shapes_are_compared_with_none() -> None:
+    settings: dict[str, Any] = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16}
+    settings |= {"depths": (1, 1), "num_heads": (2, 2)}
+    console = quiet()
+    measure("swin_tiny_patch4_window7_224", model_kwargs=settings, samples=1, console=console)
+    assert "in our evidence" not in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -66,7 +66,7 @@ def test_an_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (NAME, {"model_kwargs": {"depht": 2}}, r"depht=2: .*unexpected keyword argument 'depht'"),
+        (NAME, {"model_kwargs": {"depht": 2}}, r"depht=2: .*unexpected keyword argument 'depht'; did you mean depth"),
         (NAME, {"model_kwargs": {**SMALL, "embed_dim": 50}}, "embed_dim=50.*divisible"),
         (NAME, {"model_kwargs": {**SMALL, "img_size": (64, 8)}}, "images of 64 × 8 pixels are smaller than a patch"),
         (f"{NAME}.nonsense", {}, r"tag \(nonsense\).*It has .*augreg_in21k"),

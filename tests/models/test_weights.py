@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from wellcond.attention import NystromAttention, SkyformerAttention
-from wellcond.models import weights
+from wellcond.models import sequence, weights
 from wellcond.models.surgery import (
     GrayingSettings,
     attention_of,
@@ -364,6 +364,18 @@ def test_graying_is_restored(
     assert "grayed the model" in caplog.text
     assert torch.equal(fresh(images), model(images))
     load(model, file)  # grayed alike already: no warning, which would be an error here
+
+
+def test_a_dct_that_follows_autocast_is_remembered_and_only_then_written(
+    make_vit: Make, grayed: nn.Module, file: Path
+) -> None:
+    save(grayed, file)
+    assert "autocast" not in metadata_of(file)["wellcond"]
+    save(gray(make_vit(), "dct", autocast=True), file)
+    assert load(make_vit(), file).graying == GrayingSettings(method="dct", autocast=True)
+    words = sequence.build("listops", dim=8, mlp_dim=8, length=32, num_heads=2)
+    with pytest.raises(ValueError, match="embedded words are grayed in float32"):
+        gray(words, "dct", autocast=True)
 
 
 def test_the_settings_of_the_file_win(grayed: nn.Module, make_vit: Make, images: Tensor, file: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from wellcond.records import row
+from wellcond.report import page
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
@@ -70,6 +71,14 @@ def probe_rows():
 
 
 @pytest.fixture(scope="module")
+def without_vega():
+    """Pages without the script that draws, a megabyte that takes two seconds to make, for tests of their words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_charting", lambda: "")
+        yield
+
+
+@pytest.fixture(scope="session")
 def browser():
     if CHROMIUM is None:
         pytest.skip("needs chromium (Debian: apt-get install chromium)")
@@ -89,18 +98,18 @@ def visit(browser):
         context = browser.new_context(
             viewport=viewport, color_scheme=scheme, accept_downloads=True, java_script_enabled=script
         )
-        page = context.new_page()
+        tab = context.new_page()
         complaints, requests = [], []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_load_state("networkidle")
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-drawn]" if script and path.suffix == ".html" else ":root")
         opened.append((context, path, complaints, requests))
-        return page
+        return tab
 
     yield open_page
     for context, path, complaints, requests in opened:
         context.close()
         assert complaints == []
-        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+        assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]

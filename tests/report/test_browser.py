@@ -1,6 +1,9 @@
-"""Pages in a real browser: they open from a file, ask for nothing, and their downloads, colours and layout work."""
+"""Pages in a real browser, used: they open from a file, ask for nothing and complain of nothing; their charts zoom,
+toggle, slide, highlight and download; light, dark, on a phone, by keys."""
 
 import csv
+import io
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,28 +11,53 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from wellcond.demo import demo
-from wellcond.demo import graying as demo_graying
-from wellcond.report import Axis, Page, Series, line_chart, section
+from wellcond.records import TrainRow, ValidationRow
+from wellcond.report import Page, conditioning_page, grid, section
+from wellcond.report.charts import Axis, line_chart, looks_of
+from wellcond.report.run_charts import Shown
+from wellcond.report.run_page import run_page
 
-PHONE, DESKTOP = {"width": 360, "height": 640}, {"width": 1200, "height": 900}
-
-COMPUTED_COLORS = """() => {
-  const body = getComputedStyle(document.body);
-  const drawn = [...document.querySelectorAll("figure.chart text, figure.chart path.line")].map(getComputedStyle);
-  return [body.backgroundColor, body.color, ...drawn.map((style) => style.fill + style.stroke)];
-}"""
+PHONE = {"width": 375, "height": 700}
+STEPS = (0, 100, 250, 1000)
+HOSTILE = ['a, "b"', "</script><script>alert(1)</script>", "line\nbreak", "<b>κ</b>", "=1+1", "7"]
+MAP = "log-kappa-by-block-and-site"
 
 
 @pytest.fixture(scope="module")
-def demo_page(tmp_path_factory):
-    quick = ["epochs=1", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2", "batch_size=256"]
-    return demo.run(tmp_path_factory.mktemp("demo"), settings=quick)
+def rows(probe_rows):
+    """Four steps; the last block fails at the last step, so that one frame has NaN and the others have not."""
+    rows = probe_rows(steps=STEPS, blocks=5, sigma=(0, 3, 9), attention=True, outside=("tokens",))
+    for r in rows:
+        if r["name"] == "log_kappa" and (r["step"], r["index"]) == (1000, 4):
+            r |= {"value": math.nan, "status": "non_finite"}
+    return rows
+
+
+@pytest.fixture(scope="module")
+def one_run(rows, tmp_path_factory):
+    train = [TrainRow(step=step, loss=2.0 - step / 1000) for step in range(0, 1001, 50)]
+    validation = [ValidationRow(step=1000, metrics={"loss": 1.5, "top1": 0.5})]
+    page = run_page([Shown(name="a", train=train, validation=validation, probe=rows)])
+    return page.write(tmp_path_factory.mktemp("one") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def two_runs(rows, probe_rows, tmp_path_factory):
+    names = ["a", 'b <i>"x"</i> with a rather long name, to see that it fits']
+    page = conditioning_page({names[0]: rows, names[1]: probe_rows(steps=(0, 500), blocks=5, shift=5.0)})
+    return page.write(tmp_path_factory.mktemp("two") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def large_model(probe_rows, tmp_path_factory):
+    """300 blocks with long names, one step."""
+    rows = [{**r, "block": f"model.encoder.layers.{r['block']}"} for r in probe_rows(blocks=300, brief=True)]
+    return conditioning_page({"a": rows}).write(tmp_path_factory.mktemp("large") / "report.html")
 
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory):
     """Names and values chosen to break markup, script and CSV."""
-    names = ['a, "b"', "</script><script>alert(1)</script>", "line\nbreak", "<b>κ</b>", "=1+1", "plain"]
     values = [
         [1.0, math.nan, 3.0],
         [0.0, -1.0, 5.0],
@@ -38,100 +66,294 @@ def hostile_page(tmp_path_factory):
         [2.0] * 3,
         [math.nan] * 3,
     ]
-    lines = [Series(name, [0, 1, 2], ys) for name, ys in zip(names, values, strict=True)]
+    rows = [
+        {"run": name, "x": x, "y": y}
+        for name, ys in zip(HOSTILE, values, strict=True)
+        for x, y in enumerate(ys)
+    ]  # fmt: skip
     page = Page("A <hostile> page & more")
-    page.add(section("Charts", line_chart(lines, title="</title>", x='x "y"', y=Axis("<y>", log=True))))
+    chart = line_chart(
+        rows, title="</title>", x=Axis("x", 'x "y"'), y=Axis("y", "<y>", log=True), by="run", looks=looks_of(HOSTILE)
+    )
+    page.add(section("Charts", grid(chart)))
     return page.write(tmp_path_factory.mktemp("hostile") / "page.html")
 
 
-@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-@pytest.mark.parametrize("which", ["demo_page", "hostile_page"])
-def test_nothing_is_wider_than_the_screen(visit, request, which, viewport):
-    page = visit(request.getfixturevalue(which), viewport=viewport)
-    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+@pytest.fixture(scope="module")
+def demo_page(tmp_path_factory):
+    quick = ["epochs=1", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2", "batch_size=256"]
+    return demo.run(tmp_path_factory.mktemp("demo"), settings=quick)
 
 
-def test_dark_and_light_differ(visit, demo_page):
-    seen = []
-    for scheme in ("light", "dark"):
-        page = visit(demo_page, scheme=scheme)
-        seen.append(page.evaluate(COMPUTED_COLORS))
-    assert all(light != dark for light, dark in zip(*seen, strict=True))
+def texts_at(rows, step):
+    """What the heat map has to show, from the rows themselves."""
+    found = []
+    for r in rows:
+        if r["step"] == step and r["name"] == "log_kappa" and r["index"] >= 0:
+            mark = "≥" if r["status"] == "ceiling" else ""
+            found.append("NaN" if math.isnan(r["value"]) else f"{mark}{r['value']:.1f}")
+    return found
 
 
-def test_charts_download_as_svg_and_csv(visit, demo_page, tmp_path):
-    page = visit(demo_page)
-    figure = page.locator("#china-svd-graying-spectrum")
-    for ending in ("svg", "csv"):
-        with page.expect_download() as download:
-            figure.locator(f'a[download$=".{ending}"]').click()
-        assert download.value.suggested_filename == f"china-svd-graying-spectrum.{ending}"
-        download.value.save_as(tmp_path / f"chart.{ending}")
-    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    with open(tmp_path / "chart.csv", encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == ["index", "as it is", "ε = 0.95", "ε = 0.9", "ε = 0.7", "ε = 0.5"]
-    assert len(rows) == 196
-    assert 1 / float(rows[-1][1]) == pytest.approx(
-        demo_graying.measure(demo_graying.load_photographs()[0], "none", 1.0).kappa, rel=1e-5
-    )
-    visit(tmp_path / "chart.svg")
+def cells(page, figure=MAP):
+    settle(page)
+    return page.locator(f"#{figure} .mark-text.role-mark text").all_text_contents()
 
 
-def test_pictures_download(visit, demo_page, tmp_path):
-    page = visit(demo_page)
-    with page.expect_download() as download:
-        page.locator(".picture a").first.click()
-    assert download.value.suggested_filename == "china-patches.jpg"
-    download.value.save_as(tmp_path / "picture.jpg")
-    assert (tmp_path / "picture.jpg").read_bytes()[:3] == b"\xff\xd8\xff"
+def settle(page):
+    page.evaluate("Promise.all(charts.map((chart) => chart.result.view.runAsync())).then(() => null)")
 
 
-def test_values_are_read_off_by_pointer_and_by_keys(visit, demo_page):
-    page = visit(demo_page)
-    figure = page.locator("#log-kappa-against-epsilon")
-    reading = figure.locator(".reading")
-    assert not reading.is_visible()
-    figure.locator("svg").hover(position={"x": 5, "y": 100})
-    assert reading.inner_text().startswith("ε 1\n")
-    page.mouse.move(1, 1)
-    assert not reading.is_visible()
-    figure.locator("svg").focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    text = reading.inner_text()
-    assert text.startswith("ε 0.6\n")
-    assert re.search(r"china SVD: \d\.\d+", text)
-    page.keyboard.press("Escape")
-    assert not reading.is_visible()
+def ends(page, figure, axis="x"):
+    settle(page)
+    return page.evaluate(f"view('{figure}').scale('{axis}').domain()")
 
 
-def test_a_readout_stays_inside_its_figure_on_a_phone(visit, demo_page):
-    page = visit(demo_page, viewport=PHONE)
-    figure = page.locator("#china-svd-graying-spectrum")
-    for x in (60, 150, 220):
-        figure.locator("svg").hover(position={"x": x, "y": 100})
-        inner, outer = figure.locator(".reading").bounding_box(), figure.bounding_box()
-        assert inner["x"] >= outer["x"]
-        assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+@pytest.fixture
+def used(visit):
+    """A page with a word for its views."""
+
+    def open_page(path, **more):
+        page = visit(path, **more)
+        page.evaluate("window.view = (id) => charts.find((chart) => chart.figure.id === id).result.view; null")
+        return page
+
+    return open_page
 
 
-def test_hostile_names_stay_text(visit, hostile_page, tmp_path):
-    page = visit(hostile_page)
-    assert page.title() == "A <hostile> page & more"
-    figure = page.locator("figure.chart")
-    figure.locator("svg").focus()
+def test_zoom_by_buttons_keys_wheel_and_drag(used, one_run):
+    page = used(one_run)
+    figure = page.locator("#training-loss")
+    figure.scroll_into_view_if_needed()
+    assert ends(page, "training-loss") == [0, 1000]
+    figure.get_by_role("button", name="Zoom in").click()
+    assert ends(page, "training-loss") == pytest.approx([150, 850])
+    figure.locator(".drawing").focus()
     page.keyboard.press("ArrowRight")
-    text = figure.locator(".reading").inner_text()
-    assert 'x "y" 0' in text
-    assert 'a, "b": 1' in text
-    assert "<b>κ</b>: 1.00e−300" in text
-    assert "break: ∞" in text
-    assert "plain: NaN" in text
-    with page.expect_download() as download:
-        figure.locator('a[download$=".svg"]').click()
-    download.value.save_as(tmp_path / "chart.svg")
-    visit(tmp_path / "chart.svg")
+    assert ends(page, "training-loss") == pytest.approx([290, 990])
+    page.keyboard.press("0")
+    assert ends(page, "training-loss") == [0, 1000]
+    box = figure.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    before = page.evaluate("scrollY")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    low, high = ends(page, "training-loss")
+    assert 0 < low < high < 1000
+    assert page.evaluate("scrollY") == before
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 100, steps=3)
+    page.mouse.up()
+    moved = ends(page, "training-loss")
+    assert moved[0] < low
+    assert moved[1] - moved[0] == pytest.approx(high - low)
+    page.mouse.wheel(0, 50)  # without a key the page scrolls, and the chart does not zoom
+    assert ends(page, "training-loss") == pytest.approx(moved)
+
+
+def test_lines_are_hidden_and_shown_in_all_small_multiples(used, two_runs):
+    page = used(two_runs)
+    figures = "[...document.querySelectorAll('#by-block-and-site .grid figure')]"
+    count = f"{figures}.map((figure) => figure.querySelectorAll('.mark-line path').length)"
+    settle(page)
+    assert page.evaluate(count) == [2] * 4
+    button = page.locator("#by-block-and-site .legend button").nth(1)
+    button.focus()
+    page.keyboard.press("Enter")
+    settle(page)
+    assert button.get_attribute("aria-pressed") == "false"
+    assert page.evaluate(count) == [1] * 4
+    button.click()
+    settle(page)
+    assert page.evaluate(count) == [2] * 4
+
+
+def test_the_slider_shows_every_step_by_pointer_and_by_keys(used, one_run, rows):
+    page = used(one_run)
+    slider = page.locator(".stepper input")
+    assert sorted(cells(page)) == sorted(texts_at(rows, 1000))
+    slider.focus()
+    for key, step in (("ArrowLeft", 250), ("Home", 0), ("ArrowRight", 100)):
+        page.keyboard.press(key)
+        assert sorted(cells(page)) == sorted(texts_at(rows, step))
+        assert page.locator(".stepper output").inner_text() == f"{step:,}"
+        drawn = page.evaluate("view('log-kappa-by-block-sa').scale('x').domain()")
+        assert len(drawn) == 2
+
+
+def test_each_run_shows_its_latest_measurement(used, two_runs):
+    """The second run was measured at 0 and 500: at 250 it shows step 0, and at 1000 step 500."""
+    page = used(two_runs)
+    second = page.evaluate(f"[...document.querySelectorAll('figure[id^={MAP}]')][1].id")
+    slider, seen = page.locator(".stepper input"), []
+    slider.focus()
+    page.keyboard.press("Home")
+    for _ in range(5):  # 0, 100, 250, 500, 1000
+        seen.append(cells(page, second))
+        page.keyboard.press("ArrowRight")
+    assert seen[0] == seen[1] == seen[2] != seen[3] == seen[4]
+
+
+def test_a_block_is_highlighted_in_all_charts(used, one_run):
+    page = used(one_run)
+    said = "charts.filter((chart) => chart.params.has('block')).map((chart) => chart.result.view.signal('block'))"
+    figure = page.locator(f"#{MAP}")
+    figure.locator(".mark-rect path").nth(4 * 2).hover(force=True)  # the third block
+    assert set(page.evaluate(said)) == {"blocks.2"}
+    assert len(page.evaluate(said)) > 8
+    assert "blocks.2" in page.locator("#vg-tooltip-element").inner_text()
+    page.mouse.move(1, 1)
+    assert set(page.evaluate(said)) == {""}
+    page.locator("tr[data-block]").first.focus()
+    assert set(page.evaluate(said)) == {"blocks.4"}
+
+
+def download(page, figure, what, folder):
+    with page.expect_download() as found:
+        page.locator(f"#{figure}").get_by_role("button", name=what).click()
+    path = folder / found.value.suggested_filename
+    found.value.save_as(path)
+    return path
+
+
+def test_charts_download_as_they_are_seen(used, visit, one_run, rows, tmp_path):
+    page = used(one_run, scheme="dark")
+    page.locator(".stepper input").focus()
+    page.keyboard.press("Home")
+    picture = download(page, MAP, "Save as SVG", tmp_path)
+    assert picture.name == f"{MAP}-step-0.svg"
+    text = picture.read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    assert "log κ by block and site, step 0" in text
+    for number in texts_at(rows, 0):
+        assert f">{number}<" in text
+    assert 'fill="white"' in text  # on paper, also from the dark
+    visit(picture)
+    legend = download(page, "log-kappa-over-training-by-site", "Save as SVG", tmp_path).read_text(encoding="utf-8")
+    assert all(f">{site}<" in legend for site in ("sa", "+sa", "mlp", "+mlp"))
+    image = download(page, "training-loss", "Save as PNG", tmp_path)
+    assert image.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    table = list(csv.DictReader(io.StringIO(download(page, MAP, "Save the numbers", tmp_path).read_text("utf-8"))))
+    wanted = [r for r in rows if r["name"] == "log_kappa" and r["index"] >= 0]
+    assert len(table) == len(wanted)
+    found = {(int(r["step"]), r["block"], r["site"]): (r["log_kappa"], r["status"]) for r in table}
+    for r in wanted:
+        value, status = found[r["step"], r["block"], r["site"]]
+        assert float(value) == pytest.approx(r["value"], nan_ok=True)
+        assert status == r["status"]
+
+
+def test_a_card_is_copied_with_the_finding_whatever_the_slider_says(used, browser, one_run):
+    page = used(one_run)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".stepper input").focus()
+    page.keyboard.press("Home")
+    page.evaluate("""() => {
+      const old = picture;
+      picture = async (...given) => (window.seen = await old(...given));
+    }""")
+    page.get_by_role("button", name="Copy title").click()
+    page.get_by_text("Copied as a picture.").wait_for()
+    kinds = page.evaluate("navigator.clipboard.read().then((items) => items.flatMap((item) => item.types))")
+    assert kinds == ["image/png"]
+    card = page.evaluate("seen.toSVG()")
+    assert page.locator("h1").inner_text().split(",")[0] in card
+    assert ">NaN<" in card  # of the last step
+
+
+def test_numbers_are_there_to_be_read(used, one_run, rows):
+    page = used(one_run)
+    figure = page.locator(f"#{MAP}")
+    figure.locator("summary").focus()
+    page.keyboard.press("Enter")
+    figure.locator("td").first.wait_for()
+    at_last = [r for r in rows if r["name"] == "log_kappa" and r["index"] >= 0 and r["step"] == 1000]
+    assert figure.locator(".numbers tr").count() == 1 + len(at_last)
+    for drawing in page.locator("figure.chart .vega").all():
+        assert drawing.get_attribute("role") == "graphics-document"
+        assert len(drawing.get_attribute("aria-label")) > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["one_run", "two_runs", "large_model", "hostile_page", "demo_page"])
+def test_nothing_is_wider_than_a_phone(visit, request, which, scheme):
+    page = visit(request.getfixturevalue(which), viewport=PHONE, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    spilling = """() => [...document.querySelectorAll("main *:not(svg *)")].filter((element) => {
+      if (element.closest(".scroll, .wide, pre")) return false;
+      const box = element.getBoundingClientRect();
+      return box.width && (box.right > innerWidth + 1 || box.left < -1);
+    }).map((element) => element.outerHTML.slice(0, 100))"""
+    assert page.evaluate(spilling) == []
+
+
+def test_a_page_stays_small(one_run, two_runs, large_model):
+    assert max(path.stat().st_size for path in (one_run, two_runs, large_model)) < 2e6
+
+
+def test_colours_follow_the_scheme(visit, one_run):
+    colors = """() => [getComputedStyle(document.body).backgroundColor,
+      ...[...document.querySelectorAll("figure .mark-line path")].map((path) => path.getAttribute("stroke")),
+      ...[...document.querySelectorAll("figure .mark-rect path")].map((path) => path.getAttribute("fill"))
+        .filter((fill) => fill && fill !== "transparent"),
+      ...[...document.querySelectorAll("figure .role-axis-label text")].map((text) => text.getAttribute("fill"))]"""
+    light, dark = (visit(one_run, scheme=scheme).evaluate(colors) for scheme in ("light", "dark"))
+    assert len(light) == len(dark) > 40
+    assert all(one != two for one, two in zip(light, dark, strict=True))
+
+
+def test_hostile_names_stay_text(used, hostile_page, tmp_path):
+    page = used(hostile_page)
+    assert page.title() == "A <hostile> page & more"
+    assert page.locator(".legend button").all_inner_texts() == [name.replace("\n", " ") for name in HOSTILE]
+    figure = page.locator("figure.chart")
+    figure.locator("summary").click()
+    figure.locator("td").first.wait_for()
+    seen = figure.locator("td:first-child").all_text_contents()
+    assert seen == [name for name in HOSTILE for _ in range(3)]
+    page.locator(".legend button").nth(1).click()
+    text = download(page, figure.get_attribute("id"), "Save as SVG", tmp_path).read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    saved = download(page, figure.get_attribute("id"), "Save the numbers", tmp_path)
+    names = [row["run"] for row in csv.DictReader(io.StringIO(saved.read_bytes().decode(), newline=""))]
+    assert names == seen
+
+
+def test_without_script_words_and_tables_are_complete(visit, one_run):
+    page = visit(one_run, script=False)
+    assert page.get_by_text("The charts need JavaScript").is_visible()
+    assert not page.locator(".stepper").is_visible()
+    assert not page.get_by_text("Numbers", exact=True).first.is_visible()
+    assert page.locator("td", has_text="blocks.4").first.is_visible()
+
+
+def test_the_policy_allows_our_scripts_alone(visit, one_run):
+    page = visit(one_run)
+    policy = page.locator("meta[http-equiv]").get_attribute("content")
+    assert policy.startswith("default-src 'none'")
+    scripts = re.search("script-src ([^;]+)", policy)[1].split()
+    assert len(scripts) == 2
+    assert all(source.startswith("'sha256-") for source in scripts)
+    shared = {m.get_attribute("property"): m.get_attribute("content") for m in page.locator("meta[property]").all()}
+    assert shared["og:title"] == page.locator("h1").inner_text()
+    assert json.dumps(shared["og:description"]) == json.dumps(page.locator(".lead").inner_text())
+
+
+def test_a_photograph_and_its_spectrum_follow_the_slider(used, demo_page):
+    page = used(demo_page)
+    shown = page.locator(".photos img:visible")
+    assert "ε = 0.95" in shown.first.get_attribute("alt")
+    page.locator(".stepper input").first.focus()
+    page.keyboard.press("Home")
+    settle(page)
+    assert shown.count() == 2
+    assert all("ε = 0.5," in image.get_attribute("alt") for image in shown.all())
+    assert shown.first.evaluate("image => image.complete && image.naturalWidth") == 224
+    told = page.locator(".told:visible").inner_text()
+    page.locator("#spectrum-of-china summary").click()
+    table = [row.split("\t") for row in page.locator("#spectrum-of-china tr").all_inner_texts()[1:]]
+    smallest = {line: float([row for row in table if row[0] == line][-1][3]) for line in ("as they are", "SVD")}
+    assert smallest["SVD"] == pytest.approx(smallest["as they are"] ** 0.5, rel=1e-3)
+    assert f"κ = {1 / smallest['SVD']:,.0f} by SVD" in told
+    assert page.locator("#larger-evidence-statement-by-statement .mark-symbol path").count() > 5

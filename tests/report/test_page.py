@@ -1,10 +1,9 @@
-import re
 import subprocess
 import sys
 
 import pytest
 
-from wellcond.report import Page, Series, bullets, code_block, line_chart, note, section, table, tag, tiles
+from wellcond.report import Page, bullets, code_block, note, section, slider, table, tag, tiles
 
 
 def test_a_page_is_written_whole(tmp_path):
@@ -14,19 +13,28 @@ def test_a_page_is_written_whole(tmp_path):
     text = path.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>\n<html lang=")
     assert "<title>A &lt;title&gt;</title>" in text
-    assert '<section id="one"><h2>One</h2><p>first</p><b>bold</b></section><p>loose text</p>' in text
+    assert "<p>first</p><b>bold</b></section><p>loose text</p>" in text
+    assert '<section id="one"><h2>One<a href="#one"' in text
+    assert '<meta property="og:title" content="A &lt;title&gt;">' in text
+    assert '<meta property="og:description" content="A lead &amp; more.">' in text
     assert "the &lt;end&gt;" in text
     assert 'name="viewport"' in text
 
 
-def test_a_page_asks_for_nothing_from_outside():
+def test_contents_link_to_the_parts():
     page = Page("Title")
-    page.add(line_chart([Series("a", [1, 2], [3.0, 4.0])], title="C", x="x", y="y"))
-    text = page.to_html()
-    assert "default-src &#x27;none&#x27;" in text
-    outside = set(re.findall(r"""(?:src|href)=["']?(\w+:)""", text)) | set(re.findall(r"url\((\w+)", text))
-    assert outside <= {"data:"}
-    assert "@import" not in text
+    page.add(section("First κ", "x"), section("Second", "y"))
+    assert (
+        '<nav aria-label="Contents"><a href="#first-kappa">First κ</a><a href="#second">Second</a></nav>'
+        in page.to_html()
+    )
+
+
+def test_a_slider_needs_something_to_slide_over():
+    assert slider("step", [7], "step") is None
+    html = slider("step", [0, 1000], "step")
+    assert 'data-values="[0, 1000]"' in html
+    assert "<output>1,000</output>" in html
 
 
 def test_tables():

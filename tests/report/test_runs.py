@@ -10,6 +10,8 @@ from wellcond.report import report_runs
 from wellcond.report.measured import Measured
 from wellcond.report.runs import _names
 
+pytestmark = pytest.mark.usefixtures("without_vega")
+
 
 @pytest.fixture
 def make_run(tmp_path, probe_rows):

@@ -57,7 +57,8 @@ def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for name in ("metrics.jsonl", "probe.jsonl"):
         rows = records.read_rows(folder / name) if (folder / name).exists() else []
         found[name] = [
-            {k: v for k, v in row.items() if k not in ("images_per_second", "data_wait", "run")} for row in rows
+            {k: v for k, v in row.items() if k not in ("images_per_second", "data_wait", "memory_mib", "run")}
+            for row in rows
         ]
     return found
 

@@ -18,7 +18,7 @@ Make = Callable[..., Config]
 
 @pytest.mark.parametrize(
     ("setting", "nearest"),
-    [("xyzzy=1", "there are"), ("epoch=3", "'epochs'"), ("batchsize=3", "'batch_size'"), ("lrr=1", "'lr'")],
+    [("xyzzy=1", "there are"), ("epoch=3", "mean epochs"), ("batchsize=3", "mean batch_size"), ("lrr=1", "mean lr")],
 )
 def test_an_unknown_setting_names_the_nearest(setting: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"no setting.*({nearest})"):

@@ -15,7 +15,6 @@ the settings: of the module, of `replace_attention(model, "cosine", tau=5.0)`, a
 the module then refuses what the function cannot do.
 """
 
-import difflib
 import functools
 import inspect
 import math
@@ -27,6 +26,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from torch import Tensor
 
 from wellcond.attention.layer import AttentionCore, AttentionLayer, stored_fraction
+from wellcond.words import meant
 
 __all__ = ["ATTENTIONS", "AttentionKind", "find_attention", "register_attention"]
 
@@ -101,11 +101,9 @@ def register_attention(
 def find_attention(name: str) -> AttentionKind:
     """The attention of this name; ValueError, with the names there are, for any other."""
     if name not in ATTENTIONS:
-        near = difflib.get_close_matches(name, ATTENTIONS, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
-            f"there is no attention {name!r}; {meant}use one of {', '.join(sorted(ATTENTIONS))}, or import the module "
-            "that registers it"
+            f"there is no attention {name!r}{meant(name, ATTENTIONS)} (there are {', '.join(sorted(ATTENTIONS))}; for "
+            "another one, import the module that registers it)"
         )
     return ATTENTIONS[name]
 

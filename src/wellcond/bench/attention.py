@@ -31,6 +31,7 @@ from wellcond.bench.attention_page import TORCH, cost_exponent, plot
 from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
 from wellcond.records import write_record
+from wellcond.report.charts import can_draw
 
 __all__ = ["Peer", "flex_gaussian", "nystromformer", "peers_on", "run"]
 
@@ -120,7 +121,10 @@ def run(
         Console().print(note, soft_wrap=True, highlight=False)
     Console().print(f"wrote {path}", soft_wrap=True)
     if any(row["both ms"] for row in rows):
-        Console().print(f"wrote {plot(path)}", soft_wrap=True)
+        said = (
+            f"wrote {plot(path)}" if can_draw() else "no figure: there is no Altair here (attention_page.plot draws it)"
+        )
+        Console().print(said, soft_wrap=True)
     return path
 
 

@@ -1,7 +1,7 @@
 """Tables and a figure from the JSON of `wellcond bench attention`.
 
     python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md README.md
-    plot(Path("benchmarks/attention-h200.json"))                         # → benchmarks/attention-h200.svg
+    plot(Path("benchmarks/attention-h200.json"))      # → benchmarks/attention-h200.svg, where Altair is installed
 
 A page marks where a table goes, `<!-- bench attention: lengths -->` … `<!-- end of lengths -->`; what stands between
 the marks is replaced, and everything else is written by hand. `PARTS` names the tables.
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from wellcond.records import read_json, write_text
-from wellcond.report.figures import Axis, Series
-from wellcond.report.panels import Panel, panels_svg
+from wellcond.report.charts import Axis, Look, altair, looks_of, plain_lines, svg, titled
+from wellcond.report.colors import CATEGORIES
 
 __all__ = ["PARTS", "TORCH", "cost_exponent", "faster", "filled", "plot", "wins_from", "write_page"]
 
@@ -301,14 +301,14 @@ def _shapes(record: Record, *kinds: str) -> list[str]:
 
 # Colours by method; dashed is another way to compute what the line of the same colour is.
 LOOKS = {
-    TORCH: ("c1", False),
-    "skyformer": ("c2", False),
-    "skyformer, as published": ("c2", True),
-    "nystrom": ("c3", False),
-    "nystrom, as published": ("c3", True),
-    "kernelized": ("c4", False),
-    "kernelized by FlexAttention": ("c4", True),
-    "linear": ("c5", False),
+    TORCH: Look(CATEGORIES[0]),
+    "skyformer": Look(CATEGORIES[1]),
+    "skyformer, as published": Look(CATEGORIES[1], dashed=True),
+    "nystrom": Look(CATEGORIES[2]),
+    "nystrom, as published": Look(CATEGORIES[2], dashed=True),
+    "kernelized": Look(CATEGORIES[3]),
+    "kernelized by FlexAttention": Look(CATEGORIES[3], dashed=True),
+    "linear": Look(CATEGORIES[4]),
 }
 
 
@@ -316,7 +316,7 @@ def plot(json_path: Path) -> Path:
     """Draw the benchmark at `json_path` beside it, as SVG: time and peak memory over the length, a line per method.
 
     All lengths have the same number of tokens in all; a single sequence with more of them is shown per that number too.
-    Points that are missing have their reason below the plot. Returns the drawing's path.
+    Points that are missing have their reason above the plot. Returns the drawing's path.
 
     Raises ValueError where the file is not this benchmark, or holds no time.
     """
@@ -330,25 +330,29 @@ def plot(json_path: Path) -> Path:
         "the same on the GPU alone, ms": "gpu ms",
         "peak memory, MiB": "memory MiB",
     }
-    panels = [
-        Panel(x=Axis("tokens in a sequence, n", log=True, base=2), y=Axis(label, log=True), lines=lines)
-        for label, column in columns.items()
-        if (lines := [line for method in methods if (line := _line(rows, method, column, tokens))])
-    ]
     if not any(row["both ms"] for row in rows):
         raise ValueError(f"{json_path} holds no time to draw: every method failed, and its rows say why")
+    looks = {method: LOOKS.get(method, look) for method, look in looks_of(methods).items()}
+    x = Axis("n", "tokens in a sequence, n", log=True, base=2)
+    panels = [
+        plain_lines(points, x=x, y=Axis("value", label, log=True), by="method", looks=looks, width=340, height=260)
+        for label, column in columns.items()
+        if (points := [point for method in methods for point in _points(rows, method, column, tokens)])
+    ]
+    drawing = titled(
+        altair().hconcat(*panels).resolve_scale(color="shared", strokeDash="shared"),
+        "Attention over the length",
+        *_captions(record, rows),
+    )
     path = json_path.with_suffix(".svg")
-    write_text(path, panels_svg(panels, title="Attention over the length", notes=_captions(record, rows)))
+    write_text(path, svg(drawing) + "\n")
     return path
 
 
-def _line(rows: Sequence[dict[str, Any]], method: str, column: str, tokens: int) -> Series | None:
-    """What was measured of a method, per `tokens` tokens; None where nothing was."""
+def _points(rows: Sequence[dict[str, Any]], method: str, column: str, tokens: int) -> list[dict[str, Any]]:
+    """What was measured of a method, per `tokens` tokens."""
     found = sorted((row["n"], row[column] * tokens / row["tokens"]) for row in rows if _is(row, method, column))
-    if not found:
-        return None
-    color, dashed = LOOKS.get(method, ("", False))
-    return Series(method, [n for n, _ in found], [value for _, value in found], color, marks=True, dashed=dashed)
+    return [{"method": method, "n": n, "value": value} for n, value in found]
 
 
 def _is(row: dict[str, Any], method: str, column: str) -> bool:

@@ -4,24 +4,25 @@ Photographs as tokens of patch 16 (196 × 768, ViT-B) and patch 4 (3136 × 48, S
 path against what it replaces, a training step with graying against one without, and errors by path and precision.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import chosen_device, interleaved_ms, median_ms
+from wellcond.bench.timing import chosen_device, interleaved_times, median_ms
 from wellcond.graying import TokenGraying, explain_graying
 from wellcond.models.build import create_model
-from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, idct2
+from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, dct_power_in, idct2
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.fused import tokens_of
 from wellcond.numerics.spectral import power_floor, spectral_power
 
-__all__ = ["run"]
+__all__ = ["dct_errors", "naive_dct", "naive_svd", "run", "step_times"]
 
 EPSILONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 MODELS = {16: "vit_base_patch16_224", 4: "swin_small_patch4_window7_224"}
@@ -62,10 +63,6 @@ def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
     device, tokens = images.device, tokens_of(images, patch, patch)
     n, d = tokens.shape[-2:]
 
-    def naive_svd() -> Tensor:
-        u, s, vh = torch.linalg.svd(tokens, full_matrices=False)
-        return (u * (s[:, :1] * (s / s[:, :1]) ** 0.95)[:, None, :]) @ vh
-
     def naive_eigh() -> Tensor:
         gram = tokens @ tokens.mT if n <= d else tokens.mT @ tokens
         values, vectors = torch.linalg.eigh(gram)
@@ -82,7 +79,7 @@ def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
         return call
 
     svd = {
-        "torch.linalg.svd": naive_svd,
+        "torch.linalg.svd": lambda: naive_svd(tokens, 0.95),
         "torch.linalg.eigh of the Gram matrix": naive_eigh,
         "svd, plain twin": plain("svd"),
     }
@@ -109,40 +106,71 @@ def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
-    """A compiled bf16 training step with graying before it, over the plain one.
+def naive_svd(tokens: Tensor, epsilon: float) -> Tensor:
+    """SVD graying as the paper's algorithm is written."""
+    u, s, vh = torch.linalg.svd(tokens, full_matrices=False)
+    return (u * (s[:, :1] * (s / s[:, :1]) ** epsilon)[:, None, :]) @ vh
 
-    Runs of STEPS steps without synchronising in between, as in training; the arms take turns.
+
+def naive_dct(tokens: Tensor, epsilon: float, left: Tensor, right: Tensor) -> Tensor:
+    """DCT graying as the paper's algorithm is written, with the bases of the patches and of a patch's values."""
+    coefficients = left @ tokens @ right.mT
+    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
+    grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
+    return left.mT @ grown @ right
+
+
+def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
+    """A training step with graying before it, over the plain one."""
+    arms: list[tuple[str, float | None, Callable[[Tensor], Tensor]]] = [("plain", None, lambda images: images)]
+    for method, epsilon in (("dct", 0.95), ("svd", 0.95), ("svd", 0.5), ("svd", 0.7)):
+        # Compiled, as it is inside a compiled model: without the eager check for NaN, which waits for the GPU.
+        arms.append((method, epsilon, torch.compile(TokenGraying(method, epsilon, patch), fullgraph=True)))
+    model = create_model(name, {"num_classes": 1000})
+    times = [median(ms) for ms in step_times(images, model, [arm for _, _, arm in arms], repeats=5)]
+    return [
+        {"kind": "step", "path": path, "model": name, "epsilon": epsilon, "ms": ms, "ratio": ms / times[0]}
+        for (path, epsilon, _), ms in zip(arms, times, strict=True)
+    ]
+
+
+def step_times(
+    images: Tensor,
+    model: nn.Module,
+    arms: Sequence[Callable[[Tensor], Tensor]],
+    *,
+    repeats: int,
+    steps: Sequence[int] = (),
+    compiled: bool = True,
+) -> list[list[float]]:
+    """Milliseconds of a bfloat16 training step on images that an arm has changed, for each arm, repeat by repeat.
+
+    Runs of STEPS steps, or of as many as `steps` says of an arm, without synchronising in between, as in training; the
+    arms take turns. The model has 1,000 classes.
     """
-    model = create_model(name, {"num_classes": 1000}).to(images.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    compiled = torch.compile(model)
-    labels = torch.randint(1000, (images.shape[0],), device=images.device)
+    model = model.to(images.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=images.is_cuda)
+    called = cast(nn.Module, torch.compile(model)) if compiled else model
+    labels = torch.randint(1000, (len(images),), device=images.device)
+    steps = steps or [STEPS] * len(arms)
 
     def step(batch: Tensor) -> None:
         with torch.autocast(images.device.type, dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(compiled(batch), labels)
+            loss = nn.functional.cross_entropy(called(batch), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    def steps(graying: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    def run_of(arm: Callable[[Tensor], Tensor], number: int) -> Callable[[], None]:
         def run_of_steps() -> None:
-            for _ in range(STEPS):
-                step(graying(images))
+            for _ in range(number):
+                step(arm(images))
 
         return run_of_steps
 
-    arms: list[tuple[str, float | None, Callable[[], None]]] = [("plain", None, steps(lambda images: images))]
-    for method, epsilon in (("dct", 0.95), ("svd", 0.95), ("svd", 0.5), ("svd", 0.7)):
-        # Compiled, as it is inside a compiled model: without the eager check for NaN, which waits for the GPU.
-        graying = torch.compile(TokenGraying(method, epsilon, patch), fullgraph=True)
-        arms.append((method, epsilon, steps(graying)))
-    times = interleaved_ms([arm for _, _, arm in arms], images.device, repeats=5, warmup=1)
-    return [
-        {"kind": "step", "path": path, "model": name, "epsilon": epsilon, "ms": ms / STEPS, "ratio": ms / times[0]}
-        for (path, epsilon, _), ms in zip(arms, times, strict=True)
-    ]
+    runs = [run_of(arm, number) for arm, number in zip(arms, steps, strict=True)]
+    times = interleaved_times(runs, images.device, repeats=repeats, warmup=1)
+    return [[ms / number for ms in one] for one, number in zip(times, steps, strict=True)]
 
 
 def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
@@ -167,22 +195,21 @@ def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
         for path, grayed in paths.items():
             rows.append({"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon,
                          **_spectral_error(grayed, truth, share, s, epsilon)})  # fmt: skip
-        truth = _exact_dct(exact, epsilon)
-        fused = explain_graying("dct", (n, d), images.dtype, images.device, epsilon)[0]
-        for path, grayed in {
-            f"dct ({fused})": tokens_of(TokenGraying("dct", epsilon, patch)(images), patch, patch),
-            **_precisions(tokens, epsilon),
-        }.items():
-            rows.append(
-                {
-                    "kind": "error",
-                    "path": path,
-                    "tokens": f"{n}×{d}",
-                    "epsilon": epsilon,
-                    "frobenius": _frobenius(grayed, truth),
-                }
-            )
+        for path, error in dct_errors(images, patch, epsilon).items():
+            rows.append({"kind": "error", "path": path, "tokens": f"{n}×{d}", "epsilon": epsilon, "frobenius": error})
     return rows
+
+
+def dct_errors(images: Tensor, patch: int, epsilon: float) -> dict[str, float]:
+    """By path and precision: the largest relative error over the images of DCT graying, against float64."""
+    tokens = tokens_of(images, patch, patch)
+    truth = _exact_dct(tokens.double().cpu(), epsilon)
+    ours = explain_graying("dct", (tokens.shape[-2], tokens.shape[-1]), images.dtype, images.device, epsilon)[0]
+    found = {
+        f"dct ({ours})": tokens_of(TokenGraying("dct", epsilon, patch)(images), patch, patch),
+        **_precisions(tokens, epsilon),
+    }
+    return {path: _frobenius(grayed, truth) for path, grayed in found.items()}
 
 
 def _plain_products(tokens: Tensor, epsilon: float) -> Tensor:
@@ -201,19 +228,8 @@ def _precisions(tokens: Tensor, epsilon: float) -> dict[str, Tensor]:
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
     for dtype in (torch.bfloat16, torch.float16):
-        found[f"dct (all in {str(dtype).removeprefix('torch.')})"] = _naive_dct(tokens, epsilon, dtype)
+        found[f"dct (all in {str(dtype).removeprefix('torch.')})"] = dct_power_in(tokens, epsilon, dtype)
     return found
-
-
-def _naive_dct(tokens: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    from wellcond.numerics.dct import dct_basis
-
-    n, d = tokens.shape[-2:]
-    left, right = (dct_basis(side, dtype=torch.float32, device=tokens.device).to(dtype) for side in (n, d))
-    coefficients = left @ tokens.to(dtype) @ right.mT
-    peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
-    grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
-    return left.mT @ grown @ right
 
 
 def _exact_dct(tokens: Tensor, epsilon: float) -> Tensor:

@@ -9,18 +9,20 @@ then every seed with it on the whole training set. The test set is looked at onc
 that diverges counts as guessing. The whole grid is reported. Where three seeds leave a set undecided and a run takes
 under two minutes, two more are trained, once, and the interval is then 97.5 % instead of 95.
 Runs are named by set, recipe, arm, rate and seed, not by claim: claims that share an arm share its runs.
+An arm may start from the weights of another training (`starts`), which is done first, once for each seed.
 Where trainings are long, one seed of every set and arm comes first (`in_rounds`), and evidence is written of what there
 is.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
-from wellcond.claims.claim import SMOKE_RULE, Claim, Line, Options, Record, with_title
+from wellcond.claims.claim import MORE_SEEDS, SMOKE_RULE, Claim, Line, Options, Record, with_title
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
@@ -59,7 +61,6 @@ LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be exten
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
-MORE_SEEDS = 2
 QUICK = 120.0  # seconds: of runs that take longer no more are trained than asked for
 
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
@@ -80,6 +81,8 @@ class Arm:
     """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
     measures: tuple[str, ...] = ()
     """What is measured of its trained models, in addition to what the claim measures of all."""
+    start: str = ""
+    """The one of the claim's `starts` whose weights it starts from, seed by seed."""
 
 
 SKIPS = {
@@ -164,6 +167,21 @@ class Comparison:
         """With the confidence that the number of looks asks for."""
         return interval(list(values), confidence=self.confidence)
 
+    def mean(self, arm: str, name: str = "top1") -> float:
+        return self.interval(self.values(arm, name).values()).mean
+
+    def reached(self, arm: str) -> str:
+        """In words: what an arm's seeds reached, at which rate, and what that was chosen by."""
+        one, runs = self.record["arms"][arm], self.runs(arm)
+        names = [name for name in ("top1", "top5") if name in runs[0]]
+        reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
+        lost = sum(run["status"] == "diverged" for run in runs)
+        tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
+        return (
+            f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
+            f"{f'; held out: {tried}' if tried else ''}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
@@ -203,9 +221,15 @@ class TrainedArms(Claim):
     """Arms that the verdict needs, by default all; the others are shown where another claim has trained them."""
     same_runs_as: str = ""
     """The claim whose runs these are, if it is not this one."""
+    starts: Mapping[str, Arm] = field(default_factory=dict)
+    """Trainings that arms start from, each once for a seed: compared with nothing, at the rate of their settings."""
+    seeds: int = LEAST_SEEDS
+    """How many the verdict needs; where that is fewer than usual, no more are trained."""
+    plain_is_respectable: bool = True
+    """Whether it is a rule of every part that the plain arm is; otherwise `judge` sees to it."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale: fields of every arm's training, in addition to the usual ones."""
+    """By scale, and by set: fields of every arm's training, in addition to the usual ones; None is the recipe's own."""
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
@@ -214,6 +238,8 @@ class TrainedArms(Claim):
     """Of a run's result, what its evidence has in addition: `validation`, and what is measured of some arms alone."""
     keeps: tuple[str, ...] = ()
     """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
+    reads: Mapping[str, Callable[[Result], Any]] = field(default_factory=dict)
+    """By name: what its evidence has in addition, computed from a run's result."""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By set: the paper's numbers."""
     multiplications: float = 1.1e9
@@ -224,17 +250,24 @@ class TrainedArms(Claim):
     def configure(self, options: Options, data: GivenData, arm: str) -> Config:
         """The training of an arm, but for its learning rate and seed."""
         scale = "smoke" if options.scale == "smoke" else "lab"
-        settings = {**data.set.settings(scale), **self.settings.get(scale, {})}
+        settings = data.set.settings(scale)
+        for name in (scale, data.set.name):
+            settings = {**settings, **self.settings.get(name, {})}
+        settings = {name: value for name, value in settings.items() if value is not None}
         usual = recipe(self.recipe_of(data, arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
-        config = usual.changed(_added(usual, self.arms[arm].settings)).changed(list(options.settings))
+        config = usual.changed(_added(usual, self._arm(arm).settings)).changed(list(options.settings))
         if "warmup_epochs" not in config.given:
             config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
-        config.check()  # now, not after the grid has been trained
+        weights = {"checkpoint": os.devnull} if self._arm(arm).start else {}  # they are not there yet
+        config.changed(weights).check()  # now, not after the grid has been trained
         return config
+
+    def _arm(self, name: str) -> Arm:
+        return self.arms.get(name) or self.starts[name]
 
     def recipe_of(self, data: GivenData, arm: str) -> str:
         """The recipe that an arm trains with on a data set."""
-        return self.arms[arm].recipe or data.set.recipe or self.recipe
+        return self._arm(arm).recipe or data.set.recipe or self.recipe
 
     @property
     def needed(self) -> list[str]:
@@ -243,8 +276,10 @@ class TrainedArms(Claim):
 
     def reproduce(self, options: Options, runs: Runs) -> list[Line]:
         """Run what is missing, write the evidence of each set, and say in words what came out."""
+        if self.seeds < LEAST_SEEDS:
+            options = replace(options, seeds=self.seeds, second_look=False)
         for data in options.data:
-            for arm in self.arms:
+            for arm in (*self.starts, *self.arms):
                 self.configure(options, data, arm)
         lines: list[Line] = []
         for seeds in range(1, options.seeds + 1) if self.in_rounds else (options.seeds,):
@@ -285,6 +320,7 @@ class TrainedArms(Claim):
         trains = {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in self.trains or self.arms}
         before = seeds - 1 if self.in_rounds else 0
         runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
+        self._train_starts(options, data, runs, trains)
         calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
         arms = dict(zip(trains, runs.together(calls), strict=True))
         beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in trains}
@@ -303,6 +339,28 @@ class TrainedArms(Claim):
             "paper": dict(self.paper.get(data.set.name, {})),
         }
 
+    def _train_starts(self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int]) -> None:
+        """All of them first, so that each form is compiled once; but those that no run needs any more."""
+        wanted = {
+            (self.arms[arm].start, seed)
+            for arm, count in trains.items()
+            for seed in range(count)
+            if self.arms[arm].start and not runs.results(f"{self._folder(data, arm)}/seed-{seed}-lr-*")
+        }
+
+        def plan(start: str, seed: int) -> Planned:
+            config = self.configure(options, data, start).changed({"seed": seed})
+            return Planned(
+                name=self._start_name(data, start, seed), config=config.changed(data.set.final(config)),
+                images=data.set.samples(config), keep_weights=True, first=True,
+            )  # fmt: skip
+
+        runs.expect(len(wanted))
+        runs.together([partial(runs.run, plan(*one)) for one in sorted(wanted)])
+
+    def _start_name(self, data: GivenData, start: str, seed: int) -> str:
+        return f"{self._folder(data, start)}/start-{seed}" if start else ""
+
     def _train_arm(
         self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int, late: list[OutOfTime]
     ) -> dict[str, Any]:
@@ -313,7 +371,10 @@ class TrainedArms(Claim):
         def plan(seed: int) -> Planned:
             final = config.changed({"lr": tuned.lr, "seed": seed, **data.set.final(config)})
             name = f"{folder}/seed-{seed}-lr-{tuned.lr:g}"
-            return Planned(name=name, config=final, images=data.set.samples(config), measure=measure)
+            return Planned(
+                name=name, config=final, images=data.set.samples(config), measure=measure,
+                start=self._start_name(data, self.arms[arm].start, seed),
+            )  # fmt: skip
 
         def train_seed(seed: int) -> Result | None:
             try:
@@ -340,7 +401,9 @@ class TrainedArms(Claim):
         def score(lr: float) -> float:
             changed = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
             images = round((1 - HELD_OUT) * data.set.samples(changed))
-            tried[lr] = runs.run(Planned(name=f"{folder}/grid-{lr:g}", config=changed, images=images, first=True))
+            start = self._start_name(data, self.arms[arm].start, config.seed)
+            plan = Planned(name=f"{folder}/grid-{lr:g}", config=changed, images=images, first=True, start=start)
+            tried[lr] = runs.run(plan)
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 
         return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried
@@ -385,6 +448,7 @@ class TrainedArms(Claim):
             "losses": run["losses"],
             **{name: run.get(name) for name in self.measures},
             **{name: run[name] for name in self.shows if name in run},
+            **{name: read(run) for name, read in self.reads.items()},
             **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
             **made_by(run),
         }
@@ -452,12 +516,12 @@ class TrainedArms(Claim):
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
         seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
-        if seeds < LEAST_SEEDS:
-            problems.append(f"{seeds} seeds are fewer than {LEAST_SEEDS}")
+        if seeds < self.seeds:
+            problems.append(f"{seeds} seeds are fewer than {self.seeds}")
         if record[set_.unit] < set_.length:
             problems.append(f"{record[set_.unit]} {set_.unit} are fewer than {set_.length}")
         reached = interval(list(found.values(self.plain).values())).mean
-        if reached < 100 * set_.respectable:
+        if self.plain_is_respectable and reached < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
             problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
         edges = [arm for arm in self.needed if record["arms"][arm].get("lr at the edge of the grid")]
@@ -480,6 +544,8 @@ class TrainedArms(Claim):
         return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
 
     def plan_paper(self, options: Options) -> list[str]:
+        if self.paper_scale:
+            return super().plan_paper(options)
         config = recipe(self.recipe, scale="paper")
         rates = len(self.grid.get("paper", ()))
         per_set = len(self.arms) * (rates + options.seeds)
@@ -506,6 +572,10 @@ def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
     metrics = set_.metrics(run) or chance
     found = {name: round(100 * metrics[name], 3) for name in chance}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
+
+
+def _tried(rate: Mapping[str, Any]) -> str:
+    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")
 
 
 def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from wellcond.claims.arms import SKIPS, Between, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, arm_color, by_set, titled, with_interval
+from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM"]
@@ -46,51 +46,26 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        one = found.record["arms"][arm]
-        top1, top5 = (found.interval(found.values(arm, name).values()) for name in ("top1", "top5"))
-        lost = sum(run["status"] == "diverged" for run in one["runs"])
-        said = f", {found.arms[arm].title}: top-1 {top1} %, top-5 {top5} %, at lr {one['lr']:g}"
-        yield f"{said}{f', {lost} diverged' if lost else ''}; held out: {', '.join(map(_tried, one['grid']['rates']))}"
+        yield f", {found.arms[arm].title}: {found.reached(arm)}"
     for arm in ("no-sa", "no-mlp"):
         paper = found.paper.get(arm)
         what, ours = f", drop with {found.arms[arm].title}", f"{found.interval(found.drops(arm).values())} points"
         yield f"{what}: {ours}" if paper is None else Beside(what, ours, f"{-paper:g}")
 
 
-def _tried(rate: Mapping[str, Any]) -> str:
-    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")
-
-
 def figure(sets: Sequence[Comparison]) -> Any:
     """Top-1 of the three arms on each set, as in the paper; a mark where the paper's drop would lie."""
-    alt = altair()
     rows = []
     for found in sets:
-        plain = found.interval(found.values("both").values()).mean
+        plain = found.mean("both")
         for arm in found.trained:
             drop = found.paper.get(arm)
             ours = with_interval(found.interval(found.values(arm).values()))
             row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
             rows.append(row | {"paper": None if drop is None else plain + drop})
-    names = [arm.title for arm in SKIPS.values()]
-    base = alt.Chart().encode(
-        x=alt.X("arm:N", sort=names, title=None, axis=alt.Axis(labels=False, ticks=False)),
-        y=alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(domain=[0, 100])),
-    )
-    bars = base.mark_bar(size=38).encode(color=arm_color(names))
-    errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
-    numbers = base.mark_text(dy=14, color="white", fontSize=11).encode(text="label:N")
-    paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(MARK))
-    paper = paper.mark_point(shape="diamond", filled=True, size=90, opacity=1).encode(
-        y="paper:Q",
-        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
-        color=alt.value(INK),
-    )
-    chart = by_set([bars, errors, numbers, paper], rows, sets, width=170, height=240).resolve_scale(shape="shared")
-    seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
-    levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
-    caption = f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
-    return titled(chart, "Accuracy of a ViT-Tiny without its skips", caption)
+    layers = accuracies([arm.title for arm in SKIPS.values()], mark=MARK, bars=True)
+    chart = by_set(layers, rows, sets, width=170, height=240).resolve_scale(shape="shared")
+    return titled(chart, "Accuracy of a ViT-Tiny without its skips", seeds_in_words(sets))
 
 
 CLAIM = TrainedArms(

@@ -8,11 +8,11 @@ A claim that can be run is a file beside this one, under its id's name (asa-fig1
 Its words are there; here is nothing of it but the id. The rules for all verdicts are in docs/claims.md.
 """
 
-import difflib
 import importlib
 from typing import NamedTuple
 
 from wellcond.claims.claim import Claim, Statement
+from wellcond.words import meant
 
 __all__ = ["CLAIMS", "OURS", "QUEUE", "Step", "claim", "register_claim"]
 
@@ -54,11 +54,6 @@ def _statement(id_: str, claim: str, holds_if: str) -> Statement:
     return Statement(id=id_, claim=claim, test=test, holds_if=holds_if)
 
 
-_JACOBIAN = (
-    "lower ε, better-conditioned Jacobian of an attention block",
-    "exact spectrum at 64 tokens; extreme values and density at 197",
-    "monotone in ε",
-)
 _NO_VIOLATION = "no violation; and say what C really is"
 _FAILURES = "failure rate ≤ δ, with the explicit constants"
 _SAME = "the runs of new-cures"
@@ -68,87 +63,21 @@ _ORDER: tuple[str | Claim, ...] = (
     "asa-fig1b",
     "asa-fig1c",
     "asa-fig2",
-    _stated(
-        "asa-fig3",
-        "linear attention cubes κ; the skip repairs it; softmax alike",
-        "ViT-Tiny linear (k = 16) and softmax, trained",
-        "log κ(`sa`) ≥ 2 × log κ(`in`) for linear; `+sa` back near the input's",
-    ),
-    _stated(
-        "asa-fig4",
-        "graying lowers κ of `+sa` through training, more for lower ε",
-        "ViT-Tiny, SVD ε ∈ {.9, .7, .5}, DCT ε ∈ {.97, .95, .9}",
-        "ordered by ε at ≥ 90 % of epochs",
-    ),
-    _stated(
-        "asa-fig5",
-        "DCT graying lowers κ in almost every layer",
-        "ViT-Base on Imagenette at 224",
-        "lower in ≥ 10 of 12",
-    ),
-    _stated(
-        "asa-fig6",
-        "a ConvMixer does not need its skip",
-        "ConvMixer 256/8 on CIFAR-10, CIFAR-100 and Tiny-ImageNet",
-        "the interval of the drop inside ± 1 point on each",
-    ),
-    _stated("asa-fig7", *_JACOBIAN),
-    _stated("asa-fig8", *_JACOBIAN),
-    _stated(
-        "asa-table1",
-        "time: SVD graying 6.3 ×, DCT 1.012 ×",
-        "ViT-B step, batch 256, bf16",
-        "SVD by `torch.linalg.svd` ≥ 3 ×, DCT ≤ 1.02 × a plain step; ours beside",
-    ),
-    _stated(
-        "asa-table2",
-        "graying adds 1.2 to 1.8 points to ViT-Tiny on Tiny-ImageNet, linear and softmax",
-        "six arms, SVD ε .7, DCT ε .95, with mixup and cutmix; softmax's three without them, one seed, exploratory",
-        "interval of the gain above 0 for each",
-    ),
-    _stated(
-        "asa-table3",
-        "an ε in the middle is best; κ_in, κ_out fall with ε",
-        "ε sweep, ViT-Tiny on Tiny-ImageNet",
-        "κ monotone in ε; the best ε beats both ends of the range by its interval",
-    ),
-    _stated(
-        "asa-table4",
-        "the gain carries to ViT-S/B, Swin-S, CaiT-S, PVT v2",
-        "each on Imagenette at 224: κ before and after, one seed",
-        "κ lower in every model; its accuracy is out of reach here: gains of .1 to .3 points do not show on 3,925 "
-        "images",
-    ),
-    _stated(
-        "asa-table5",
-        "MAE + DCT graying",
-        "MAE on Tiny-ImageNet, fine-tuned and linear-probed",
-        "interval of the gain above 0",
-    ),
-    _stated(
-        "asa-assume1",
-        "the network's Jacobian is as ill-conditioned as its worst block's",
-        "small ViTs where both can be computed",
-        "rank correlation ≥ .7 over models and checkpoints",
-    ),
-    _stated(
-        "asa-assume2",
-        "κ of a block's output tells κ of its Jacobian",
-        "blocks × ε × checkpoints",
-        "rank correlation ≥ .7",
-    ),
-    _stated(
-        "asa-dct",
-        "leading singular vectors of image tokens are low frequencies",
-        "photographs and the four image sets",
-        "the ten leading directions have ≥ 80 % of their energy in the lowest 10 % of the coefficients",
-    ),
-    _stated(
-        "asa-lowprec",
-        "the DCT suffers in low precision",
-        "bf16, fp16, TF32, fp32",
-        "a training whose DCT runs in bf16 loses more than .5 point (interval); ours in bf16 training inside ± .5",
-    ),
+    "asa-fig3",
+    "asa-fig4",
+    "asa-fig5",
+    "asa-fig6",
+    "asa-fig7",
+    "asa-fig8",
+    "asa-table1",
+    "asa-table2",
+    "asa-table3",
+    "asa-table4",
+    "asa-table5",
+    "asa-assume1",
+    "asa-assume2",
+    "asa-dct",
+    "asa-lowprec",
     _statement("asa-prop41", "linear attention without its skip is bounded by C·κ(X)³", _NO_VIOLATION),
     _statement(
         "asa-prop42",
@@ -220,9 +149,8 @@ CLAIMS: dict[str, Claim] = {}
 def claim(id_: str) -> Claim:
     """The claim of this id; ValueError with the nearest, or all of them."""
     if id_ not in CLAIMS:
-        near = difflib.get_close_matches(id_, CLAIMS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no claim {id_!r}; {hint}The ids are {', '.join(CLAIMS)}")
+        all_of_them = f"; the ids are {', '.join(CLAIMS)}"
+        raise ValueError(f"there is no claim {id_!r}{meant(id_, CLAIMS) or all_of_them}")
     return CLAIMS[id_]
 
 

@@ -20,12 +20,13 @@ from rich.console import Console
 from wellcond.claims.sets import SETS, GivenData
 from wellcond.records import read_json, write_record
 from wellcond.train.stopping import OutOfTime
-from wellcond.verdicts import Part, Whole, combine, not_run, undecided
+from wellcond.verdicts import SECOND_LOOK, Part, Whole, combine, not_run, undecided
 
 if TYPE_CHECKING:
     from wellcond.claims.runs import Runs
 
 __all__ = [
+    "MORE_SEEDS",
     "SMOKE_RULE",
     "Beside",
     "Claim",
@@ -68,6 +69,7 @@ def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
 
 SMOKE_RULE = "a smoke run shows that it runs, and nothing else"
 SMOKE_DRAWS = 40
+MORE_SEEDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,8 @@ class Claim:
     test: str
     """At `lab` scale, on real data."""
     holds_if: str
+    paper_scale: str = ""
+    """What the paper's scale would take, in a sentence."""
 
     sets: tuple[str, ...] = ()
     """Names of `sets.SETS`, where it is decided on some."""
@@ -137,6 +141,8 @@ class Claim:
 
     def plan_paper(self, options: Options) -> list[str]:
         """What the paper's scale would take; nothing is run."""
+        if self.paper_scale:
+            return [f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."]
         return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
 
 
@@ -196,17 +202,17 @@ class MeasuredOn(Claim):
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
     """What one set may take: with less time left none is begun."""
-    paper_scale: str = ""
-    """What the paper's scale would take, in a sentence."""
+    second_look: bool = False
+    """Whether two more seeds are measured, once, where the first leave a set undecided; a record then has the
+    `confidence` of its intervals."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options, lines = replace(options, results=runs.results), list[Line]()
-        asked = {"seeds": options.seeds, "settings": list(options.settings)}
         late: OutOfTime | None = None
         for data in options.data:
             path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
             record = read_json(path) if path.exists() else {}
-            if {name: record.get(name) for name in asked} == asked:
+            if record.get("seeds", 0) >= options.seeds and record["settings"] == list(options.settings):
                 options.say(f"{self.id} on {data.set.title}: done before")
             else:
                 try:
@@ -214,14 +220,25 @@ class MeasuredOn(Claim):
                 except OutOfTime as over:
                     late = over
                     continue
-                head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
-                record = {**head, **self.measure(options, data)}
+                record = self._record(options, data)
+                if self.second_look and options.second_look and self._is_undecided(record):
+                    options.say(f"{self.id}: {options.seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
+                    more = replace(options, seeds=options.seeds + MORE_SEEDS)
+                    record = {**self._record(more, data), "confidence": SECOND_LOOK}
                 write_record(path, record, seed=0)
                 options.say(f"wrote {path}")
             lines += self.lines(record)
         if late is not None:
             raise late
         return lines
+
+    def _record(self, options: Options, data: GivenData) -> dict[str, Any]:
+        asked = {"seeds": options.seeds, "settings": list(options.settings)}
+        head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
+        return {**head, **self.measure(options, data)}
+
+    def _is_undecided(self, record: Record) -> bool:
+        return any(part.outcome == "undecided" for part in self.judge({record["data"]: record}))
 
     def verdict(self, records: Sequence[Record]) -> Whole:
         by_set = {record["data"]: record for record in records}
@@ -238,10 +255,6 @@ class MeasuredOn(Claim):
 
     def finding(self, records: Sequence[Record]) -> str:
         return self.says({record["data"]: record for record in records})
-
-    def plan_paper(self, options: Options) -> list[str]:
-        plan = f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."
-        return [plan] if self.paper_scale else super().plan_paper(options)
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = list(SETS)

@@ -9,14 +9,14 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 """
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wellcond.records import read_json, write_text
-from wellcond.report import colors
+from wellcond.report.charts import altair, can_draw, svg, titled
+from wellcond.report.colors import CATEGORIES, LIGHT, SITE_COLORS
 from wellcond.verdicts import Interval
 from wellcond.words import DEFAULT_SITES, VERDICTS
 
@@ -26,58 +26,23 @@ __all__ = [
     "MUTED",
     "SITE_COLORS",
     "VERDICT_COLORS",
+    "accuracies",
     "altair",
     "arm_color",
     "by_set",
     "can_draw",
     "is_current",
     "paper_lines",
+    "seeds_in_words",
     "site_color",
     "titled",
     "with_interval",
     "write_svg",
 ]
 
-LIGHT = {name: light for name, (light, _) in colors.COLORS.items()}
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-SITE_COLORS = {site: LIGHT[color] for site, color in colors.SITE_COLORS.items()}
-ARM_COLORS = [LIGHT[f"c{number}"] for number in (1, 2, 3, 4, 5, 6)]
+ARM_COLORS = list(CATEGORIES)
 VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
-FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
-
-
-def altair() -> Any:
-    """The module; ValueError with the way out where it is missing."""
-    try:
-        import altair
-        import vl_convert  # noqa: F401 (what makes an SVG of a chart)
-    except ImportError as missing:
-        raise ValueError(
-            f"figures are drawn with Altair, and there is no {missing.name} here: pip install altair vl-convert-python"
-        ) from None
-    return altair
-
-
-def can_draw() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
-
-
-def titled(chart: Any, title: str, caption: str) -> Any:
-    """In the style of all figures: a title, and below it what the reader must know."""
-    alt = altair()
-    heading = alt.Title(text=title, subtitle=_lines(caption), anchor="start", fontSize=14, subtitleFontSize=11)
-    return (
-        chart.properties(title=heading, background="white", padding=12)
-        .configure(font=FONT)
-        .configure_title(color=INK, subtitleColor=MUTED, offset=12)
-        .configure_axis(
-            labelColor=MUTED, titleColor=INK, titleFontWeight="normal", gridColor=LIGHT["rule"], domainColor=MUTED,
-            tickColor=MUTED, labelFontSize=11, titleFontSize=12,
-        )
-        .configure_legend(labelColor=INK, titleColor=INK, labelFontSize=11, symbolSize=120, labelLimit=260)
-        .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelFontWeight="bold")
-        .configure_view(stroke=None)
-    )  # fmt: skip
 
 
 def by_set(
@@ -94,10 +59,10 @@ def by_set(
     return chart.facet(column=alt.Column("set:N", sort=[title(found) for found in sets], title=None))
 
 
-def site_color() -> Any:
+def site_color(sites: Sequence[str] = DEFAULT_SITES) -> Any:
     """The encoding of a field `site`: every figure gives a site the same colour."""
     alt = altair()
-    scale = alt.Scale(domain=list(DEFAULT_SITES), range=[SITE_COLORS[site] for site in DEFAULT_SITES])
+    scale = alt.Scale(domain=list(sites), range=[SITE_COLORS[site] for site in sites])
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 
@@ -106,6 +71,37 @@ def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = 
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
+
+
+def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:
+    """Layers of rows with the fields `arm` (one of `names`), `mean`, `low`, `high`, `label`, and `paper` or None: bars
+    from 0, or points on a scale of their own, with intervals and numbers, and diamonds, called `mark`, at `paper`."""
+    alt = altair()
+    scale = alt.Scale(domain=[0, 100]) if bars else alt.Scale(zero=False, padding=16)
+    base = alt.Chart().encode(
+        x=alt.X("arm:N", sort=list(names), title=None, axis=alt.Axis(labels=False, ticks=False)),
+        y=alt.Y("mean:Q", title=y, scale=scale),
+    )
+    shown = (base.mark_bar(size=38) if bars else base.mark_point(filled=True, size=90, opacity=1)).encode(
+        color=arm_color(names)
+    )
+    errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    numbers = base.mark_text(dy=14, color="white", fontSize=11) if bars else base.mark_text(dx=20, color=INK)
+    paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(mark))
+    paper = paper.mark_point(shape="diamond", filled=bars, size=90, opacity=1).encode(
+        y="paper:Q",
+        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+        color=alt.value(INK),
+    )
+    layers = [shown, errors] if bars else [errors, shown]
+    return [*layers, numbers.encode(text="label:N"), paper]
+
+
+def seeds_in_words(sets: Sequence[Any]) -> str:
+    """For the caption of comparisons: how many seeds, which intervals, which scale."""
+    seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
+    levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
+    return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
 
 
 def paper_lines() -> list[Any]:
@@ -126,11 +122,9 @@ def with_interval(found: Interval) -> dict[str, float | None]:
 def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> Path:
     """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
     altair()
-    import vl_convert
-
     mark = f"{_rows_mark(made_from)}, drawn as {_digest(chart.to_dict() | {'$schema': ''})} -->"
     if not _text(path).endswith(mark):
-        write_text(path, f"{vl_convert.vegalite_to_svg(chart.to_json())}\n{mark}\n")
+        write_text(path, f"{svg(chart)}\n{mark}\n")
     return path
 
 
@@ -151,12 +145,3 @@ def _digest(content: Any) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
-
-
-def _lines(text: str, width: int = 88) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines

@@ -265,7 +265,10 @@ def one_run() -> int:
     for problem in load_plugins():  # an arm may use what they register
         print(f"warning: {problem}", file=sys.stderr)
     root = Path(told["root"])
-    plan = Planned(name=told["name"], config=Config.from_json(told["config"]), measure=tuple(told["measure"]))
+    plan = Planned(
+        name=told["name"], config=Config.from_json(told["config"]), measure=tuple(told["measure"]),
+        start=told["start"], keep_weights=told["keep_weights"],
+    )  # fmt: skip
     try:
         _wait_for_earlier_process(root / plan.name)
         Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)

@@ -1,13 +1,14 @@
 """The ledger: docs/claims.md, every claim with its verdict and figure, from the files under evidence/ alone.
 
-    wellcond ledger                    # draw what is new, and write it
-    wellcond ledger --check            # exit 1 where page and evidence differ
+    wellcond ledger                    # draw what is new, and write it; and report/reference.json, for pages
+    wellcond ledger --check            # exit 1 where page, reference and evidence differ
     entries(Path("evidence"))          # what the page says, as data
 
 Verdicts are computed anew from the rows of each file, so that a change of the rules changes the page. A smoke run is no
 evidence: it is named "smoke only" and decides nothing.
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from wellcond.claims.catalogue import CLAIMS, OURS
 from wellcond.claims.claim import Beside, Claim, Line, Statement
 from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair, can_draw, is_current, titled, write_svg
+from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
@@ -92,8 +94,8 @@ def entries(evidence: Path) -> list[Entry]:
     ]
 
 
-def run(evidence: Path, target: Path) -> Path:
-    """Draw the figures, where rows or drawing have changed, and write the page."""
+def run(evidence: Path, target: Path, reference: Path | None = None) -> Path:
+    """Draw the figures, where rows or drawing have changed, and write the page, and what pages must know of it."""
     for one, figure, files in _figures(evidence):
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
@@ -101,11 +103,17 @@ def run(evidence: Path, target: Path) -> Path:
     if can_draw() or not is_current(chart, made_from=_decided(found)):
         write_svg(overview(found), chart, made_from=_decided(found))
     write_text(target, page(evidence, target))
+    if reference is not None:
+        write_text(reference, _reference(evidence, found))
     return target
 
 
-def check(evidence: Path, target: Path) -> str:
-    """Why the page is not that of the evidence, in words; empty where it is."""
+def check(evidence: Path, target: Path, reference: Path | None = None) -> str:
+    """Why the page, or the reference, is not that of the evidence, in words; empty where they are."""
+    if reference is not None and not (
+        reference.exists() and reference.read_text(encoding="utf-8") == _reference(evidence, entries(evidence))
+    ):
+        return f"{reference} is not what {evidence} says; wellcond ledger writes it anew"
     if not target.exists():
         return f"there is no {target}; wellcond ledger writes it"
     wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
@@ -121,6 +129,11 @@ def check(evidence: Path, target: Path) -> str:
         f"{target} is not what {evidence} says, from line {line + 1} on: {found[line]!r} there, {wanted[line]!r} by "
         "the evidence; wellcond ledger writes it anew"
     )
+
+
+def _reference(evidence: Path, found: Sequence[Entry]) -> str:
+    payload = reference_of(evidence, {entry.id: entry for entry in found})
+    return json.dumps(payload, indent=1, ensure_ascii=False) + "\n"
 
 
 def page(evidence: Path, target: Path) -> str:

@@ -13,6 +13,8 @@ Here is log κ by block and site, at the random start and after training:
 
 In a pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs.
 The random start is rebuilt from the seed, so it is the one that was trained.
+
+`images_of(options, data, 64)` are images for claims that measure something without a training.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +24,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellcond.data import EvalBatches, Images, open_data
+from wellcond.bench.photographs import photographs
+from wellcond.claims.claim import Options
+from wellcond.claims.sets import GivenData, ImageSet
+from wellcond.data import DataSet, EvalBatches, Images, open_data
+from wellcond.models.sites import sites
 from wellcond.probe import Probe
 from wellcond.records import Row
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import BLOCK_SITES
 
-__all__ = ["MEASUREMENTS", "Measurement", "by_site", "log_kappa_rows", "measure_ends", "register_measurement"]
+__all__ = [
+    "MEASUREMENTS",
+    "Measurement",
+    "by_site",
+    "images_of",
+    "log_kappa_rows",
+    "measure_ends",
+    "measure_groups",
+    "register_measurement",
+    "some_images",
+]
 
 EVERY = 10  # one validation image of so many: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is computed in float64, too
+GROUPS = 10  # of images, for an interval where there is one seed
 
 Measurement = Callable[[Config, Path, str | None], Any]
 """(configuration, run folder, device) → what JSON can hold."""
@@ -54,19 +71,10 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 
 @register_measurement("log_kappa")
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """log κ at the four sites of the run in `folder`, before and after training. ValueError without a state."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    data = open_data(
-        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-    )
-    images = _some_images(data.val)
-    state = latest(folder / "checkpoints")
-    if state is None:
-        raise ValueError(f"{folder} holds no saved state to measure; train it first")
-    model = make_task(config, data).build().to(where).eval()
+    """log κ at every site of the run in `folder`, before and after training. ValueError without a state."""
+    model, weights, images, where = _opened(config, folder, device)
     untrained = log_kappa_rows(model, images, where)
-    model.load_state_dict(dict(state.ema or state.model))
+    model.load_state_dict(weights)
     trained = log_kappa_rows(model, images, where)
     singles = log_kappa_rows(model, images[:CHECKED], where)
     doubles = log_kappa_rows(model.double(), images[:CHECKED].double(), where)
@@ -81,19 +89,77 @@ def measure_ends(config: Config, folder: Path, device: str | None = None) -> dic
     }
 
 
-def _some_images(validation: Any) -> Tensor:
-    """Every tenth, normalised: a set that lies sorted by class gives some of each class, too."""
-    assert isinstance(validation, Images), "an experiment's data sets are small enough to be cached"
-    rows = torch.arange(0, len(validation), EVERY)
-    return torch.cat([images for images, _ in EvalBatches(validation.part(rows), batch_size=BATCH)])
+@register_measurement("log_kappa_groups")
+def measure_groups(config: Config, folder: Path, device: str | None = None) -> list[list[float]]:
+    """log κ at `+sa` after training, block by block, of ten groups of the images, each by itself: with one seed to an
+    arm, arms are compared group by group. In float64 where float32 caps one. ValueError without a state."""
+    model, weights, images, where = _opened(config, folder, device)
+    model.load_state_dict(weights)
+
+    def groups() -> list[list[Row]]:
+        rows = [log_kappa_rows(model, images[first::GROUPS], where) for first in range(GROUPS)]
+        return [[row for row in group if row["site"] == "+sa"] for group in rows]
+
+    found = groups()
+    if any(map(_capped, found)):
+        model, images = model.double(), images.double()
+        found = groups()
+    return [by_site(group)["+sa"] for group in found]
+
+
+def _opened(
+    config: Config, folder: Path, device: str | None
+) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
+    """The model as its training began, the weights it ended with, the images to measure it on, and the device."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = _open(config, folder)
+    state = latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    model = make_task(config, data).build().to(where).eval()
+    return model, dict(state.ema or state.model), _tenth(data.val), where
+
+
+def some_images(config: Config, folder: Path) -> Tensor:
+    """Every tenth validation image of a run, normalised."""
+    return _tenth(_open(config, folder).val)
+
+
+def _open(config: Config, folder: Path) -> DataSet:
+    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
+    return open_data(
+        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
+    )
+
+
+def _tenth(validation: Any) -> Tensor:
+    """A set that lies sorted by class gives some of each class, too."""
+    return _normalised(validation, torch.arange(0, len(validation), EVERY))
+
+
+def images_of(options: Options, data: GivenData, count: int) -> Tensor:
+    """(count, channels, size, size), normalised: of a set's validation part, spread evenly over it; or photographs."""
+    assert isinstance(data.set, ImageSet)
+    size = data.set.image_size
+    if data.set.name == "photographs":
+        return photographs(count, size)
+    cache = options.output / options.scale / "cache"  # which the trainings of this scale share
+    part = open_data(data.spec, image_size=size, cache_dir=cache).val
+    return _normalised(part, torch.linspace(0, len(part) - 1, min(count, len(part))).round().long())
+
+
+def _normalised(part: Any, rows: Tensor) -> Tensor:
+    assert isinstance(part, Images), "an experiment's data sets are small enough to be cached"
+    return torch.cat([images for images, _ in EvalBatches(part.part(rows), batch_size=BATCH)])
 
 
 @torch.no_grad()
 def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> list[Row]:
-    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the four sites there are."""
+    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the sites of the blocks that there are."""
     rows: list[Row] = []
+    there = list({one.site for one in sites(model)})
     for batch in images.split(BATCH):
-        with Probe(model, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
+        with Probe(model, there, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
             model(batch.to(device))
         rows += [row for row in probe.rows() if row["name"] in ("log_kappa", "capped")]
     return rows
@@ -108,9 +174,7 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
             total[0] += row["value"] * row["count"]
             total[1] += row["count"]
     found: dict[str, list[float]] = {}
-    for (site, _), (total, count) in sorted(
-        sums.items(), key=lambda item: (DEFAULT_SITES.index(item[0][0]), item[0][1])
-    ):
+    for (site, _), (total, count) in sorted(sums.items(), key=lambda item: (BLOCK_SITES.index(item[0][0]), item[0][1])):
         found.setdefault(site, []).append(round(total / count, 6))
     return found
 

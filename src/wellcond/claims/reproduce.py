@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from wellcond.claims import imagenet
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.runs import Runs
@@ -96,7 +97,7 @@ def reproduce(
     plan = _queue(options, given) if whole_queue else [(one, _data_of(one, given, scale)) for one in chosen]
     if scale == "paper":
         for one, _ in plan:
-            for line in one.plan_paper(options):
+            for line in imagenet.plan(one.id, options) or one.plan_paper(options):
                 options.say(line)
         return 0
     kept = None if scale == "smoke" else evidence / "runs" / scale

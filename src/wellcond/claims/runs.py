@@ -10,7 +10,8 @@ Each run is a folder of `wellcond train`. When it ends, well or badly, its resul
 that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
 run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on. What
 is measured of the trained model is measured before the run ends, by name (measurements.py). What another claim asks for
-later is measured then, if the weights are still there.
+later is measured then, if the weights are still there. A run may start from another's weights (`start`), which are kept
+in its folder; where they are gone, that one is trained again.
 With one job everything happens in this process; with more, each run in one of its own (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
 that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
@@ -23,7 +24,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,8 @@ from wellcond.claims.jobs import Jobs, RunFailed
 from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.environment import environment
 from wellcond.models.surgery import keep_compiled_code
-from wellcond.train.checkpoint import saved_steps
+from wellcond.models.weights import write_weights
+from wellcond.train.checkpoint import latest, saved_steps
 from wellcond.train.config import Config, as_seconds
 from wellcond.train.folder import MAY_CHANGE, RunFolder
 from wellcond.train.loop import Diverged, train
@@ -51,6 +53,7 @@ Result = dict[str, Any]
 measured (in the course of training), config, environment, and under its name each of MEASUREMENTS that was asked for
 (None where it could not be taken)."""
 RESULT = "result.json"
+WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to carry
 LOG = "log.txt"
 ELSEWHERE = {
     *MAY_CHANGE, "data", "probe_every", "probe_marks", "probe_samples", "probe_sites", "probe_exact",
@@ -63,9 +66,10 @@ AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, 
 COMPILING = 40.0  # seconds, where the code for its form is not there yet
 NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
-    "erasing", "auto_augment", "epochs", "steps", "opt", "lr", "weight_decay", "opt_betas", "layer_decay", "clip_grad",
-    "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr", "ema_decay", "seed", "eval_every",
-    "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best", "keep_best_after",
+    "erasing", "auto_augment", "mixup", "cutmix", "label_smoothing", "epochs", "steps", "opt", "lr", "weight_decay",
+    "opt_betas", "layer_decay", "clip_grad", "clip_value", "sched", "warmup_epochs", "warmup_steps", "warmup_lr",
+    "min_lr", "ema_decay", "seed", "eval_every", "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best",
+    "keep_best_after",
 } - {"data"}  # fmt: skip
 """Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
 CURVES = ("loss", "top1")
@@ -85,6 +89,10 @@ class Planned:
     """How many it trains on, over all epochs, for an estimate of its time; 0 where that is not known."""
     measure: tuple[str, ...] = ()
     """What is measured of the trained model before the run ends: names of MEASUREMENTS."""
+    start: str = ""
+    """The name of another run, whose weights it starts from."""
+    keep_weights: bool = False
+    """Whether others start from its weights: then it is done where these are here, too."""
     first: bool = False
     """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
 
@@ -160,7 +168,7 @@ class Runs:
         """The result of a run that is done; None where it is not. ValueError where the folder holds another run."""
         places = [root / plan.name / RESULT for root in (self.root, self.kept) if root is not None]
         path = next((place for place in places if place.exists()), None)
-        if path is None:
+        if path is None or (plan.keep_weights and not (self.root / plan.name / WEIGHTS).exists()):
             return None
         result = records.read_json(path)
         differ = config_difference(plan.config, result["config"])
@@ -188,6 +196,7 @@ class Runs:
             if first:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
+        plan = self._started(plan)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
         self._check_time(plan)
@@ -203,6 +212,17 @@ class Runs:
         self.trained += 1
         self._say(number, plan, _words(result))
         return self._keep(plan)
+
+    def _started(self, plan: Planned) -> Planned:
+        """With the weights that it starts from as its checkpoint; ValueError where they are not here."""
+        if not plan.start:
+            return plan
+        if not self._has_start(plan):
+            raise ValueError(f"{plan.name} starts from the weights of {plan.start}, and these are not in {self.root}")
+        return replace(plan, config=plan.config.changed({"checkpoint": str(self.root / plan.start / WEIGHTS)}))
+
+    def _has_start(self, plan: Planned) -> bool:
+        return not plan.start or (self.root / plan.start / WEIGHTS).exists()
 
     def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
         folder, number = self.root / plan.name, 0
@@ -247,6 +267,7 @@ class Runs:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
         device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() says which
         told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure)}
+        told |= {"start": plan.start, "keep_weights": plan.keep_weights}
         if self.limit is not None:  # its clock starts with its own process
             told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
@@ -322,6 +343,7 @@ class Runs:
     def _train(self, plan: Planned, *, quiet: bool) -> Result:
         config, folder = self._config(plan), self.root / plan.name
         result: Result = {"name": plan.name, "config": _portable(config)}
+        result |= {"start": plan.start} if plan.start else {}
         if torch.cuda.is_available() and self.device != "cpu":
             torch.cuda.reset_peak_memory_stats(self.device)  # of the run before, in this process
         try:
@@ -331,6 +353,8 @@ class Runs:
             result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
+            if plan.keep_weights:
+                _keep_weights(folder)
         result |= {**_curves(folder), "measured": _measured(folder)}
         return result | self._measure(plan.measure, result, config, folder)
 
@@ -345,10 +369,11 @@ class Runs:
         if not missing:
             return result
         folder = self.root / plan.name
-        if result["status"] == "finished" and not saved_steps(folder / "checkpoints"):
+        here = bool(saved_steps(folder / "checkpoints")) and self._has_start(plan)
+        if result["status"] == "finished" and not here:
             self._say(self.done, plan, f"without {', '.join(missing)}: its weights are not here")
             return result | dict.fromkeys(missing)
-        result |= self._measure(missing, result, self._config(plan), folder)
+        result |= self._measure(missing, result, self._config(self._started(plan)), folder)
         for root in (self.root, self.kept):
             if root is not None:
                 records.write_json(root / plan.name / RESULT, result)
@@ -394,9 +419,20 @@ def config_difference(config: Config, stored: dict[str, Any]) -> str:
 
 def _portable(config: Config) -> dict[str, Any]:
     """Without the paths of this machine."""
-    stored = config.as_json() | {"cache_dir": "", "time_limit": ""}
+    stored = config.as_json() | {"cache_dir": "", "time_limit": "", "checkpoint": ""}
     kind, colon, _ = stored["data"].partition(":")
     return stored | {"data": kind if colon else Path(stored["data"]).name}
+
+
+def _keep_weights(folder: Path) -> None:
+    """The weights of a run's last state, of a masked autoencoder those of its encoder."""
+    state = latest(folder / "checkpoints")
+    assert state is not None
+    weights = dict(state.ema or state.model)
+    wanted = {name: tensor for name, tensor in weights.items() if name.startswith("encoder.")} or weights
+    aside = folder / f".{WEIGHTS}"
+    write_weights(aside, {name: tensor.half() for name, tensor in wanted.items()}, state.metadata)
+    aside.replace(folder / WEIGHTS)
 
 
 def _curves(folder: Path) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
-from wellcond.words import BLOCK_SITES
+from wellcond.words import BLOCK_SITES, meant
 
 __all__ = [
     "IMAGE_SETS",
+    "PHOTOGRAPHS",
     "SETS",
     "TASK_SETS",
     "ClaimSet",
@@ -165,6 +166,14 @@ class ImageSet(ClaimSet):
         return f"wds:{path}" if _holds_shards(path) else f"folder:{path}"
 
 
+class PhotographSet(ImageSet):
+    """scikit-learn's two photographs, in crops: real pictures where no set is at hand. For measuring, not training."""
+
+    @property
+    def smoke(self) -> GivenData:
+        return GivenData(set=self, spec=self.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSet(ClaimSet):
     """A task of the Long Range Arena: under a recipe and a source of its own name, with a part for development."""
@@ -243,7 +252,7 @@ IMAGE_SETS: dict[str, ImageSet] = _sets(
     ),
     ImageSet(
         name="imagenette", title="Imagenette", classes=10, train_samples=9_469, image_size=224, patch_size=16,
-        epochs=50, respectable=0.75,
+        epochs=50, batch_size=64, respectable=0.75,
     ),
 )  # fmt: skip
 TASK_SETS: dict[str, TaskSet] = _sets(
@@ -257,7 +266,10 @@ TASK_SETS: dict[str, TaskSet] = _sets(
     TaskSet(name="lra_image", title="Image", classes=10, train_samples=45_000),
 )  # fmt: skip
 """In the order of the paper's tables."""
-SETS: dict[str, ClaimSet] = {**IMAGE_SETS, **TASK_SETS}
+PHOTOGRAPHS = PhotographSet(
+    name="photographs", title="Photographs", classes=2, train_samples=0, image_size=224, patch_size=16, generated=True
+)
+SETS: dict[str, ClaimSet] = {**IMAGE_SETS, PHOTOGRAPHS.name: PHOTOGRAPHS, **TASK_SETS}
 
 
 def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[GivenData]:
@@ -274,8 +286,8 @@ def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[Give
             name, where = _name_in(text), text
         if name not in SETS or not where:
             raise ValueError(
-                f"--data-dir {text!r} does not say which set lies where; write NAME=PATH with a name of "
-                f"{', '.join(SETS)}, e.g. cifar10=data/cifar10"
+                f"--data-dir {text!r} does not say which set lies where{meant(name, SETS) if name not in SETS else ''} "
+                f"(write NAME=PATH with a name of {', '.join(SETS)}, e.g. cifar10=data/cifar10)"
             )
         found.append(GivenData(set=SETS[name], spec=SETS[name].spec(where)))
     names = [one.set.name for one in found]

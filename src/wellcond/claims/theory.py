@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wellcond.records import read_json, write_record, write_text
-from wellcond.report import Axis, Series, line_chart
+from wellcond.report.charts import Axis, Look, looks_of, plain_lines, svg, titled
 from wellcond.theory import STATEMENTS, Finding, check, statement
 from wellcond.theory.registry import DRAWS
 
@@ -173,12 +173,16 @@ def _from(folder: Path, path: Path) -> str:
 
 def draw(chart: Mapping[str, Any]) -> str:
     """A chart of a finding as an SVG file."""
-    series = [
-        Series(line["name"], line["x"], line["y"], marks=len(line["x"]) <= SEVERAL, dashed=line["dashed"])
+    rows = [
+        {"line": line["name"], "x": x, "y": y}
         for line in chart["lines"]
+        for x, y in zip(line["x"], line["y"], strict=True)
     ]
-    x, y = Axis(chart["x"], log=chart["log_x"]), Axis(chart["y"], log=chart["log_y"])
-    return line_chart(series, title=chart["title"], x=x, y=y, caption=chart["caption"]).svg
+    plain = looks_of([line["name"] for line in chart["lines"]])
+    looks = {line["name"]: Look(plain[line["name"]].color, line["dashed"]) for line in chart["lines"]}
+    x, y = Axis("x", chart["x"], log=chart["log_x"]), Axis("y", chart["y"], log=chart["log_y"])
+    drawing = plain_lines(rows, x=x, y=y, by="line", looks=looks, width=480, height=260)
+    return svg(titled(drawing, chart["title"])) + "\n"
 
 
 def _overview(findings: Sequence[Mapping[str, Any]], folder: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wellcond.cli.options import Device, More, complete_models
+from wellcond.cli.options import Device, More, complete_models, complete_sites, completing
 
 __all__ = ["measure"]
 
@@ -28,19 +28,37 @@ def measure(
         bool, typer.Option("--strict/--no-strict", help="Refuse weights that only the model or only the file has.")
     ] = True,
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of the checkpoint.")] = False,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights that belong to the name.")] = False,
+    pretrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--pretrained/--no-pretrained",
+            help="The weights that belong to the name, or random ones; by default the former, where the hub answers.",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="A folder or .tar of images; by default crops of two photographs.")
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(help="Where to measure: in, tokens, embed, and by default sa,+sa,mlp,+mlp (those there are)."),
+        typer.Option(
+            help="Where to measure: in, tokens, embed, and by default sa,+sa,mlp,+mlp (those there are).",
+            autocompletion=complete_sites,
+        ),
     ] = None,
     blocks: Annotated[
         str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?; -1 is the last.")
     ] = "*",
-    samples: Annotated[int, typer.Option(min=1, help="How many images.")] = 64,
-    gray: Annotated[str | None, typer.Option(help="Gray the tokens first: svd or dct.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="How many images.  [default: 64, on a CPU 16]")] = None,
+    exact: Annotated[
+        str,
+        typer.Option(
+            help="float32 or float64; auto is float32, and float64 for sites where κ is beyond what float32 can see.",
+            autocompletion=completing("auto", "float32", "float64"),
+        ),
+    ] = "auto",
+    gray: Annotated[
+        str | None, typer.Option(help="Gray the tokens first: svd or dct.", autocompletion=completing("svd", "dct"))
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The exponent of --gray, in (0, 1].  [default: 0.95]")] = None,
     spectrum: Annotated[bool, typer.Option("--spectrum", help="Also the singular values.")] = False,
     untrained: Annotated[
@@ -67,6 +85,7 @@ def measure(
         sites=None if sites is None else _listed(sites),
         blocks=[int(name) if name.removeprefix("-").isdecimal() else name for name in _listed(blocks)],
         samples=samples,
+        exact=exact,
         gray=gray,
         epsilon=epsilon,
         spectrum=spectrum,

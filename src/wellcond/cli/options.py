@@ -1,26 +1,33 @@
 """Options that several commands share, and what the shell completes them with.
 
-`wellcond --install-completion` teaches a shell to complete commands, options, recipes, claims and models. A key press
-should not wait for torch: recipes and claims load without it, and timm's model names are read from its source.
+`wellcond --install-completion` teaches a shell to complete commands, options, recipes, claims, models, attentions and
+sources. A key press should not wait for torch: recipes load without it, other names are read from source files.
 """
 
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wellcond.words import SITES
+
 __all__ = [
     "Device",
     "More",
     "Scale",
     "Settings",
+    "complete_attentions",
     "complete_claims",
+    "complete_data",
     "complete_models",
     "complete_recipes",
     "complete_settings",
+    "complete_sites",
     "complete_statements",
+    "completing",
     "print_settings",
     "starting",
 ]
@@ -31,6 +38,15 @@ def starting(names: list[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def completing(*words: str) -> Callable[[str], list[str]]:
+    """Completes one of these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return starting(list(words), incomplete)
+
+    return complete
+
+
 def complete_recipes(incomplete: str) -> list[str]:
     from wellcond.train.recipes import RECIPES
 
@@ -38,14 +54,16 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 
 def complete_settings(incomplete: str) -> list[str]:
-    """`lr=` of `l`; the words that a setting can be of `gray=`."""
+    """`lr=` of `l`; the words that a setting can be of `gray=`, attentions of `attention=`, models of `model=`."""
     from wellcond.train.config import Config
     from wellcond.train.settings import fields_of
 
     words = {field.name: field.choices for field in fields_of(Config)}
-    name, equals, _ = incomplete.partition("=")
+    name, equals, value = incomplete.partition("=")
+    named = {"attention": complete_attentions, "model": complete_models, "data": complete_data}
     if equals:
-        return starting([f"{name}={word}" for word in words.get(name, ())], incomplete)
+        found = named[name](value) if name in named else words.get(name, ())
+        return starting([f"{name}={word}" for word in found], incomplete)
     return starting([f"{name}=" for name in words], incomplete)
 
 
@@ -75,19 +93,40 @@ def print_settings(wanted: bool) -> None:
     raise typer.Exit
 
 
+IDS = r'"((?:asa|sky|new|cut|spec|cond|pre)-[a-zA-Z0-9-]+)"'
+
+
 def complete_claims(incomplete: str) -> list[str]:
-    return _ids_in("claims/catalogue.py", incomplete)
+    return _names_in("claims/catalogue.py", IDS, incomplete)
 
 
 def complete_statements(incomplete: str) -> list[str]:
-    return _ids_in("theory/registry.py", incomplete)
+    return _names_in("theory/registry.py", IDS, incomplete)
 
 
-def _ids_in(file: str, incomplete: str) -> list[str]:
-    """Ids of claims, read from a file of ours: to import it would import torch."""
-    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
-    ids = re.findall(r'"((?:asa|sky|new|cut|spec|cond|pre)-[a-zA-Z0-9-]+)"', text)
-    return starting(list(dict.fromkeys(ids)), incomplete)
+def complete_attentions(incomplete: str) -> list[str]:
+    return _names_in("attention/*.py", r'^@register_attention\("(\w+)"', incomplete)
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Sources, with the colon after which something has to stand; folders are the shell's own."""
+    found = _names_in("data/*.py", r'^@register_source\(("\w+"(?:, takes="[^"]*")?)', "")
+    words = [re.findall(r'"([^"]*)"', one) for one in found]
+    alone = {word for word, *takes in words if takes and (not takes[0] or takes[0].startswith("["))}
+    return starting([word if word in alone else f"{word}:" for word, *_ in words], incomplete)
+
+
+def complete_sites(incomplete: str) -> list[str]:
+    """The last of several: `sa,+s` may become `sa,+sa`."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{site}" for site in starting(list(SITES), last)]
+
+
+def _names_in(files: str, pattern: str, incomplete: str) -> list[str]:
+    """Names read from files of ours: to import them would import torch."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parents[1].glob(files))]
+    found = [name for text in texts for name in re.findall(pattern, text, re.MULTILINE)]
+    return starting(list(dict.fromkeys(found)), incomplete)
 
 
 def complete_scales(incomplete: str) -> list[str]:
@@ -105,7 +144,12 @@ def complete_models(incomplete: str) -> list[str]:
     return starting(sorted(names), incomplete)
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default the GPU where there is one.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda or cuda:1; by default the GPU where there is one.", autocompletion=completing("cpu", "cuda")
+    ),
+]
 Scale = Annotated[
     str,
     typer.Option(help="smoke (a CPU, seconds), lab (a GPU, real data) or paper.", autocompletion=complete_scales),

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from wellcond.cli.options import complete_statements
+from wellcond.words import meant
 
 __all__ = ["theory"]
 
@@ -39,8 +40,9 @@ def theory(
 
     unknown = [name for name in ids or () if name not in STATEMENTS]
     if unknown:
+        near = meant(unknown[0], STATEMENTS)
         raise typer.BadParameter(
-            f"unknown statement {unknown[0]!r}; there are {', '.join(STATEMENTS)}", param_hint="ID"
+            f"unknown statement {unknown[0]!r}{near} (there are {', '.join(STATEMENTS)})", param_hint="ID"
         )
     from wellcond.claims.theory import run
 

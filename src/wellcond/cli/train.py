@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device, More, Scale, Settings, complete_models, complete_recipes, print_settings
+from wellcond.cli.options import (
+    Device,
+    More,
+    Scale,
+    Settings,
+    complete_data,
+    complete_models,
+    complete_recipes,
+    completing,
+    print_settings,
+)
 
 __all__ = ["train"]
 
@@ -22,9 +32,11 @@ def train(
     ] = None,
     scale: Scale = "lab",
     settings: Settings = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How often the training goes through the data; by default the recipe's.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
-    lr: Annotated[float | None, typer.Option()] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate at its highest; by default the recipe's.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Another model, by timm's name.", autocompletion=complete_models)
     ] = None,
@@ -36,19 +48,42 @@ def train(
         bool | None, typer.Option("--pretrained", help="Start from the weights that belong to the name.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER.")] = None,
-    amp_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER, … (docs/data.md).", autocompletion=complete_data
+        ),
+    ] = None,
+    amp_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="The precision of the passes: float32, bfloat16 or float16.",
+            autocompletion=completing("float32", "bfloat16", "float16"),
+        ),
+    ] = None,
     on_divergence: Annotated[
-        str | None, typer.Option(help="stop, or rollback: to a good state, with half the learning rate.")
+        str | None,
+        typer.Option(
+            help="stop, or rollback: to a good state, with half the learning rate.",
+            autocompletion=completing("stop", "rollback"),
+        ),
     ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(help="Save and end before this time is over: 90s, 9m, 1h30m; the same command goes on."),
     ] = None,
     tracker: Annotated[
-        str | None, typer.Option(help="tensorboard, wandb or trackio, beside the rows that are always written.")
+        str | None,
+        typer.Option(
+            help="tensorboard, wandb or trackio, beside the rows that are always written.",
+            autocompletion=completing("tensorboard", "wandb", "trackio"),
+        ),
     ] = None,
     device: Device = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Build model, loader and schedule, try them on two samples, and train nothing."),
+    ] = False,
     show_settings: Annotated[
         bool,
         typer.Option(
@@ -67,11 +102,17 @@ def train(
     options |= {"data": data_dir, "amp_dtype": amp_dtype, "on_divergence": on_divergence, "tracker": tracker}
     options |= {"time_limit": time_limit, "pretrained": pretrained}
     options |= {"model_kwargs": ",".join(model_kwargs) if model_kwargs else None}
+    folder, world = output or Path("runs") / recipe, int(os.environ.get("WORLD_SIZE", "1"))
     try:
         check_device(device)
         everything = [*(settings or []), *(more or [])]
-        config = training.configure(recipe, scale=scale, options=options, settings=everything, device=device)
-        config.check(world=int(os.environ.get("WORLD_SIZE", "1")))
+        config = training.configure(
+            recipe, scale=scale, options=options, settings=everything, device=device, output=folder, world=world
+        )
+        config.check(world=world)
+        if dry_run:
+            training.rehearse(config)
+            return
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    raise typer.Exit(training.run(config, output or Path("runs") / recipe, device=device))
+    raise typer.Exit(training.run(config, folder, device=device))

@@ -11,23 +11,52 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from wellcond.report import report_runs
+from wellcond.records import CONFIG, Run
+from wellcond.report import can_draw, report_runs
+from wellcond.train.choices import choose
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, train
-from wellcond.train.recipes import bearable, recipe
+from wellcond.train.recipes import recipe
 from wellcond.train.stopping import Interrupted, OutOfTime
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "rehearse", "run"]
 
 
 def configure(
-    name: str, *, scale: str, options: dict[str, Any], settings: list[str], device: str | None = None
+    name: str,
+    *,
+    scale: str,
+    options: dict[str, Any],
+    settings: list[str],
+    device: str | None = None,
+    output: Path | None = None,
+    world: int = 1,
 ) -> Config:
-    """A recipe with the options given, then with each `key=value`; what was not given, as the device can bear it."""
+    """A recipe with the options given, then with each `key=value`; what was not given, as it suits data and device.
+
+    The choices are told, each with the way to change it. Where `output` holds a run, it goes on with its own.
+    """
     given = {key: value for key, value in options.items() if value is not None}
     config = recipe(name, scale=scale).changed(given).changed(settings)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return bearable(config, where.partition(":")[0])
+    before = None
+    if output is not None and (output / CONFIG).is_file():
+        with contextlib.suppress(ValueError, OSError):  # whatever it is, the loop says so
+            before = Run.open(output).config
+    config, said = choose(config, device=where.partition(":")[0], scale=scale, world=world, before=before)
+    if _is_main():
+        console = Console(stderr=True)
+        for line in said:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return config
+
+
+def rehearse(config: Config) -> None:
+    """Build everything that a training needs, and say what that is."""
+    from wellcond.train.dry_run import dry_run
+
+    for line in [*dry_run(config).lines(), "Nothing was trained."]:
+        Console().print(line, highlight=False, soft_wrap=True)
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:
@@ -36,7 +65,7 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
     0 also where the time limit was reached, which was asked for.
     """
     console = Console(stderr=True)
-    main = os.environ.get("RANK", "0") == "0"
+    main = _is_main()
     try:
         with _plain_warnings(console):
             outcome = train(config, output, device=device, quiet=not main)
@@ -56,8 +85,16 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
     return 0
 
 
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _page(output: Path, console: Console) -> None:
-    console.print(f"wrote {report_runs([output])}", highlight=False, markup=False, soft_wrap=True)
+    if can_draw():
+        said = f"wrote {report_runs([output])}"
+    else:
+        said = f"no page: there is no Altair here; `wellcond report {output}` draws it where Altair is installed"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,10 @@
 The digits are stored writer after writer, so the last fifth is validation: mostly hands that training has not seen.
 """
 
+from functools import cache
+
 import torch
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from wellcond.data.dataset import DataSet, Images
@@ -20,18 +23,25 @@ VALIDATION = 360
 
 def load_digits(*, image_size: int = SIDE) -> DataSet:
     """Ten classes, one channel. Another size than 8 enlarges the digits, smoothly."""
-    from sklearn import datasets
-
-    stored = datasets.load_digits()
-    pixels = torch.from_numpy(stored.images).float()[:, None] * (255 / GRAYS)  # pyright: ignore[reportAttributeAccessIssue]
+    images, targets = _stored()
+    pixels = images[:, None] * (255 / GRAYS)
     if image_size != SIDE:
         pixels = interpolate(pixels, size=(image_size, image_size), mode="bilinear", antialias=True)
     pixels = pixels.round().to(torch.uint8)
-    labels = torch.from_numpy(stored.target).long()  # pyright: ignore[reportAttributeAccessIssue]
+    labels = targets.clone()
     unknown = torch.zeros(1)  # until the training part is measured
     train = Images(pixels[:-VALIDATION], labels[:-VALIDATION], mean=unknown, std=unknown).measured()
     val = Images(pixels[-VALIDATION:], labels[-VALIDATION:], mean=train.mean, std=train.std)
     return DataSet(name="digits", classes=[str(digit) for digit in range(10)], train=train, val=val, skipped=[])
+
+
+@cache
+def _stored() -> tuple[Tensor, Tensor]:
+    """Read once: a process may train on them many times."""
+    from sklearn import datasets
+
+    pixels, targets = datasets.load_digits(return_X_y=True)
+    return torch.from_numpy(pixels).float().reshape(-1, SIDE, SIDE), torch.from_numpy(targets).long()
 
 
 @register_source("digits", takes="")

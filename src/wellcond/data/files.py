@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_UTF8", "SUFFIXES", "ArrayPart", "FilePart", "ImageFile", "ImageFiles", "Listing", "Part", "Skipped", "Source",
     "compare_classes", "decode_image", "decode_opened", "is_image", "is_utf8", "list_members", "open_file", "printable",
-    "say_why", "sort_names", "strict_decoding", "walk_images",
+    "say_why", "shorter_side", "sort_names", "strict_decoding", "walk_images",
 ]  # fmt: skip
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -287,6 +287,16 @@ class FilePart:
         return decode_opened(self.files[row].open)
 
 
+def shorter_side(part: "Part", row: int) -> int:
+    """In pixels; of a file by its header alone."""
+    if not isinstance(part, FilePart):
+        return min(part.read(row).size)
+    from PIL import Image
+
+    with part.files[row].open() as file, Image.open(file) as opened:
+        return min(opened.size)
+
+
 class ArrayPart:
     """Images in one array (rows, height, width, 3) of uint8."""
 
@@ -351,6 +361,8 @@ class Source:
     """Reads what there is. It is given a folder that lasts until the images are decoded, to unpack into."""
     random_access: bool = True
     """Whether the files can be read in any order later on, without that folder."""
+    note: str = ""
+    """What its user must know, one sentence."""
 
 
 class ImageFiles:

@@ -1,6 +1,7 @@
 """Images of classes in folders, in tar archives and in shards, on disk as torchvision, timm and WebDataset read them.
 
     folder_source(Path("imagenette"))            # train/CLASS/FILE and val/CLASS/FILE; or one with train.tar, or shards
+    folder_source(Path("photos"))                # CLASS/FILE: one picture of five is held out for validation
     archive_source([Path("train.tar")], [Path("val.tar")], name="pets")    # members train/CLASS/FILE
     shard_source("shards/{train,val}-*.tar")                               # members KEY.jpg and KEY.cls, or the same
 
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 VALIDATION = ("val", "validation", "valid", "test")  # the first that exists
+HELD_OUT = 5  # one image of so many, where a folder has no validation part
 ENDINGS = (".tar", ".tar.gz", ".tgz")
 FOUND_SHARDS = "train-*.tar[.gz] and val-*.tar[.gz]"
 LABELS = {"cls": 1 << 10, "label": 1 << 10, "json": 1 << 24}  # endings of labels, and how many bytes they may have
@@ -77,10 +79,14 @@ def folder_source(path: Path) -> Source:
     shards = find_shards(str(path))
     if all(shards):
         return archive_source(*shards, name=printable(path.resolve().name))
+    classes = train if train.is_dir() else path
+    if val is None and len(_with_images(classes)) > 1:
+        return _divided_source(path, classes)
     there = sorted(other.name + "/" * other.is_dir() for other in path.iterdir() if not other.name.startswith("."))
+    holds = ", ".join(there[:8]) + (", …" if len(there) > 8 else "") or "nothing"
     raise ValueError(
-        f"{path} needs train/ and one of {', '.join(name + '/' for name in VALIDATION)} (or train.tar and val.tar, "
-        f"or {FOUND_SHARDS}); it holds {', '.join(there[:8]) + (', …' if len(there) > 8 else '') or 'nothing'}"
+        f"{path} needs train/ and one of {', '.join(name + '/' for name in VALIDATION)}, in each a folder of images "
+        f"for each class (or these alone, or train.tar and val.tar, or {FOUND_SHARDS}); it holds {holds}"
     )
 
 
@@ -116,6 +122,52 @@ def _tree_source(path: Path, train: Path, val: Path) -> Source:
 
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Source(name=printable(path.resolve().name), where=str(path.resolve()), fingerprint=fingerprint, list=listing)
+
+
+def _divided_source(path: Path, folder: Path) -> Source:
+    """Pictures in folders of their classes, without a validation part: one of `HELD_OUT` of each class becomes it."""
+    skipped: Skipped = []
+    found = sorted(walk_images(folder, skipped))
+    lines = [f"{name} {stat_line(file)}" for name, file in found]
+    lines += [*map(printable, _folders(folder)), *(f"{name} {why}" for name, why in skipped)]
+
+    def listing(scratch: Path) -> Listing:
+        classes = _class_names(folder, [name for name, _ in found], skipped)
+        place = {name: label for label, name in enumerate(classes)}
+        held = _held_out([name for name, _ in found], folder)
+        parts = [[(name, file) for name, file in found if (name in held) is out] for out in (False, True)]
+        train, val = (
+            FilePart(
+                [ImageFile(name, str(file)) for name, file in part],
+                [place[PurePosixPath(name).parts[0]] for name, _ in part],
+            )
+            for part in parts
+        )
+        return Listing(classes=classes, train=train, val=val, skipped=skipped)
+
+    fingerprint = hashlib.sha256("\n".join(["held out", *lines]).encode()).hexdigest()
+    note = f"it has no val/, so one picture of {HELD_OUT} of each class is held out for validation"
+    return Source(
+        name=printable(path.resolve().name), where=str(path.resolve()), fingerprint=fingerprint, list=listing, note=note
+    )
+
+
+def _held_out(names: Sequence[str], folder: Path) -> set[str]:
+    """One of `HELD_OUT` of each class, by a hash of the name: the same wherever the folder lies."""
+    classes: dict[str, list[str]] = {}
+    for name in names:
+        classes.setdefault(PurePosixPath(name).parts[0], []).append(name)
+    held: set[str] = set()
+    for label, members in classes.items():
+        if len(members) < 2:
+            raise ValueError(f"the class folder {folder / label} holds one image; two are needed, one to validate on")
+        members.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        held.update(members[: max(1, round(len(members) / HELD_OUT))])
+    return held
+
+
+def _with_images(folder: Path) -> list[str]:
+    return [name for name in _folders(folder) if next(walk_images(folder / name, []), None) is not None]
 
 
 def _folders(split: Path) -> list[str]:

@@ -14,17 +14,22 @@ It returns a `Source` (images in files: listing, decoding, caching and streaming
 parts give batches themselves (see loading.py).
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from wellcond.data.cache import CACHE_LIMIT, Progress, default_cache_dir, open_cached
 from wellcond.data.dataset import DataSet, hold_out
-from wellcond.data.files import Source
+from wellcond.data.files import Source, shorter_side, strict_decoding
+from wellcond.words import meant
 
-__all__ = ["SOURCES", "Settings", "open_data", "register_source"]
+__all__ = ["SOURCES", "Looked", "Settings", "look_at", "open_data", "register_source"]
+
+LOOKED_AT = 100  # images whose size is looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,8 @@ def open_data(
     """The data set that `spec` names:
 
     - `digits`: scikit-learn's, embedded, 8 × 8, one channel
-    - `folder:PATH`, or a plain path: train/CLASS/FILE with val/, validation/ or test/; or train.tar with val.tar
+    - `folder:PATH`, or a plain path: train/CLASS/FILE with val/, validation/ or test/; or CLASS/FILE, of which one in
+      five is held out; or train.tar with val.tar
     - `wds:PATTERN`: shards of WebDataset's form, train-*.tar[.gz] and val-*.tar[.gz]; a folder or a pattern
     - `hf:NAME`: a Hugging Face data set (`hf:NAME:CONFIG`)
     - `cifar10:PATH`, `cifar100:PATH`: the python version, as torchvision unpacks it
@@ -121,6 +127,38 @@ def open_data(
     return hold_out(data, holdout, seed=seed)
 
 
+class Looked(NamedTuple):
+    """What a set of images in files is like, before any of them is decoded."""
+
+    train: int
+    val: int
+    classes: list[str]
+    side: int
+    """The median of the shorter sides, in pixels, of some of them."""
+    note: str = ""
+
+
+def look_at(spec: str, *, options: Mapping[str, Any] | None = None) -> Looked | None:
+    """How many images the set has and how large they are; None for one that is not made of image files.
+
+    Raises ValueError where `open_data` would for what is not there.
+    """
+    import tempfile
+
+    found = _find(spec, Settings(image_size=None, cache_dir=default_cache_dir()), options or {})
+    if not isinstance(found, Source):
+        return None
+    with tempfile.TemporaryDirectory() as scratch, strict_decoding():
+        listing = found.list(Path(scratch))
+        count = len(listing.train.labels)
+        sides = []
+        for row in range(0, count, max(1, count // LOOKED_AT)):
+            with contextlib.suppress(Exception):  # damaged: it is named when all are decoded
+                sides.append(shorter_side(listing.train, row))
+    side = int(median(sides)) if sides else 0
+    return Looked(count, len(listing.val.labels), listing.classes, side, found.note)
+
+
 def _find(spec: str, settings: Settings, options: Mapping[str, Any]) -> Source | DataSet:
     word, colon, rest = spec.partition(":")
     source = SOURCES.get(word)
@@ -133,11 +171,14 @@ def _find(spec: str, settings: Settings, options: Mapping[str, Any]) -> Source |
         unknown = [name for name in options if name not in source.options]
         if unknown:
             known = ", ".join(source.options) or "none"
-            raise ValueError(f"{word} has no option {unknown[0]!r}; its options: {known}")
+            near = meant(unknown[0], source.options)
+            raise ValueError(f"{word} has no option {unknown[0]!r}{near} (its options: {known})")
         return source.open(rest, settings, **options)
     if not is_path:
         words = [f"{name}:{known.takes}" if known.takes else name for name, known in sorted(SOURCES.items())]
-        raise ValueError(f"unknown data {spec!r}: there is no such folder; write a path, or one of {', '.join(words)}")
+        near = "" if "/" in word else meant(word, SOURCES)
+        why = f"no source {word!r}{near}" if colon else f"no such folder{near}"
+        raise ValueError(f"unknown data {spec!r}: there is {why} (write a path, or one of {', '.join(words)})")
     if options:
         raise ValueError(f"a folder of images has no options; got {', '.join(options)}")
     return SOURCES["folder"].open(spec, settings)

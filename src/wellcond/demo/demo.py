@@ -18,6 +18,7 @@ from wellcond.demo import graying as demo_graying
 from wellcond.demo import page as demo_page
 from wellcond.demo import training as demo_training
 from wellcond.records import write_record
+from wellcond.report.charts import altair
 from wellcond.train.stopping import Interrupted
 
 __all__ = ["run"]
@@ -32,6 +33,7 @@ def run(output: Path, *, settings: Sequence[str] = (), evidence: Path | None = N
         settings: fields of the four trainings, `key=value`, e.g. `epochs=1` to see that it runs.
         evidence: what the page shows of larger experiments; by default the folder of this project, where it is at hand.
     """
+    altair()  # without which there would be no page, after minutes of training
     console = Console()
     with _one_thread():
         try:

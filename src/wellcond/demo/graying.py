@@ -21,6 +21,7 @@ from wellcond.numerics import measure_conditioning, singular_values
 from wellcond.numerics.fused import tokens_of, untokens
 
 __all__ = [
+    "CURVE",
     "EPSILONS",
     "PATCH",
     "SIZE",
@@ -36,8 +37,8 @@ __all__ = [
 ]
 
 SIZE, PATCH = 224, 16
-EPSILONS = (0.95, 0.9, 0.7, 0.5)  # those with pictures and a row in the table
-CURVE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+EPSILONS = (0.95, 0.9, 0.7, 0.5)  # those with a row in the table
+CURVE = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)  # where the page's slider stops
 # ImageNet's, with which most timm models are trained.
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
 STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
@@ -58,8 +59,6 @@ class Grayed:
     """Singular values, largest first."""
     pixels: np.ndarray = field(repr=False)
     """The tokens as a picture, (224, 224, 3) from 0 to 1; brightness and contrast of each channel as before."""
-    difference: np.ndarray = field(repr=False)
-    """What graying changed, around a middle gray, stretched until 1 % of the values are cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +109,6 @@ def measure(photo: Photograph, method: str, epsilon: float) -> Grayed:
     after = before if method == "none" else gray_tokens(before, method, epsilon=epsilon)
     found = measure_conditioning(after)
     grayed = untokens(after[None], torch.Size((1, 3, SIZE, SIZE)), PATCH, PATCH)[0] * STD + MEAN
-    difference = grayed - photo.pixels
-    reach = difference.abs().quantile(0.99).clamp_min(1e-6)
     return Grayed(
         method=method,
         epsilon=epsilon,
@@ -121,7 +118,6 @@ def measure(photo: Photograph, method: str, epsilon: float) -> Grayed:
         change=((after - before).norm() / before.norm()).item(),
         spectrum=singular_values(after).tolist(),
         pixels=_as_picture(_matched(grayed, photo.pixels)),
-        difference=_as_picture(0.5 + difference / reach / 2),
     )
 
 
@@ -150,7 +146,7 @@ def as_record(results: dict[str, list[Grayed]]) -> dict[str, object]:
     measurements = []
     for name, found in results.items():
         for one in found:
-            values = {k: v for k, v in asdict(one).items() if k not in ("pixels", "difference")}
+            values = {k: v for k, v in asdict(one).items() if k != "pixels"}
             measurements.append({"photograph": name, **values})
     return {"image_size": SIZE, "patch_size": PATCH, "dtype": "float32", "measurements": measurements}
 
@@ -174,5 +170,5 @@ def terminal_table(results: dict[str, list[Grayed]]) -> Table:
 
 
 def shown(found: list[Grayed]) -> list[Grayed]:
-    """Those that have a row and a picture."""
+    """Those that have a row in the table."""
     return [one for one in found if one.method == "none" or one.epsilon in EPSILONS]

@@ -3,8 +3,11 @@
     measure("vit_tiny_patch16_224", checkpoint="last.pth.tar", data_dir="photos", untrained=True)
     # measure-vit_tiny_patch16_224/: config.json, probe.jsonl, untrained.jsonl, report.html
 
-Without data it measures crops of two embedded photographs; without weights, random ones, and says so. `untrained`
-also measures the same architecture with random weights: much of what looks like a result of training is there before.
+Without data it measures crops of two embedded photographs. Without a checkpoint it takes the weights that belong to the
+name, where they can be had within seconds; where not, random ones, and says so above everything else. `untrained` also
+measures the same architecture with random weights: much of what looks like a result of training is there before.
+Sites that are at the ceiling of float32 are measured again in float64. Beside the numbers stand those of the models of
+our evidence whose token matrices have the nearest shape (report/reference.py).
 """
 
 import os
@@ -17,6 +20,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
+from torch import nn
 
 from wellcond import records
 from wellcond.data import ImageSample, read_images, sample_images
@@ -24,13 +29,21 @@ from wellcond.measure.table import kappa_tables, legend
 from wellcond.models import gray as gray_model
 from wellcond.models import graying_of
 from wellcond.models.build import BuiltModel, build_model
+from wellcond.models.pretrained import FOLDER, HUB, find_pretrained
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
+from wellcond.probe.table import lower_bounds
+from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import DEFAULT_SITES, SITES, meant
 
-__all__ = ["Measurement", "measure"]
+__all__ = ["EXACT", "Measurement", "measure"]
 
+EXACT = ("auto", "float32", "float64")
+SAMPLES = {"cpu": 16}
+"""How many images by default; 64 on a GPU. log κ differs little from image to image."""
+FITTING = {"img_size", "patch_size", "num_classes", "in_chans", "global_pool", "dynamic_img_size", "strict_img_size"}
+"""Settings of a model that its pretrained weights fit; with others they are not tried."""
 PLAIN = (
     bool,
     int,
@@ -52,14 +65,15 @@ class Measurement:
     """The same architecture with random weights, where that was asked for."""
     notes: list[str]
     """What a reader must know, one sentence each, as the page has them."""
-    page: Path
+    page: Path | None
+    """None where there is no Altair to draw it with."""
 
 
 def measure(
     model_name: str,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    pretrained: bool = False,
+    pretrained: bool | None = None,
     ema: bool = False,
     strict: bool = True,
     model_kwargs: Mapping[str, Any] | None = None,
@@ -67,7 +81,8 @@ def measure(
     output: str | os.PathLike[str] | None = None,
     sites: str | Iterable[str] | None = None,
     blocks: str | int | Iterable[str | int] = "*",
-    samples: int = 64,
+    samples: int | None = None,
+    exact: str = "auto",
     gray: str | None = None,
     epsilon: float | None = None,
     spectrum: bool = False,
@@ -80,11 +95,16 @@ def measure(
     """Build the model, measure it on images, print the table, and write rows and page.
 
     Args:
-        model_name, model_kwargs, pretrained, checkpoint, ema, strict: see `build_model`.
+        model_name, model_kwargs, checkpoint, ema, strict: see `build_model`.
+        pretrained: take the weights that belong to the name (True), random ones (False), or the former where they are
+            in the cache or the hub answers within seconds, else random ones (None, without a checkpoint).
         data_dir: a folder of images, or a .tar of them; by default crops of two photographs.
         output: a folder, by default `measure-` and the model's name. A folder that holds something else is refused.
         sites: as for `wellcond.Probe`; by default those of `sa`, `+sa`, `mlp` and `+mlp` that the model has.
-        blocks, samples, spectrum, attention: as for `wellcond.Probe`; `samples` is also how many images are read.
+        blocks, spectrum, attention: as for `wellcond.Probe`.
+        samples: how many images are read and measured; by default 64, on a CPU 16.
+        exact: the precision of the measured pass; "auto" is float32, and float64 for the sites where some κ is beyond
+            what float32 can see.
         gray, epsilon: put Token Graying before the model for this measurement, by default with an epsilon of 0.95.
         untrained: measure the same architecture with random weights, too.
         seed: which images are chosen, and how random weights begin.
@@ -98,42 +118,51 @@ def measure(
     _check_folder(folder)
     if epsilon is not None and gray is None:
         raise ValueError("epsilon is the exponent of graying, and nothing is grayed: name the method, svd or dct, too")
+    if exact not in EXACT:
+        raise ValueError(f"exact is {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
     settings = dict(model_kwargs or {})
-    built = _build(
-        model_name, seed, model_kwargs=settings, pretrained=pretrained, checkpoint=checkpoint, ema=ema, strict=strict
-    )
+    weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
+    built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
     if untrained and not built.trained:
-        raise ValueError(f"{name} has random weights already: drop untrained, or give it a checkpoint or pretrained")
+        raise ValueError(
+            f"{name} has random weights already ({why_random}): drop untrained, or give it a checkpoint or pretrained"
+        )
     notes = [f"{name}: {', '.join(built.notes)}."]
     notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
     sites = _sites_of(built) if sites is None else sites
-    probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples, "exact": True}
+    samples = SAMPLES.get(where.type, 64) if samples is None else samples
+    probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
     probed |= {"spectrum": spectrum, "attention": attention}
-    probe = Probe(built.model, run=name, **probed)  # before images are read, since it may refuse its settings
+    Probe(built.model, **probed)  # before images are read, since it may refuse its settings
     sample = _read(built, data_dir, samples, seed)
 
-    _run(probe, sample, where, console)
-    rows, start = probe.rows(), None
+    if not built.trained:
+        notes += _settle_norms(built.model, sample, where)
+    rows, said, shape = _measure(built.model, name, probed, sample, where, exact, console)
+    start = None
     if untrained:
         _forget_training(built, model_name, settings, seed)
-        twin = Probe(built.model, run=UNTRAINED, **probed)
-        _run(twin, sample, where, console)
-        start = twin.rows()
+        _settle_norms(built.model, sample, where)
+        start, _, _ = _measure(built.model, UNTRAINED, probed, sample, where, exact, console)
         notes.append(f"{UNTRAINED}: the same model with random weights, of seed {seed}.")
-    notes += [*probe.notes, *_about_images(sample, data_dir), _about_values([*rows, *(start or ())], where)]
-    measured = Measured(model=name, trained=built.trained, rows=rows, untrained=start, notes=notes)
+    notes += [*said, *_about_images(sample, data_dir), _about_values([*rows, *(start or ())], where)]
+    measured = Measured(
+        model=name, trained=built.trained, why_random=why_random, shape=shape, rows=rows, untrained=start, notes=notes
+    )
 
     def say(line: Any) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"log κ of {measured.title}")  # before anything is written: the disk may be full
-    for table in kappa_tables(console, rows, start):
+    if measured.warning:
+        console.print(Text(measured.warning, style="bold yellow"), soft_wrap=True)
+    say(f"log κ (natural) of {measured.title}")  # before anything is written: the disk may be full
+    for table in kappa_tables(console, rows, start, measured.reference):
         console.print(table)
-    for line in (*legend(console, rows, start), *notes):
+    for line in (*legend(console, rows, start), *measured.about_reference, *notes):
         say(line)
     written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
     page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed)
-    say(f"The page: {page}")
+    say(f"The page: {page}" if page else f"No page, without Altair; `wellcond report {folder}` draws it where it is.")
     return Measurement(rows=rows, untrained=start, notes=notes, page=page)
 
 
@@ -163,6 +192,35 @@ def _check_folder(folder: Path) -> None:
             f"{folder} holds {', '.join(found)} of something else, which would be overwritten; choose another output"
         )
     records.check_writable(*files)
+
+
+def _build_with_weights(
+    model_name: str, seed: int, settings: dict[str, Any], pretrained: bool | None, weights: Mapping[str, Any],
+    console: Console,
+) -> tuple[BuiltModel, str]:  # fmt: skip
+    """The model, and why its weights are random, if they are."""
+    if weights["checkpoint"] is not None or weights["ema"] or pretrained:
+        return _build(model_name, seed, model_kwargs=settings, pretrained=bool(pretrained), **weights), ""
+    why = "as you asked" if pretrained is False else ""
+    odd = [key for key in settings if key not in FITTING]
+    if not why and odd:
+        why = f"pretrained ones are for the model as it is, and you gave {', '.join(odd)}"
+    if not why:
+        found = find_pretrained(model_name)
+        why = "" if found.there else found.why
+        if why and model_name.startswith(HUB):  # not even its form is known without an answer
+            raise ValueError(f"{model_name} cannot be had: {why}")
+        if found.there and not model_name.startswith(FOLDER):
+            said = f"Taking the pretrained weights of {model_name}, {found.why} (--no-pretrained takes random ones)."
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+    if not why:
+        try:
+            return _build(model_name, seed, model_kwargs=settings, pretrained=True, **weights), ""
+        except ValueError as error:
+            if ":" in model_name:  # which names these weights
+                raise
+            why = str(error)
+    return _build(model_name, seed, model_kwargs=settings, **weights), why
 
 
 def _build(model_name: str, seed: int, **how: Any) -> BuiltModel:
@@ -201,8 +259,80 @@ def _read(built: BuiltModel, data_dir: str | os.PathLike[str] | None, samples: i
     return read_images(data_dir, transform, limit=samples, seed=seed)
 
 
-def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Console) -> None:
-    doing = f"Measuring {probe.run} on {len(sample.names)} images …"
+def _measure(
+    model: nn.Module, run: str, probed: Mapping[str, Any], sample: ImageSample, device: torch.device, exact: str,
+    console: Console,
+) -> tuple[list[records.Row], list[str], tuple[int, int] | None]:  # fmt: skip
+    """The rows, what the probe noted, and (tokens, width) of the blocks' output where all have the same."""
+    probe = Probe(model, run=run, exact="float64" if exact == "float64" else True, **probed)
+    with _Shapes(model) as shapes:
+        _run(probe, sample, device, console)
+    rows, notes = probe.rows(), list(probe.notes)
+    beyond = {site for *_, site in lower_bounds(rows)} if exact == "auto" else set()
+    if not beyond:
+        return rows, notes, shapes.shape
+    sites = [site for site in SITES if site in beyond]
+    if device.type == "mps":  # it has no float64
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; device=cpu can see it."], shapes.shape
+    finer = Probe(model, run=run, exact="float64", **{**probed, "sites": sites})
+    try:
+        _run(finer, sample, device, console, f"{', '.join(sites)} again, in float64")
+    except ValueError as error:  # no memory for it
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32, and in float64 {error}"], shapes.shape
+    seen = {_key(row): row for row in finer.rows()}
+    notes.append(f"{', '.join(sites)}: in float64, since κ of some samples is beyond what float32 can see.")
+    return [seen.get(_key(row), row) for row in rows], notes, shapes.shape
+
+
+@torch.no_grad()
+def _settle_norms(model: nn.Module, sample: ImageSample, device: torch.device) -> list[str]:
+    """Batch norms that have never seen data let a signal die; give them the statistics of these images."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return []
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches, and there is one
+        norm.train()
+    model.to(device)(sample.images.to(device))
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+    model.eval()
+    return ["Its batch norms have the statistics of these images, since random weights come without any."]
+
+
+def _key(row: records.Row) -> tuple[Any, ...]:
+    return row["block"], row["site"], row["name"]
+
+
+class _Shapes:
+    """Watches what the blocks give out: (tokens, width), as far as that is one shape."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found: set[tuple[int, ...]] = set()
+        self.blocks = [block.module for block in find_blocks(model)]
+
+    def __enter__(self) -> "_Shapes":
+        self.hooks = [block.register_forward_hook(self._see) for block in self.blocks]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _see(self, block: nn.Module, inputs: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        self.found.add(tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else ())
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        shape = next(iter(self.found)) if len(self.found) == 1 else ()
+        return (shape[0], shape[1]) if len(shape) == 2 else None
+
+
+def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Console, what: str = "") -> None:
+    doing = f"Measuring {what or probe.run} on {len(sample.names)} images …"
     if not console.is_terminal:
         console.print(doing, highlight=False, markup=False)
     model = probe.model.to(device).eval()
@@ -225,14 +355,15 @@ def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, 
     built.model.load_state_dict(fresh.model.state_dict())
 
 
-def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path:
-    """What can be read again by `wellcond.report.measured`, and the page."""
-    config = {"what": MARK, "model": measured.model, "trained": measured.trained, "notes": measured.notes, **more}
+def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path | None:
+    """What can be read again by `wellcond.report.measured`, and the page where it can be drawn."""
+    config = {"what": MARK, "model": measured.model, "trained": measured.trained, "why_random": measured.why_random}
+    config |= {"shape": measured.shape, "notes": measured.notes, **more}
     try:
         records.write_record(folder / CONFIG, config, seed=seed)
         _write_rows(folder / ROWS, measured.rows)
         _write_rows(folder / UNTRAINED_ROWS, measured.untrained)
-        return measured.page().write(folder / PAGE)
+        return measured.page().write(folder / PAGE) if can_draw() else None
     except OSError as error:  # it was writable before
         raise ValueError(
             f"{folder} can no longer be written to ({error.strerror}); the table is all there is"

@@ -30,14 +30,17 @@ SCALE = (
 )  # green, yellow, red: legible on black and on white
 
 Row = Mapping[str, Any]
+Bands = Mapping[str, Mapping[str, Any]]  # whose, site → where they lie
 
 
-def kappa_tables(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None) -> list[Table]:
+def kappa_tables(
+    console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None, reference: Bands | None = None
+) -> list[Table]:
     """`kappa_table` in as many parts, each of some sites, as the console's width asks for: none loses a digit."""
     unlimited = console.options.update(width=10_000)
     tables, left = [], _sites(rows)
     while left:
-        parts = [kappa_table(rows, untrained, sites=left[:count]) for count in range(1, len(left) + 1)]
+        parts = [kappa_table(rows, untrained, reference, sites=left[:count]) for count in range(1, len(left) + 1)]
         widths = [Measurement.get(console, unlimited, part).maximum for part in parts]
         count = max(1, sum(width <= console.width for width in widths))  # at least one, with wrapped lines
         tables.append(parts[count - 1])
@@ -46,9 +49,16 @@ def kappa_tables(console: Console, rows: Sequence[Row], untrained: Sequence[Row]
 
 
 def kappa_table(
-    rows: Sequence[Row], untrained: Sequence[Row] | None = None, *, sites: Collection[str] | None = None
+    rows: Sequence[Row],
+    untrained: Sequence[Row] | None = None,
+    reference: Bands | None = None,
+    *,
+    sites: Collection[str] | None = None,
 ) -> Table:
-    """One line per block, one column per site; in brackets beside each number that of the untrained model, if given."""
+    """One line per block, one column per site; in brackets beside each number that of the untrained model, if given.
+
+    At the end a line for each of `reference`: where other models lie.
+    """
     kappas, starts = _Kappas(rows), _Kappas(untrained or ())
     sites = _sites(rows) if sites is None else sites
     blocks = list(dict.fromkeys(place[:2] for place in kappas.rows))
@@ -64,7 +74,10 @@ def kappa_table(
         cells = [beside(kappas.cell(*block, site), starts.cell(*block, site)) for site in sites]
         table.add_row(Text(block[1]), *cells, end_section=number == len(blocks) - 1)
     if len(blocks) > 1:
-        table.add_row("mean", *(beside(kappas.mean(site), starts.mean(site)) for site in sites))
+        means = (beside(kappas.mean(site), starts.mean(site)) for site in sites)
+        table.add_row("mean", *means, end_section=bool(reference))
+    for who, bands in (reference or {}).items():
+        table.add_row(Text(who), *(Text(str(bands.get(site, "–")), style="dim") for site in sites), style="dim")
     return table
 
 

@@ -120,13 +120,14 @@ def measure_trained(
             data_dir=data,
             output=Path(scratch) / "measured",
             samples=samples,
+            exact="float32",
             spectrum=True,
             untrained=True,
             device="cpu",
             seed=seed,
             console=Console(quiet=True),  # it would name a page that is about to move
         )
-        if page is not None:
+        if page is not None and done.page is not None:
             page.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(done.page, page)
     sample = _images(built, data, samples, seed)

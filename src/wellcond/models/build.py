@@ -12,9 +12,11 @@ it.
 
 import argparse
 import contextlib
-import difflib
+import inspect
 import os
 import pickle
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,15 +29,15 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.families import find_projection
+from wellcond.models.pretrained import FOLDER, HUB, find_pretrained, weights_behind
 from wellcond.models.surgery import AttentionSettings
 from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
+from wellcond.words import meant
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small", "weights_behind"]
-
-HUB, FOLDER = "hf-hub:", "local-dir:"
+__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,8 @@ def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = F
 
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
         raise ValueError(_unknown(name))
+    if pretrained and not (found := find_pretrained(name)).there:  # timm would try for a minute
+        raise ValueError(_failure(name, settings, pretrained, ValueError(f"{found.why}.")))
     try:
         with _tensors_only():
             model = timm.create_model(name, pretrained=pretrained, **settings)
@@ -159,6 +163,8 @@ def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Ex
         pretrained = False
     given = "".join(f", {key}={value!r}" for key, value in settings.items())
     message = f"timm cannot build {name}{given}{' with its pretrained weights' if pretrained else ''}: {why}"
+    if unknown := re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", why):
+        message += _nearest_setting(name, *unknown.groups())
     if "pretrained tag" in why:
         tags = [known.rpartition(".")[2] for known in timm.list_pretrained(f"{name.partition('.')[0]}.*")]
         message += f" It has {', '.join(tags) or 'none'}."
@@ -167,17 +173,25 @@ def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Ex
     return message
 
 
+def _nearest_setting(name: str, kind: str, wrong: str) -> str:
+    import timm
+
+    plain = name.partition(".")[0]
+    module = sys.modules.get(timm.model_entrypoint(plain).__module__) if timm.is_model(plain) else None
+    found = getattr(module, kind, None)
+    return meant(wrong, inspect.signature(found).parameters) if isinstance(found, type) else ""
+
+
 def _unknown(name: str) -> str:
     import timm
 
     known = timm.list_models()
     wanted = name.partition(".")[0].lower()
     near = [model for model in known if model.startswith(wanted)][:5]
-    near = near or difflib.get_close_matches(wanted, known, n=5, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has them all."
+    hint = f"; did you mean {', '.join(near)}?" if near else meant(wanted, known, most=5)
     if "/" in name or "\\" in name:
-        hint = f"write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder."
-    return f"timm knows no model {name!r}; {hint}"
+        hint = f"; write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder."
+    return f"timm knows no model {name!r}{hint or '; timm.list_models() has them all.'}"
 
 
 @contextlib.contextmanager
@@ -272,21 +286,6 @@ def _attention(how: AttentionSettings) -> str:
     usual = find_attention(how.name).core().settings
     chosen = [f"{key}={value!r}" for key, value in how.settings.items() if value != usual.get(key)]
     return f"{how.name} ({', '.join(chosen)})" if chosen else how.name
-
-
-def weights_behind(name: str) -> Path | None:
-    """The file of weights that timm reads for a model of this name, if the name is a folder's or a hub's."""
-    if name.startswith(FOLDER):
-        folder = Path(name.removeprefix(FOLDER))
-        preferred = folder / "model.safetensors"
-        return preferred if preferred.exists() else next(iter(sorted(folder.glob("*.safetensors"))), None)
-    if name.startswith(HUB):
-        from huggingface_hub import try_to_load_from_cache
-
-        repository, _, revision = name.removeprefix(HUB).partition("@")
-        found = try_to_load_from_cache(repository, "model.safetensors", revision=revision or None)
-        return Path(found) if isinstance(found, str) else None
-    return None
 
 
 def _data_config(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ one row; a grayed projection therefore grays exactly the visible tokens, in the 
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -125,7 +126,7 @@ class MaskedAutoencoder(nn.Module):
         # From here on the encoder is changed: every reason to refuse it lies above, but for graying's own settings.
         if gray is not None and (graying is not None or graying_of(self.encoder) is None):
             how = graying or GrayingSettings(method="dct")
-            gray_model(self.encoder, how.method, epsilon=how.epsilon, restore_scale=how.restore_scale)
+            gray_model(self.encoder, **asdict(how))
         self.encoder.reset_classifier(0)  # DDP waits for the gradient of every parameter, and a head would get none
         if not keep_positions:
             self.encoder.pos_embed.requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
@@ -412,7 +413,7 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
     put_attention(model, attention)
     if settings is None:
         return ungray(model)
-    return gray_model(model, settings.method, epsilon=settings.epsilon, restore_scale=settings.restore_scale)
+    return gray_model(model, **asdict(settings))
 
 
 def _norm_of(names: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from wellcond.attention import find_attention, softmax_attention
 from wellcond.models.families.forwards import split_qkv
 from wellcond.models.surgery import AttentionSettings, plan_attention, put_attention
 from wellcond.models.surgery.attention import check_settings
+from wellcond.words import meant
 
 __all__ = [
     "POOLINGS",
@@ -68,7 +69,8 @@ def find_task(name: str) -> SequenceTask:
     """The sizes of a task, "listops" or "lra_listops"; ValueError, with the names there are, for any other."""
     task = TASKS.get(name.removeprefix("lra_"))
     if task is None:
-        raise ValueError(f"there is no task {name!r} in the Long Range Arena; its tasks are {', '.join(TASKS)}")
+        near = meant(name.removeprefix("lra_"), TASKS)
+        raise ValueError(f"there is no task {name!r} in the Long Range Arena{near} (its tasks are {', '.join(TASKS)})")
     return task
 
 

@@ -70,7 +70,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 METADATA_KEY = "wellcond"
 FORMAT = 1
 # What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
-# without their surgery are silently wrong. So skips and attention are written only if there are such.
+# without their surgery are silently wrong. So skips, attention and autocast are written only if there are such.
 ENTRIES = {"format", "graying", "skips", "attention"}
 # Where training loops keep the moving average of the weights.
 EMA_KEYS = ("state_dict_ema", "model_ema")
@@ -213,7 +213,7 @@ def _restore_graying(
         ungray(model)
         warnings.warn(f"{path} was saved without graying: the model, grayed until now, is ungrayed", stacklevel=3)
         return
-    gray(model, wanted.method, epsilon=wanted.epsilon, restore_scale=wanted.restore_scale)
+    gray(model, **asdict(wanted))
     if present is None:
         logger.info("grayed the model as %s says: %s", path, wanted)
     else:
@@ -348,6 +348,8 @@ def surgery_metadata(model: nn.Module) -> dict[str, str]:
     """What was done to the model, as the metadata of a file with its weights."""
     settings = graying_of(model)
     surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
+    if settings and not settings.autocast:
+        del surgery["graying"]["autocast"]
     if skips := skips_of(model):
         surgery["skips"] = skips
     if attention := attention_of(model):
@@ -370,7 +372,8 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attent
         unknown = surgery.keys() - ENTRIES
         settings = None if graying is None else GrayingSettings(**graying)
         if settings is not None:
-            TokenGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)  # checks the values
+            how = {"restore_scale": settings.restore_scale, "autocast": settings.autocast}
+            TokenGraying(settings.method, settings.epsilon, **how)  # checks the values
         skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
         attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
         for how in attention.values():

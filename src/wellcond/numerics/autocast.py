@@ -3,6 +3,7 @@
 with no_autocast(x):                                        # products of float32 stay float32
     weights = x.float() @ y.float().mT
 query, key, value = autocast_like_sdpa(query, key, value)   # as scaled_dot_product_attention takes its inputs
+autocast_dtype(x)                                           # what a product of x is computed in
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_like_sdpa", "no_autocast"]
+__all__ = ["autocast_dtype", "autocast_like_sdpa", "no_autocast"]
 
 
 def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractContextManager[Any]:
@@ -22,6 +23,11 @@ def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractCont
     if x.device.type == "meta" or not (backward or _is_on(x)):
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Autocast's dtype where it is on, but for float64, which it leaves alone; x's own where it is off."""
+    return torch.get_autocast_dtype(x.device.type) if _is_on(x) and x.dtype != torch.float64 else x.dtype
 
 
 def autocast_like_sdpa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

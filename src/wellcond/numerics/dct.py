@@ -18,7 +18,7 @@ from .autocast import no_autocast
 from .constants import kept_constants
 from .fastpaths import exporting
 
-__all__ = ["coefficient_floor", "dct", "dct2", "dct_bases", "dct_basis", "dct_power", "idct", "idct2"]
+__all__ = ["coefficient_floor", "dct", "dct2", "dct_bases", "dct_basis", "dct_power", "dct_power_in", "idct", "idct2"]
 
 DOUBLE_BELOW = 0.9  # epsilon
 # Constants of a compiled function may be tensors, several of them: seen to work in torch 2.15, to fail in 2.11.
@@ -138,6 +138,21 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True, keep: Te
         grown = grown * peak if restore_scale else grown
         out = idct2(grown) if bases is None else bases.mT @ idct(grown, -1)
     return out.to(x.dtype)
+
+
+def dct_power_in(x: Tensor, epsilon: float, dtype: torch.dtype, *, restore_scale: bool = True) -> Tensor:
+    """`dct_power` as the paper prints it, with bases, products and powers all in `dtype`.
+
+    For comparison: this is what a plain implementation computes under autocast.
+    """
+    left, right = (dct_basis(side, dtype=dtype, device=x.device) for side in x.shape[-2:])
+    with no_autocast(x):
+        coefficients = left @ x.to(dtype) @ right.mT
+        sizes = coefficients.abs()
+        peak = sizes.amax(dim=(-2, -1), keepdim=True)
+        peak = torch.where(peak == 0, 1.0, peak)
+        grown = coefficients.sign() * (sizes / peak) ** epsilon
+        return (left.mT @ (grown * peak if restore_scale else grown) @ right).to(x.dtype)
 
 
 def coefficient_floor(dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 
 from wellcond.models.families import find_projection, unwrap
 from wellcond.models.sites import Block, Tap, Which, find_blocks, select_blocks
-from wellcond.words import BLOCK_SITES, DEFAULT_SITES, ENDS, SITES
+from wellcond.words import BLOCK_SITES, DEFAULT_SITES, ENDS, SITES, meant, our_word
 
 __all__ = ["Place", "Wanted", "block_ends", "choose", "form_of"]
 
@@ -49,9 +49,11 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
         raise ValueError(f"sites are names or patterns such as '*sa', got {sites!r}; the sites are {', '.join(known)}")
     if not patterns:
         raise ValueError(f"an empty list names no sites; the sites are {', '.join(known)}")
+    patterns = [our_word(pattern) for pattern in patterns]
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
-            raise ValueError(f"there is no site {pattern!r}; the sites are {', '.join(known)}")
+            near = meant(pattern, known)
+            raise ValueError(f"there is no site {pattern!r}{near} (the sites are {', '.join(known)})")
     chosen = select_blocks(found, blocks)
     wanted = [want for want in _of_the_input(model, found[0]) if _any(want.place.site, patterns)]
     here = [site for site in BLOCK_SITES if _any(site, patterns)]

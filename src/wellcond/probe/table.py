@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from wellcond.words import LEFT_OUT, SITES
+from wellcond.words import LEFT_OUT, SITES, meant
 
 __all__ = ["lower_bounds", "marks", "place_of", "table"]
 
@@ -26,7 +26,7 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
     everything = list(rows)
     rows = [row for row in everything if row["name"] == name]
     if not rows:
-        return f"no {name} was measured"
+        return f"no {name} was measured{meant(name, {row['name'] for row in everything})}"
     step = max(row["step"] for row in rows)
     rows = [row for row in rows if row["step"] == step]
     beyond = lower_bounds(everything) if name in BOUNDED + ROUNDED else set()

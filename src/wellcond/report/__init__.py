@@ -1,20 +1,19 @@
-"""Rows and figures become one self-contained HTML page: no network, no torch, light and dark, readable on a phone.
+"""Rows become one self-contained HTML page: no network, no torch, light and dark, readable on a phone.
 
-    chart = line_chart([Series("plain", x, y)], title="Spectrum", x="index", y=Axis("σ", log=True))
-    page = Page("My run", "One sentence on what this is.")
-    page.add(section("Spectra", "Text is escaped.", chart))
+    chart = line_chart(rows, title="Spectrum", x=Axis("index"), y=Axis("sigma", log=True), by="line", looks=looks)
+    page = Page("Block 11 is worst", "One sentence on what this is.", about="My run")
+    page.add(section("Spectra", "Text is escaped.", grid(chart)))
     page.write("runs/a/report.html")
 
     report_runs(["runs/a", "runs/b"], "report.html")          # two run folders, compared
 
-Every chart is drawn as SVG by hand and carries its own downloads: the drawing as SVG, the numbers as CSV.
+Charts are Altair's: they zoom, toggle, highlight a block everywhere, and each can be saved as SVG, PNG and CSV. Without
+Altair a page cannot be written, and ValueError says so.
 """
 
-from .axes import format_number
-from .figures import Axis, Chart, Series, line_chart, ordered_colors
-from .markup import Html, join, tag
-from .page import Page, bullets, code_block, note, paragraph, section, side_by_side, table, tiles
-from .pictures import Picture, picture_grid
+from .charts import Axis, Chart, Look, can_draw, grid, line_chart, looks_of
+from .markup import Html, format_number, join, tag
+from .page import Page, bullets, code_block, note, paragraph, section, slider, table, tiles
 from .run_page import conditioning_page
 from .runs import report_runs
 
@@ -22,22 +21,22 @@ __all__ = [
     "Axis",
     "Chart",
     "Html",
+    "Look",
     "Page",
-    "Picture",
-    "Series",
     "bullets",
+    "can_draw",
     "code_block",
     "conditioning_page",
     "format_number",
+    "grid",
     "join",
     "line_chart",
+    "looks_of",
     "note",
-    "ordered_colors",
     "paragraph",
-    "picture_grid",
     "report_runs",
     "section",
-    "side_by_side",
+    "slider",
     "table",
     "tag",
     "tiles",

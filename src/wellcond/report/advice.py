@@ -4,8 +4,8 @@
     advise(state)                  # sentences, the most urgent first; empty where nothing is wrong
     advise_run(readings, step)     # what concerns the whole run and is said once
 
-The thresholds are rules of thumb, named and explained below. What a paper claims is said to be its claim; nothing here
-has been tried on the reader's model, and the sentences say "may".
+The thresholds are rules of thumb, named and explained below. What a paper claims is said to be its claim, with our own
+verdict on it where there is one; nothing here has been tried on the reader's model, and the sentences say "may".
 """
 
 import math
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from wellcond.words import BRANCH_SITES
 
-from .axes import format_number
+from .markup import format_number
 from .readings import Cell, Readings, bounded
+from .reference import verdict_on
 
 __all__ = [
     "BlockState",
@@ -154,7 +155,8 @@ def skip_does_not_help(state: BlockState) -> str | None:
             else:
                 what = f"κ is as large after the {name}'s add as before it"
             return (
-                f"{what}: if the skip was removed, restore it (wellcond.restore_skip); if not, the branch outweighs it."
+                f"{what}: if the skip was removed, restore it (wellcond.restore_skip; {verdict_on('restore_skip')}); "
+                "if not, the branch outweighs it."
             )
     return None
 
@@ -164,7 +166,7 @@ def tokens_come_in_badly(state: BlockState) -> str | None:
         return None
     return (
         "What enters the block is ill-conditioned already: look at the blocks before it; graying the tokens "
-        "(wellcond.gray) may help too, as Always Skip Attention reports for trained ViTs."
+        f"(wellcond.gray) may help too, as Always Skip Attention reports for trained ViTs ({verdict_on('gray')})."
     )
 
 
@@ -175,7 +177,8 @@ def attention_makes_it_worse(state: BlockState) -> str | None:
         left = bounded(after, state.lower_bound(add))
         return (
             f"Attention puts out log κ {bounded(before, state.lower_bound('sa'))}, and {left} is left after the add: "
-            "another attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel."
+            "another attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel "
+            f"({verdict_on('replace_attention')})."
         )
     return None
 
@@ -248,7 +251,8 @@ def advise_run(readings: Readings, step: int) -> list[str]:
         bound = readings.lower_bound(step, "", "tokens")
         said.append(
             f"The raw tokens have log κ {bounded(tokens, bound)}. Graying (wellcond.gray) lowers it, SVD graying with "
-            f"ε = 0.95 to {bounded(0.95 * tokens, bound)}; whether that helps training is for a trial to say."
+            f"ε = 0.95 to {bounded(0.95 * tokens, bound)}; whether that helps training is for a trial to say "
+            f"({verdict_on('gray')})."
         )
     return said
 

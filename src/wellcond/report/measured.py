@@ -16,6 +16,7 @@ from wellcond.records import PROBE as ROWS
 from wellcond.records import REPORT as PAGE
 
 from .page import Page
+from .reference import Band, ReferenceModels, reference
 from .run_page import conditioning_page
 
 __all__ = ["CONFIG", "MARK", "PAGE", "ROWS", "UNTRAINED", "UNTRAINED_ROWS", "Measured", "measured_config"]
@@ -46,6 +47,10 @@ class Measured:
     """The same architecture with random weights, where that was asked for."""
     notes: list[str]
     """What a reader must know, one sentence each."""
+    why_random: str = ""
+    """Why its weights are random, if they are and that is known."""
+    shape: tuple[int, int] | None = None
+    """Tokens and width of its blocks, where all have the same."""
 
     @classmethod
     def read(cls, folder: Path, read: Callable[[Path], list[dict[str, Any]]] = read_rows) -> "Measured | None":
@@ -60,13 +65,56 @@ class Measured:
             rows=read(folder / ROWS),
             untrained=read(start) if start.is_file() else None,
             notes=list(map(str, config.get("notes") or ())),
+            why_random=str(config.get("why_random") or ""),
+            shape=tuple(config["shape"]) if config.get("shape") else None,
         )
 
     @property
     def title(self) -> str:
         return self.model if self.trained else f"{self.model}, untrained"
 
+    @property
+    def warning(self) -> str:
+        """For the top of table and page, where the weights are random."""
+        if self.trained:
+            return ""
+        why = f" ({self.why_random})" if self.why_random else ""
+        return (
+            f"Random weights{why}: these numbers say how the model starts, not what training made of it. "
+            "Give a --checkpoint, or --pretrained."
+        )
+
+    @property
+    def like(self) -> ReferenceModels | None:
+        """The models of our evidence with token matrices of the nearest shape; None for stages of several shapes."""
+        return reference().nearest(*self.shape) if self.shape else None
+
+    @property
+    def reference(self) -> dict[str, Mapping[str, Band]]:
+        """Where these lie, by site: trained, and untrained where that is measured here."""
+        if self.like is None:
+            return {}
+        shown = {f"trained {self.like.them}": self.like.trained}
+        if not self.trained or self.untrained is not None:
+            shown[f"untrained {self.like.them}"] = self.like.untrained
+        return shown
+
+    @property
+    def about_reference(self) -> list[str]:
+        if self.like is None or self.shape is None:
+            return []
+        tokens, width = self.shape
+        other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
+        other = "" if self.shape == (self.like.tokens, self.like.width) else other
+        return [f"{', '.join(self.reference)}: where 90 % of the blocks lie in our evidence, {self.like.about}{other}."]
+
     def page(self) -> Page:
         """The untrained model comes first: it is what the other is compared with."""
         runs = {self.model: self.rows} if self.untrained is None else {UNTRAINED: self.untrained, self.model: self.rows}
-        return conditioning_page(runs, title=f"Conditioning of {self.title}", notes=self.notes)
+        return conditioning_page(
+            runs,
+            title=f"Conditioning of {self.title}",
+            notes=[*self.about_reference, *self.notes],
+            warning=self.warning,
+            reference=self.reference,
+        )

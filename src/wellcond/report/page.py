@@ -4,34 +4,44 @@
     page.add(section("Numbers", "A paragraph.", table(["ε", "κ"], [["0.95", 2370.0]], numeric={1})))
     page.write("demo/index.html")
 
-Text is escaped wherever it enters. The page asks the network for nothing, and its content security policy
-makes the browser hold it to that.
+Text is escaped wherever it enters. The page asks the network for nothing, and its content security policy makes the
+browser hold it to that, and to our own two scripts, by their digests: no name that comes in with a run can be one.
 """
 
+import base64
+import functools
+import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from wellcond.records import write_text
 
-from .axes import format_number
-from .colors import stylesheet
-from .figures import SVG_STYLE
-from .markup import Html, file_stem, join, tag
+from .charts import altair, anchor, script_json
+from .colors import dark_of_light, stylesheet
+from .markup import Html, file_stem, format_number, join, tag
 
-__all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "side_by_side", "table", "tiles"]
+__all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "slider", "table", "tiles"]
 
 TILES_MANY = 4  # more than these stand in two columns on a phone, and their numbers wrap
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
 
 
 class Page:
-    """A page in the making: add sections, then write it."""
+    """A page in the making: add sections, then write it.
 
-    def __init__(self, title: str, lead: Any = "", *, footer: Iterable[Any] = ()):
+    Args:
+        title: what was found; it is also what a link to the page shows.
+        lead: one sentence more.
+        about: what the page is of, above the title.
+    """
+
+    def __init__(self, title: str, lead: Any = "", *, about: str = "", footer: Iterable[Any] = ()):
         self.title = title
         self.lead = lead
+        self.about = about
         self.footer: list[Any] = list(footer)
         self.blocks: list[Any] = []
 
@@ -40,20 +50,38 @@ class Page:
         self.blocks.extend(blocks)
 
     def to_html(self) -> str:
-        """The page as one HTML text."""
+        """The page. ValueError where there is no Altair to draw it with."""
+        about = tag("p", self.about, class_="about") if self.about else None
         lead = tag("p", self.lead, class_="lead") if self.lead else None
         footer = tag("footer", [tag("p", line) for line in self.footer]) if self.footer else None
+        parts = [block for block in self.blocks if isinstance(block, Section)]
+        contents = [tag("a", part.heading, href=f"#{part.id}") for part in parts]
+        scripts = [_charting(), _file("page.js")]
         body = tag(
-            "body", tag("header", tag("h1", self.title), lead), tag("main", _blocks(self.blocks)), footer, _script()
+            "body",
+            tag("header", about, tag("h1", self.title), lead),
+            tag("nav", contents, aria_label="Contents") if len(contents) > 1 else None,
+            tag("p", WITHOUT_SCRIPT, id="without-script"),
+            tag("main", _blocks(self.blocks)),
+            footer,
+            Html(f'<script type="application/json" id="dark">{script_json(dark_of_light())}</script>'),
+            [Html(f"<script>{script}</script>") for script in scripts],
         )
+        described = str(self.lead) or self.title
         head = tag(
             "head",
             tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            tag("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("title", self.title),
+            tag("title", f"{self.title} · {self.about}" if self.about else self.title),
+            tag("meta", name="description", content=described),
+            tag("meta", property="og:type", content="article"),
+            tag("meta", property="og:site_name", content="wellcond"),
+            tag("meta", property="og:title", content=self.title),
+            tag("meta", property="og:description", content=described),
+            tag("meta", name="twitter:card", content="summary"),
             tag("link", rel="icon", href="data:,"),
-            Html(f"<style>{stylesheet()}\n{_file('page.css')}\n{SVG_STYLE}</style>"),
+            Html(f"<style>{stylesheet()}\n{_file('page.css')}</style>"),
         )
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -63,9 +91,30 @@ class Page:
         return Path(path)
 
 
-def section(title: str, *blocks: Any) -> Html:
+class Section(Html):
+    """A part of a page, which its contents list."""
+
+    id: str
+    heading: str
+
+
+def section(title: str, *blocks: Any) -> Section:
     """A titled part of the page; its id is made from the title."""
-    return tag("section", tag("h2", title), _blocks(blocks), id=file_stem(title))
+    id_ = file_stem(title)
+    found = Section(tag("section", tag("h2", title, anchor(id_)), _blocks(blocks), id=id_))
+    found.id, found.heading = id_, title
+    return found
+
+
+def slider(signal: str, values: Sequence[float], label: str, *, at: int = -1) -> Html | None:
+    """A slider that sets a parameter of all charts that have it; None where there is nothing to slide over."""
+    if len(values) < 2:
+        return None
+    at %= len(values)
+    last = {"max": str(len(values) - 1), "value": str(at)}
+    control = tag("input", type="range", min="0", **last, step="1", aria_label=label)
+    name = tag("label", f"{label} ", tag("output", f"{values[at]:,}"))
+    return tag("div", name, control, class_="stepper", hidden=True, data_signal=signal, data_values=str(list(values)))
 
 
 def paragraph(*parts: Any) -> Html:
@@ -88,11 +137,6 @@ def code_block(code: str) -> Html:
     return tag("pre", tag("code", code), tabindex="0")
 
 
-def side_by_side(*blocks: Any) -> Html:
-    """Blocks in one row where there is room, one below the other on a phone."""
-    return tag("div", list(blocks), class_="side-by-side")
-
-
 def tiles(*items: tuple[str, str, str]) -> Html:
     """A few numbers set large: (what, number, explanation)."""
     return tag(
@@ -110,6 +154,7 @@ def table(
     numeric: Collection[int] = (),
     groups: bool = False,
     prose: Collection[int] = (),
+    blocks: Sequence[str] = (),
 ) -> Html:
     """A table that scrolls by itself where it is wider than the screen.
 
@@ -117,6 +162,7 @@ def table(
         numeric: the columns that are numbers, to be set flush right. Floats are formatted with four digits.
         prose: the columns that are sentences: they wrap, and on a phone stand below the rest of their row.
         groups: draw a line wherever the first column changes, and leave its repetitions out.
+        blocks: the block that each row is of; pointed at, or reached by keys, charts highlight it.
     """
     header, body = list(header), [list(row) for row in rows]
     for row in body:
@@ -124,7 +170,7 @@ def table(
             raise ValueError(f"a row of {len(row)} cells does not fit the {len(header)} columns {', '.join(header)}")
     kinds = ["number" if i in numeric else "prose" if i in prose else None for i in range(len(header))]
     lines, before = [], object()
-    for row in body:
+    for row, block in zip_longest(body, blocks):
         starts = groups and row[0] != before
         cells = [None if groups and not starts else row[0], *row[1:]]
         before = row[0]
@@ -134,6 +180,8 @@ def table(
                 "tr",
                 [tag("td", c, class_=k) for c, k in zip(cells, kinds, strict=True)],
                 class_="group" if starts else None,
+                data_block=block,
+                tabindex="0" if block else None,
             )
         )
     head = tag(
@@ -146,11 +194,22 @@ def table(
 
 
 def _blocks(blocks: Iterable[Any]) -> Html:
-    return join(*(block if hasattr(block, "__html__") else paragraph(block) for block in blocks))
+    return join(*(b if b is None or hasattr(b, "__html__") or isinstance(b, list) else paragraph(b) for b in blocks))
 
 
-def _script() -> Html:
-    return Html(f"<script>{_file('page.js')}</script>")
+@functools.cache
+def _charting() -> str:
+    """Vega, Vega-Lite and their embedding as one script, which calls nobody."""
+    altair()
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
 
 
 def _file(name: str) -> str:

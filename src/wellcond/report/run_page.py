@@ -4,9 +4,10 @@
     page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")      # the rows of probes alone
     page.write("report.html")
 
-One run: its last numbers, what happened, losses and κ over training, what to look at first, log κ by block and site
-with a slider over steps, spectra, attention. Several: the same charts with one line per run, and where they differ, the
-worst change first. A run may have a training, a probe or both; what it has not is left out, and the page says so.
+Its title is what was found. Below it log κ by block and site with a slider over steps, the last numbers, what happened,
+what to look at first, losses and κ over training, spectra, attention. Several runs: the same charts with one line per
+run, and where they differ, the worst change first. A run may have a training, a probe or both; what it has not is left
+out, and the page says so.
 """
 
 import math
@@ -17,41 +18,63 @@ from typing import Any
 from wellcond.environment import own_version
 
 from .advice import BlockState, advise, advise_run, first_failure
-from .axes import format_number
-from .by_block import block_section
+from .charts import grid
 from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
-from .markup import Html, tag
-from .page import Page, bullets, code_block, note, paragraph, section, side_by_side, table, tiles
+from .markup import Html, format_number, tag
+from .page import Page, bullets, code_block, note, paragraph, section, slider, table, tiles
 from .readings import SITE_WORDS, Readings, bounded
-from .spectra import attention, spectra
-from .training import RUNS_MOST, Points, Shown, kappa_charts, metric_name, training_charts
+from .reference import Band
+from .run_charts import (
+    HEAT_MAPS_MOST,
+    RUNS_MOST,
+    Points,
+    Shown,
+    attention,
+    by_block,
+    heat_maps,
+    kappa_charts,
+    metric_name,
+    shown_steps,
+    spectra,
+    training_charts,
+)
 
 __all__ = ["conditioning_page", "run_page"]
 
 ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the table of what to do
 SENTENCES_MOST = 2  # in one row
 EVENTS_MOST = 12  # of one run; metrics.jsonl has all
-TRAINING_LEAD = "How the training went, from the rows of metrics.jsonl."
-KAPPA_LEAD = (
+KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
     "that some directions among the tokens have almost vanished, and training has a hard time with them."
 )
+SITE_NAMES = {
+    "in": "attention input", "sa": "attention output", "+sa": "stream after attention", "mlp": "MLP output",
+    "+mlp": "output", "tokens": "raw patches", "embed": "embedded tokens",
+}  # fmt: skip
 
 
-def conditioning_page(
-    runs: Mapping[str, Iterable[Mapping[str, Any]]], *, title: str = "", notes: Iterable[str] = ()
+def conditioning_page(runs: Mapping[str, Iterable[Mapping[str, Any]]], **options: Any) -> Page:
+    """The page of what probes measured: the rows of each, by the name of its run. Options and errors of `run_page`."""
+    return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], **options)
+
+
+def run_page(
+    runs: Sequence[Shown],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+    warning: str = "",
+    reference: Mapping[str, Mapping[str, Band]] | None = None,
 ) -> Page:
-    """The page of what probes measured: the rows of each, by the name of its run. Raises as `run_page` does."""
-    return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], title=title, notes=notes)
-
-
-def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = ()) -> Page:
     """The page of one or several runs.
 
     Args:
         runs: the first that has a probe is what the κ of others is compared with.
-        title: by default the model, or the number of runs.
+        title: what the page is of, by default the model, or the number of runs; its heading is what was found.
         notes: sentences to show above everything else, such as what could not be read.
+        warning: what a reader has to know before any number.
+        reference: where log κ of models lies, by their name and by site, for the means of one run.
 
     Raises ValueError for no runs, and for a probe without rows or without condition numbers.
     """
@@ -61,45 +84,151 @@ def run_page(runs: Sequence[Shown], *, title: str = "", notes: Iterable[str] = (
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
-    lead = [TRAINING_LEAD] * logged + [KAPPA_LEAD] * bool(measured)
-    page = Page(title or _title(runs, logged), " ".join(lead), footer=[_written()])
+    found, sentence = _kappa_finding(measured) if measured else _training_finding(runs)
+    page = Page(found, sentence, about=title or _subject(runs, logged), footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
         notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
     drawn = measured[:RUNS_MOST]
+    if warning:
+        page.add(note("Please note first", paragraph(warning)))
     if blind := [run for run in measured if run.only_ceilings]:
         page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
-    if items := [*(_training_tiles(runs[0]) if len(runs) == 1 else ()), *(_kappa_tiles(measured) if measured else ())]:
+    steps = shown_steps(drawn) if drawn else []
+    if maps := heat_maps(drawn, steps):
+        page.add(section("By block and site", *_map_section(drawn, maps, steps)))
+    if items := [
+        *(_training_tiles(runs[0]) if len(runs) == 1 else ()),
+        *(_kappa_tiles(measured, reference or {}) if measured else ()),
+    ]:
         page.add(tiles(*items))
     if notes:
         page.add(note("Please note", bullets(*notes)))
     if events := _events(runs):
         page.add(note("What happened", bullets(*events)))
+    if measured:
+        page.add(_first_section(measured))
     if len(runs) > 1:
         page.add(section("The runs", *_tables(runs, measured)))
+    if len(measured) > 1:
+        page.add(section("Differences", *differences(measured)))
     last = max(0, *(run.last_step for run in runs), *(run.steps[-1] for run in measured))
-    if charts := [*training_charts(runs[:RUNS_MOST], last=last), *kappa_charts(drawn, last=last)]:
-        page.add(section("Over training", side_by_side(*charts)))
+    over = [
+        charts for charts in (training_charts(runs[:RUNS_MOST], last=last), kappa_charts(drawn, last=last)) if charts
+    ]
+    if over:
+        page.add(section("Over training", *(grid(*charts) for charts in over)))
     elif logged:
         page.add(section("Over training", "No step has been logged."))
     if not measured:
         page.add(_how_to_probe(runs[0]))
         return page
-    if len(measured) > 1:
-        page.add(section("Differences", *differences(measured)))
-    page.add(_first_section(measured), block_section(drawn))
     for heading, charts in (("Singular values", spectra(drawn)), ("Attention", attention(drawn))):
         if charts:
-            page.add(section(heading, side_by_side(*charts)))
+            page.add(section(heading, grid(*charts)))
     page.add(_words_section(measured))
     return page
 
 
-def _title(runs: Sequence[Shown], logged: bool) -> str:
+def _map_section(drawn: Sequence[Readings], maps: Sequence[Any], steps: Sequence[int]) -> list[Any]:
+    """The heat maps, the slider that moves all of it, and the same numbers as lines."""
+    parts: list[Any] = [slider("step", steps, "step"), *maps, grid(*by_block(drawn, steps))]
+    if len(steps) > 1:
+        text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
+        if len(drawn) > 1:
+            text += " Each run shows its latest measurement up to that step."
+        if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
+            text += f" It stops at {len(steps)} of {all_of:,} steps, the worst of each stretch; probe.jsonl has all."
+        parts.append(tag("p", text, class_="caption"))
+    if len(drawn) > HEAT_MAPS_MOST:
+        parts.append(f"The heat maps show the first {HEAT_MAPS_MOST} runs.")
+    return [part for part in parts if part is not None]
+
+
+def _subject(runs: Sequence[Shown], logged: bool) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared" if logged else f"Conditioning of {len(runs)} runs"
     run = runs[0]
     return f"{'Training' if logged else 'Conditioning'} of {run.model or run.name}"
+
+
+# ---- what was found, as a title and a sentence
+
+
+def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str]:
+    """The worst place of a run; of several the largest rise."""
+    first = runs[0]
+    for run in runs:
+        if failure := first_failure(run):
+            step, block, site = failure
+            of = f" of {run.run}" if len(runs) > 1 else ""
+            where = _place(run, block, site)
+            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first)
+    rise = largest_rise(compare(runs)) if len(runs) > 1 else None
+    if rise:
+        found, _ = rise
+        where = _place(first, found.block, found.site)
+        return f"{where[0].upper()}{where[1:]} is worse in {found.run} than in {first.run}: log κ {found}", _sentence(
+            first
+        )
+    worst = [(states[0], run) for run in runs if (states := _states(run))]
+    if not worst:
+        site = first.outside[0]
+        at = first.steps[-1], "", site
+        value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
+        return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first)
+    state, run = max(worst, key=lambda pair: _rank(pair[0]))
+    where = _place(run, state.block, state.worst_site)
+    of = f", in {run.run}" if len(runs) > 1 else ""
+    return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run)
+
+
+def _place(run: Readings, block: str, site: str) -> str:
+    """ "block 11's attention output"; a block whose name does not end with its place keeps its name."""
+    if not block:
+        return f"the {SITE_NAMES[site]}"
+    place = next(one.place for one in run.blocks if one.name == block)
+    name = f"block {place}" if block.rpartition(".")[2] == str(place) else block
+    return f"{name}'s {SITE_NAMES[site]}"
+
+
+def _sentence(run: Readings) -> str:
+    """What the run's means say of its skips, at the last step."""
+    last = run.steps[-1]
+    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(last, site))}
+    texts = {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
+    when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
+    said = [
+        f"{texts[site]} where {name} puts out its tokens and {texts[f'+{site}']} after its skip"
+        for site, name in (("sa", "attention"), ("mlp", "the MLP"))
+        if site in texts and f"+{site}" in texts
+    ]
+    if not said:
+        said = [f"{text} at {site}" for site, text in texts.items()]
+    if not said:
+        return f"{when}, nothing inside of blocks was measured."
+    return f"{when}, log κ (natural logarithm, mean over blocks) is {'; '.join(said)}."
+
+
+def _training_finding(runs: Sequence[Shown]) -> tuple[str, str]:
+    """How far a training came, or that it was lost; of several, which came furthest."""
+    sentence = "How the training went, from the rows of metrics.jsonl; no condition numbers were measured."
+    lost = [(run, event) for run in runs for event in run.events if event.event.startswith("diverged")]
+    if lost and not any(run.train and run.train[-1].step > event.step for run, event in lost):
+        run, event = lost[0]
+        return f"{'Training' if len(runs) == 1 else run.name} diverged at step {event.step:,}", sentence
+    for name, points, best in (
+        ("top-1", lambda run: run.metric("top1"), max),
+        ("validation loss", lambda run: run.metric("loss"), min),
+        ("training loss", lambda run: run.trained("loss"), min),
+    ):
+        ends = [(points(run)[-1][1], points(run)[-1][0], run.name) for run in runs if points(run)]
+        ends = [end for end in ends if math.isfinite(end[0])]
+        if ends:
+            value, step, run = best(ends)
+            of = f"{run} is best: " if len(runs) > 1 else ""
+            return f"{of}{_value(name, value)} {name} after {step:,} steps", sentence
+    return _subject(runs, logged=True), sentence
 
 
 def _written() -> str:
@@ -209,7 +338,7 @@ def _number(state: BlockState) -> str:
     return bounded(state.worst, state.lower_bound(state.worst_site))
 
 
-def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
+def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, Band]]) -> list[tuple[str, str, str]]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     items, last = [], runs[0].steps[-1]
     if worst:
@@ -223,7 +352,7 @@ def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
         run = runs[0]
         share, counted = share_at_ceiling(run, last)
         items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can see"))
-        items += [_site_tile(run, site) for site in run.sites]
+        items += [_site_tile(run, site, reference) for site in run.sites]
     else:
         if found := largest_rise(compare(runs)):
             rise, certain = found
@@ -237,7 +366,7 @@ def _kappa_tiles(runs: Sequence[Readings]) -> list[tuple[str, str, str]]:
     return items
 
 
-def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
+def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Band]]) -> tuple[str, str, str]:
     mean = run.mean_over_blocks(run.steps[-1], site)
     if mean is None:  # not at the last step
         return f"mean log κ at {site}", "–", SITE_WORDS[site]
@@ -245,6 +374,7 @@ def _site_tile(run: Readings, site: str) -> tuple[str, str, str]:
     if mean.blocks > 1 and mean.left_out < mean.blocks:
         count = f"{mean.blocks - mean.left_out} of {mean.blocks}" if mean.left_out else f"{mean.blocks}"
         text = f"{count} blocks, {bounded(*mean.least)} to {bounded(*mean.most)}"
+    text = "; ".join([text, *(f"{who} {bands[site]}" for who, bands in reference.items() if site in bands)])
     return f"mean log κ at {site}", bounded(mean.value, mean.lower_bound), text
 
 
@@ -286,7 +416,8 @@ def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *,
     )
     start = 1 if several else 0
     header = [*(["run"] if several else []), "block", "worst at", "log κ", "what to do"]
-    return table(header, rows, numeric={start + 2}, prose={start + 3}, caption=caption)
+    blocks = [states[0].block for _, states in groups]
+    return table(header, rows, numeric={start + 2}, prose={start + 3}, caption=caption, blocks=blocks)
 
 
 def _words_section(runs: Sequence[Readings]) -> Html:
@@ -295,6 +426,7 @@ def _words_section(runs: Sequence[Readings]) -> Html:
     items = [[tag("code", site), f": {text}"] for site, text in SITE_WORDS.items() if site in sites]
     return section(
         "Words",
+        KAPPA,
         bullets(*items),
         paragraph(
             f"Measured on {', '.join(dtypes)} tensors. A κ above 1/eps of the tensor's dtype cannot be seen, and "

@@ -30,8 +30,8 @@ from wellcond.records import (
 
 from .measured import UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
+from .run_charts import Shown
 from .run_page import run_page
-from .training import Shown
 
 __all__ = ["report_runs"]
 

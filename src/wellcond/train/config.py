@@ -13,11 +13,10 @@ several groups stands in `Config`. To add one, write the class and add it to the
 names it in `tasks`. This file imports neither torch nor timm when it is loaded: a command line reads it.
 """
 
-import difflib
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -26,9 +25,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 from wellcond.train.settings import Settings, ignored, setting
 from wellcond.train.stopping import as_seconds
-from wellcond.words import SITES, SKIPS
+from wellcond.words import SITES, SKIPS, meant, our_word
 
-__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds"]
+__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds", "model_size"]
 
 Task = Literal["classify", "mae", "linear_probe", "sequence"]
 AmpDtype = Literal["float32", "bfloat16", "float16"]
@@ -68,6 +67,8 @@ class ModelSettings(Settings):
     """Token Graying: `svd` or `dct`; empty for none."""
     epsilon: float = setting(0.95, above=0, at_most=1, hint="1 changes nothing, 0.95 is usual")
     """The exponent of graying."""
+    gray_autocast: bool = False
+    """Compute the DCT of graying in `amp_dtype`, as a plain implementation would; for comparison."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -79,7 +80,10 @@ class ModelSettings(Settings):
             yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
         if not config.gray:
             why = "is a setting of graying, and there is none; add gray=dct or gray=svd, or"
-            yield from (f"{name} {why} leave {name} out" for name in ("epsilon", "gray_masked") if name in config.given)
+            names = ("epsilon", "gray_autocast", "gray_masked")
+            yield from (f"{name} {why} leave {name} out" for name in names if name in config.given)
+        if config.gray_autocast and config.gray != "dct":
+            yield "gray_autocast is for gray=dct: an SVD is never computed in half precision"
         if config.checkpoint and config.pretrained:
             yield "pretrained and checkpoint are two sources of weights; choose one"
         if config.checkpoint and Path(config.checkpoint).is_dir():
@@ -114,14 +118,15 @@ class DataSettings(Settings):
         word, colon, _ = config.data.partition(":")
         if word not in SOURCES and not Path(config.data).expanduser().exists():
             known = [f"{name}:{source.takes}" if source.takes else name for name, source in sorted(SOURCES.items())]
-            why = f"there is no source {word!r}{_meant(word, list(SOURCES))}" if colon else "there is no such folder"
-            yield f"data={config.data}: {why} (write a path, or one of {', '.join(known)})"
+            near = "" if "/" in word else meant(word, SOURCES)
+            what = f"source {word!r}{near}" if colon else f"such folder{near}"
+            yield f"data={config.data}: there is no {what} (write a path, or one of {', '.join(known)})"
         elif config.data_kwargs:
             known = SOURCES[word].options if word in SOURCES else []
             for name in config.data_kwargs:
                 if name not in known:
                     theirs = f"its options: {', '.join(known)}" if known else "it has none"
-                    yield f"data_kwargs: {config.data} has no option {name!r}; {theirs}"
+                    yield f"data_kwargs: {config.data} has no option {name!r}{meant(name, known)} ({theirs})"
         if config.data == "digits":
             yield from ignored(
                 config, ["cache_limit"], "is for images in files; the digits are embedded and never streamed"
@@ -315,8 +320,9 @@ class ProbeSettings(Settings):
         if config.probe_exact == "no" and (config.probe_marks or config.probe_every == "auto"):
             yield "probe_exact=no looks at training's own pass: it takes a number of steps, probe_every=100, no marks"
         for pattern in config.probe_sites:
-            if not any(fnmatch(site, pattern) for site in SITES):
-                yield f"probe_sites: no site is called {pattern!r}; the sites are {', '.join(SITES)}"
+            if not any(fnmatch(site, our_word(pattern)) for site in SITES):
+                near = meant(pattern, SITES)
+                yield f"probe_sites: no site is called {pattern!r}{near} (the sites are {', '.join(SITES)})"
         if not config.probe_every and not config.probe_marks:
             why = "is a setting of the probe, which is off; add probe_every=100, or"
             names = ("probe_samples", "probe_sites", "probe_exact")
@@ -427,7 +433,8 @@ def _sequence_problems(config: Config) -> Iterator[str]:
     known = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in config.model_kwargs:
         if name not in known:
-            yield f"model_kwargs: {config.model} has no setting {name!r}; its settings: {', '.join(known)}"
+            near = meant(name, known)
+            yield f"model_kwargs: {config.model} has no setting {name!r}{near} (its settings: {', '.join(known)})"
     if config.model_kwargs.get("pooling", POOLINGS[0]) not in POOLINGS:
         yield f"model_kwargs: pooling is {' or '.join(POOLINGS)}, not {config.model_kwargs['pooling']!r}"
     yield from ignored(
@@ -442,7 +449,7 @@ def _optimiser_problems(config: Config) -> Iterator[str]:
     known = [str(name) for name in list_optimizers()]
     name = config.opt.lower().rpartition("_")[2]  # lookahead_adamw is adamw, wrapped
     if name not in known:
-        yield f"timm knows no optimiser {config.opt!r}{_meant(name, known)}"
+        yield f"timm knows no optimiser {config.opt!r}{meant(name, known, most=3)}"
         return
     info = get_optimizer_info(name)
     if info.second_order:
@@ -489,11 +496,11 @@ def _model_problems(config: Config) -> Iterator[str]:
         name = config.model.partition(".")[0]
         if not timm.is_model(name):
             known = timm.list_models()
-            yield f"timm knows no model {config.model!r}{_meant(name, known)}"
+            yield f"timm knows no model {config.model!r}{meant(name, known, most=3)}"
             return
     if config.pretrained and config.model.startswith("convmixer") and config.model_kwargs.keys() & CONVMIXER_SIZE:
         yield f"the weights of {config.model} are of its own size; leave pretrained or model_kwargs out"
-    size = _size(config)
+    size = model_size(config)
     if size is not None and size != (config.image_size, config.image_size):
         yield (
             f"image_size={config.image_size}, but {config.model} is built for images of {size[0]} × {size[1]}; give it "
@@ -502,12 +509,6 @@ def _model_problems(config: Config) -> Iterator[str]:
     patch = _patch(config)
     if patch is not None and max(patch) > config.image_size and not config.model_kwargs.get("dynamic_img_pad"):
         yield say_too_small(config.model, (config.image_size, config.image_size), patch)
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    near = near or [word for word in known if word.startswith(name[:5])][:3]
-    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def _patch(config: Config) -> tuple[int, int] | None:
@@ -519,7 +520,7 @@ def _patch(config: Config) -> tuple[int, int] | None:
     return _sides(patch)
 
 
-def _size(config: Config) -> tuple[int, int] | None:
+def model_size(config: Config) -> tuple[int, int] | None:
     """The height and width that the model takes and no other; None if it takes any, or that is not known here."""
     import timm
 

@@ -11,11 +11,12 @@ for two things: all tokens within a sequence's length count (`data_kwargs=mask=p
 published code does), and half precision is bfloat16 (`amp_dtype=float16`). At `smoke` they are small and generated.
 """
 
-import difflib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from wellcond.train.config import Config
+from wellcond.words import meant
 
 __all__ = ["RECIPES", "SCALES", "bearable", "recipe"]
 
@@ -31,20 +32,36 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
     What the recipe chooses counts as a default, and only `changes` as given.
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no recipe {name!r}; {hint}The recipes are {', '.join(sorted(RECIPES))}")
+        raise ValueError(
+            f"there is no recipe {name!r}{meant(name, RECIPES)} (the recipes are {', '.join(sorted(RECIPES))})"
+        )
     if scale not in SCALES:
-        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}{meant(scale, SCALES)}")
     return RECIPES[name](scale).changed({"recipe": name}).as_defaults().changed(changes)
 
 
 def bearable(config: Config, device: str) -> Config:
-    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given."""
+    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given.
+
+    An old GPU computes in float16 what a recipe has in bfloat16; without Triton nothing is compiled.
+    """
+    usual: dict[str, Any] = {"compile": False, "amp_dtype": "float32"}
     if device != "cpu":
-        return config
-    usual = {"compile": False, "amp_dtype": "float32"}
+        usual = {} if not config.compile or _has_triton() else {"compile": False}
+        usual |= {"amp_dtype": "float16"} if config.amp_dtype == "bfloat16" and not _has_bfloat16(device) else {}
     return config.changed({name: value for name, value in usual.items() if name not in config.given}, given=False)
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _has_bfloat16(device: str) -> bool:
+    import torch
+
+    return not (device == "cuda" and torch.cuda.is_available()) or torch.cuda.is_bf16_supported(
+        including_emulation=False
+    )
 
 
 def _recipe(function: Recipe) -> Recipe:
@@ -228,6 +245,20 @@ def mae_base_finetune(scale: str) -> Config:
             "vit_base_patch16_224", epochs=100, batch_size=512, lr=5e-4 * 512 / 256, layer_decay=0.65, warmup_epochs=5,
         )  # fmt: skip
     return _vit("vit_tiny_patch16_224", scale).changed({"layer_decay": 0.75})
+
+
+@_recipe
+def mae_base_probe(scale: str) -> Config:
+    """A linear head on a masked autoencoder's frozen features (checkpoint=…). At `paper` MAE's own setting, for the
+    paper has none: LARS with base lr 0.1 for 256 images, batch 16384, 90 epochs."""
+    usual = {"task": "linear_probe", "weight_decay": 0.0}
+    if scale == "paper":
+        return _deit(
+            "vit_base_patch16_224", epochs=90, batch_size=16384, opt="lars", lr=0.1 * 16384 / 256, warmup_epochs=10,
+            min_lr=0.0, drop_path=0.0, auto_augment="", erasing=0.0, mixup=0.0, cutmix=0.0, label_smoothing=0.0,
+            **usual,
+        )  # fmt: skip
+    return _vit("vit_tiny_patch16_224", scale).changed(usual)
 
 
 # ---- the Long Range Arena

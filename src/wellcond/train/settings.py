@@ -21,7 +21,6 @@ A rule is what a field's values must be: a Literal's words, `choices`, or a rang
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -33,6 +32,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, get_args
+
+from wellcond.words import meant, our_word
 
 __all__ = ["Field", "Settings", "about", "fields_of", "groups", "ignored", "nearest", "setting", "title"]
 
@@ -76,12 +77,14 @@ class Settings:
         """
         if not isinstance(settings, Mapping):
             settings = dict(assignment(text) for text in settings)
-        hints = _types_of(type(self))
+        hints, rules = _types_of(type(self)), {rule.name: rule for rule in fields_of(type(self))}
         changes = {}
         for name, value in settings.items():
             if name not in hints:
                 raise ValueError(f"there is no setting {name!r}{nearest(name, hints)}")
             changes[name] = as_type(name, value, hints[name])
+            if rules[name].choices and isinstance(changes[name], tuple):  # attention is sa
+                changes[name] = tuple(our_word(word) for word in changes[name])
             if name in self.added_to:
                 both = {**getattr(self, name), **changes[name]}
                 changes[name] = {key: one for key, one in both.items() if one is not None}
@@ -180,9 +183,8 @@ class Field:
                     "to it"
                 )
             if self.choices and word not in self.choices:
-                near = difflib.get_close_matches(str(word), self.choices, n=1, cutoff=0.5)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
-                yield f"{self.name} can be {', '.join(map(repr, self.choices))}, not {word!r}{hint}{meant}"
+                near = meant(word, self.choices)
+                yield f"{self.name} can be {', '.join(map(repr, self.choices))}, not {word!r}{hint}{near}"
         if isinstance(value, int | float) and not self._in_range(value):
             must = "not be negative" if self.range == {"at_least": 0} else f"be {self.in_words()}"
             yield f"{self.name} must {must}, got {value}{hint}"
@@ -253,8 +255,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+    return meant(name, known) or f"; there are {', '.join(sorted(known))}"
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:

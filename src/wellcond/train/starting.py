@@ -21,8 +21,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from wellcond.models.build import weights_behind
 from wellcond.models.mae import MaskedAutoencoder
+from wellcond.models.pretrained import weights_behind
 from wellcond.models.sites import find_blocks
 from wellcond.models.weights import FORMAT, METADATA_KEY, match_names, read_weights, surgery_metadata
 

@@ -152,7 +152,9 @@ class Masked:
             mask_ratio=config.mask_ratio,
             normalize_pixels=config.normalize_pixels,
             gray="all" if config.gray_masked == "all" and config.gray else "visible" if config.gray else None,
-            graying=GrayingSettings(method=config.gray, epsilon=config.epsilon) if config.gray else None,
+            graying=GrayingSettings(method=config.gray, epsilon=config.epsilon, autocast=config.gray_autocast)
+            if config.gray
+            else None,
             keep_positions=config.pretrained,  # they are trained ones
         )
         if config.checkpoint:
@@ -229,7 +231,7 @@ def operate(model: nn.Module, config: Config) -> None:
                 warnings.simplefilter("ignore")
             remove_skip(model, skip, layer_scale=config.layer_scale)
     if config.gray:
-        gray(model, config.gray, epsilon=config.epsilon)
+        gray(model, config.gray, epsilon=config.epsilon, autocast=config.gray_autocast)
 
 
 # ---- validation

@@ -119,13 +119,22 @@ def test_a_with_takes_back_its_own_change_alone(vit: nn.Module) -> None:
     assert skips_of(vit) == {"blocks.0": ("sa", "mlp")}
 
 
+@pytest.mark.parametrize(("said", "skip"), [("attention", "sa"), ("Self-Attention", "sa"), ("ffn", "mlp")])
+def test_the_words_of_others_are_understood(vit: nn.Module, said: str, skip: str) -> None:
+    change = remove_skip(vit, said, blocks=0)
+    assert change.blocks == skips_of(vit) == {"blocks.0": (skip,)}
+    restore_skip(vit, said)
+    assert skips_of(vit) == {}
+
+
 # ---- what cannot be removed
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"skip": "attn"}, "a skip is"),
+        ({"skip": "atention"}, "a skip is .*did you mean sa"),
+        ({"skip": "residual"}, "a skip is"),
         ({"skip": "sa", "blocks": "layers.*"}, "no block is called"),
         ({"skip": "sa", "layer_scale": 1.0}, "nothing scales the sa branches"),
     ],

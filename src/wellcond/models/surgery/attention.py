@@ -23,6 +23,7 @@ from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_a
 from wellcond.models.families.forwards import Replaced, plain_attention_class, replaced_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
+from wellcond.words import meant
 
 __all__ = [
     "AttentionChange",
@@ -243,7 +244,8 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     kind = find_attention(name)
     known = kind.core().settings
     if unknown := sorted(settings.keys() - known.keys()):
-        raise ValueError(f"{name} attention has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        near = meant(unknown[0], known)
+        raise ValueError(f"{name} attention has no setting {unknown[0]!r}{near} (it has {', '.join(known) or 'none'})")
     if settings.get("conv_kernel") is not None:
         raise ValueError(
             "conv_kernel has weights, which a model that exists lacks; build it with attn_layer=NystromAttention"

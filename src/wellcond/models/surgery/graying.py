@@ -1,7 +1,7 @@
 """Token Graying put before a model's patch embedding, or behind its embedding of words, in place; and taken out again.
 
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
-    wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, restore_scale=True)
+    wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, …)
     model = wellcond.ungray(model)      # the very model of before
 
 The patch projection's class is swapped for a subclass that grays its input first. Everything else stays: the names of
@@ -44,6 +44,8 @@ class GrayingSettings:
     """The exponent of the relative magnitudes, in (0, 1]."""
     restore_scale: bool = True
     """Whether the largest magnitude stays what it was (else it becomes 1)."""
+    autocast: bool = False
+    """Whether the DCT is computed in autocast's dtype, which is less exact: for comparison."""
 
 
 class GrayedConv2d(nn.Conv2d):
@@ -72,17 +74,20 @@ class GrayedEmbedding:
         return _new_grayed_embedding, (self._plain_class,), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def gray(model: Model, method: str, *, epsilon: float = 0.95, restore_scale: bool = True) -> Model:
+def gray(
+    model: Model, method: str, *, epsilon: float = 0.95, restore_scale: bool = True, autocast: bool = False
+) -> Model:
     """Put Token Graying before the patch embedding of `model`, or behind its embedding of words; in place.
 
     A model that is grayed already gets the new settings. The patch size is the stride of the patch projection (for an
     overlapping one, too: PVT v2's 7×7 with stride 4 is grayed in 4×4 patches). Wrapped models (DDP, torch.compile, EMA)
-    are grayed inside; a compiled one compiles anew at its next call. Returns the model.
+    are grayed inside; a compiled one compiles anew at its next call. `autocast` is for comparisons: the DCT of images
+    is then computed in autocast's dtype, not in float32. Returns the model.
 
     Raises ValueError for a family it does not know, and says how to use `TokenGraying` by hand.
     """
     check_grayable(model)
-    settings = GrayingSettings(method=method, epsilon=epsilon, restore_scale=restore_scale)
+    settings = GrayingSettings(method=method, epsilon=epsilon, restore_scale=restore_scale, autocast=autocast)
     if (embedding := find_embedding(model)) is not None:
         _put_behind(embedding, settings)
         forget_compiled_code()
@@ -152,20 +157,23 @@ def _grayed_modules(model: nn.Module) -> list[Any]:
 
 def _settings(module: GrayedConv2d | GrayedEmbedding) -> GrayingSettings:
     graying = module.graying
-    return GrayingSettings(method=graying.method, epsilon=graying.epsilon, restore_scale=graying.restore_scale)
+    return GrayingSettings(
+        method=graying.method, epsilon=graying.epsilon, restore_scale=graying.restore_scale, autocast=graying.autocast
+    )
 
 
 def _put(projection: nn.Conv2d, settings: GrayingSettings) -> None:
     height, width = projection.stride
-    graying = TokenGraying(
-        settings.method, settings.epsilon, (height, width), restore_scale=settings.restore_scale
-    )  # checks the settings: nothing has been changed if it raises
+    how = {"restore_scale": settings.restore_scale, "autocast": settings.autocast}
+    graying = TokenGraying(settings.method, settings.epsilon, (height, width), **how)  # which checks them first
     if not isinstance(projection, GrayedConv2d):
         projection.__class__ = GrayedConv2d
     projection.graying = graying.train(projection.training)
 
 
 def _put_behind(embedding: nn.Module, settings: GrayingSettings) -> None:
+    if settings.autocast:
+        raise ValueError("autocast=True is for images: embedded words are grayed in float32")
     graying = SequenceGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)
     if not isinstance(embedding, GrayedEmbedding):
         embedding.__class__ = _grayed_embedding(type(embedding))

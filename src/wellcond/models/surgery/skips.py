@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from wellcond.models.families.forwards import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
 from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
-from wellcond.words import SKIPS
+from wellcond.words import SKIPS, meant, our_word
 
 __all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
 
@@ -64,6 +64,7 @@ class SkipChange:
 def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scale: float | None = None) -> SkipChange:
     """Remove the skip around the attention ("sa") or the MLP ("mlp") of the blocks, in place.
 
+    "attention", "attn", "ffn" and other usual words for the two are understood.
     What goes on from there is the branch alone, to the bit: with LayerScale, and never dropped by drop path. `blocks`
     is a name ("blocks.3"), an fnmatch pattern, an index, several of these, or None for all. Wrapped models (DDP,
     torch.compile) are changed inside; a compiled one compiles anew. `layer_scale=1.0` sets what scales the branches
@@ -73,7 +74,7 @@ def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scal
 
     Raises ValueError, before anything is changed, for a block without such a skip.
     """
-    _check_name(skip)
+    skip = _skip_named(skip)
     chosen = select_blocks(find_blocks(model), blocks)
     plan, flipped = _plan(chosen, [skip], remove=True)
     scales = {block.name: scale for block in chosen if (scale := _scale(block, skip)) is not None}
@@ -92,8 +93,7 @@ def restore_skip(model: nn.Module, skip: str | None = None, *, blocks: Which = N
     `blocks` as for `remove_skip`. Filled LayerScale values stay. Returns what was changed; `with restore_skip(…):`
     removes the skips again at the end.
     """
-    if skip is not None:
-        _check_name(skip)
+    skip = None if skip is None else _skip_named(skip)
     if blocks is None and not _any_removed(model):
         return SkipChange(blocks={})
     chosen = select_blocks(find_blocks(model), blocks)
@@ -119,9 +119,7 @@ def plan_skips(model: nn.Module, wanted: Mapping[str, Iterable[str]]) -> Plan:
         raise ValueError(f"the model has no block {unknown[0]}; its blocks are {', '.join(list(blocks)[:4])}, …")
     plan: Plan = {}
     for name, block in blocks.items():
-        skips = set(wanted.get(name, ()))
-        for skip in skips:
-            _check_name(skip)
+        skips = {_skip_named(skip) for skip in wanted.get(name, ())}
         for remove, names in ((True, skips), (False, set(SKIPS) - skips)):
             plan |= _plan([block], names, remove=remove, plan=plan)[0]
     return plan
@@ -189,9 +187,12 @@ def _any_removed(model: nn.Module) -> bool:
     return any(isinstance(module, Skipless) for module in model.modules())
 
 
-def _check_name(skip: str) -> None:
+def _skip_named(name: str) -> str:
+    skip = our_word(name) if isinstance(name, str) else name
     if skip not in SKIPS:
-        raise ValueError(f'a skip is "sa" (around the attention) or "mlp" (around the MLP), not {skip!r}')
+        near = meant(str(name), SKIPS)
+        raise ValueError(f'a skip is "sa" (around the attention) or "mlp" (around the MLP), not {name!r}{near}')
+    return skip
 
 
 def _change(

@@ -1,0 +1,116 @@
+"""asa-assume1: the network's Jacobian is as ill-conditioned as that of its worst block.
+
+    wellcond reproduce asa-assume1 --scale smoke                                   # the digits, on a CPU
+    wellcond reproduce asa-assume1 --scale lab --data-dir cifar10=data/cifar10     # three minutes, mostly of a CPU
+
+The paper's first assumption. Ten small ViTs × seeds × three states of a short training (small_vits.py): log κ of the
+Jacobian of all blocks, from the first one's tokens to the last one's, against the largest log κ among their attentions
+and MLPs; by input, and by parameters. By input the models have all their skips: without one, a norm makes the block and
+the network singular, which proves nothing. The interval is from drawing trainings anew.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.figures import altair, titled
+from wellcond.claims.sets import GivenData
+from wellcond.claims.small_vits import MODELS, SKIPLESS, measure_models
+from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches
+
+__all__ = ["CLAIM", "pairs"]
+
+BOUND = 0.7
+BY = {"skip": "by input", "params": "by parameters"}
+
+
+def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
+    rows = measure_models(options, data, list(MODELS))
+    return {"rows": [{**row, "states": [_of_state(state) for state in row["states"]]} for row in rows]}
+
+
+def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the claim compares, by kind: the network's, and the worst half's, with its place."""
+    found: dict[str, Any] = {"step": state["step"]}
+    for kind, network in state["network"].items():
+        worst = max(range(len(state["halves"])), key=lambda at, kind=kind: state["halves"][at][kind])
+        half = state["halves"][worst]
+        found[kind] = {"network": network, "worst": half[kind], "site": half["site"], "block": worst // 2}
+    return found
+
+
+def pairs(record: Record, kind: str) -> list[list[tuple[float, float]]]:
+    """For each training: (the worst half's log κ, the network's), state by state."""
+    return [
+        [(state[kind]["worst"], state[kind]["network"]) for state in row["states"] if kind in state]
+        for row in record["rows"]
+    ]
+
+
+def correlation(record: Record, kind: str) -> Interval:
+    return rank_correlation(pairs(record, kind), confidence=record.get("confidence", CONFIDENCE))
+
+
+def judge(records: Mapping[str, Record]) -> Iterable[Part]:
+    for record in records.values():
+        for kind, title in BY.items():
+            name = f"{title}: rank correlation of the network's log κ with its worst block's ≥ {BOUND:g}"
+            yield reaches(name, correlation(record, kind), BOUND)
+
+
+def summary(record: Record) -> Iterable[str]:
+    for kind, title in BY.items():
+        states = [state[kind] for row in record["rows"] for state in row["states"] if kind in state]
+        found = correlation(record, kind)
+        attention = sum(state["site"] == "sa" for state in states)
+        larger = sum(state["network"] > state["worst"] for state in states)
+        yield (
+            f", {title}: rank correlation {found} over {len(states)} states of {found.count} trainings; the worst is "
+            f"an attention in {attention}; the network's κ is above its worst block's in {larger}"
+        )
+    whole = {**record, "rows": [row for row in record["rows"] if row["model"] not in SKIPLESS]}
+    yield f", by parameters, of models with all their skips alone: rank correlation {correlation(whole, 'params')}"
+    lost = [f"{row['model']} (seed {row['seed']})" for row in record["rows"] if row["status"] == "diverged"]
+    if lost:
+        yield f": diverged, and not measured: {', '.join(lost)}"
+
+
+def figure(records: Sequence[Record]) -> Any:
+    """Each state a point: the worst block's log κ, and the network's. The paper has no such figure."""
+    alt, record = altair(), records[0]
+    panels = []
+    for kind, title in BY.items():
+        rows = [
+            {"worst": state[kind]["worst"], "network": state[kind]["network"], "model": row["model"],
+             "state": f"step {state['step']}"}
+            for row in record["rows"] for state in row["states"] if kind in state
+        ]  # fmt: skip
+        points = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=60, opacity=0.8).encode(
+            x=alt.X("worst:Q", title="log κ of its worst block"), y=alt.Y("network:Q", title="log κ of the network"),
+            color=alt.Color("model:N", sort=list(MODELS), title=None, scale=alt.Scale(scheme="tableau10")),
+            shape=alt.Shape("state:N", title=None, sort=None),
+        )  # fmt: skip
+        named = points.properties(width=330, height=280, title=f"{title}, {correlation(record, kind)}")
+        panels.append(named)
+    caption = (
+        f"Small ViTs at their random start, after a quarter and at the end of a short training, at {record['scale']} "
+        "scale. In the titles: the rank correlation and its interval. The paper assumes it, and shows nothing."
+    )
+    return titled(alt.hconcat(*panels), "The network's Jacobian and its worst block's", caption)
+
+
+CLAIM = MeasuredOn(
+    id="asa-assume1",
+    claim="the network's Jacobian is as ill-conditioned as its worst block's",
+    test="ten small ViTs, three seeds, at three states of a short training on CIFAR-10; by input and by parameters",
+    holds_if="rank correlation ≥ .7 over models and checkpoints",
+    sets=("cifar10",),
+    seconds=240.0,
+    second_look=True,
+    paper_scale="the Jacobian of a whole ViT-Tiny at 224 pixels has 37,824 rows, which is why the paper assumes "
+    "this; it is out of reach as a matrix",
+    measure=measure,
+    judge=judge,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,105 @@
+"""asa-fig4: graying lowers κ of attention's output (`+sa`) through training, more for lower ε.
+
+    wellcond reproduce asa-fig4 --scale smoke                                         # the digits, on a CPU
+    wellcond reproduce asa-fig4 --scale lab --data-dir tiny-imagenet=data/tiny        # reads the runs of asa-table3
+
+It trains nothing of its own: these are runs of asa-table3 and asa-table2. Every run records κ at 5 %, 10 %, 20 %, … of
+its steps, on 64 validation images in float64: these marks are the epochs that are judged. At the random start it is
+shown, and not judged: training has no part in it. The paper shows curves, and no numbers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.claim import Line
+from wellcond.claims.figures import altair, arm_color, by_set, titled
+from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
+from wellcond.verdicts import Part, in_most, not_run
+
+__all__ = ["CLAIM"]
+
+SHARE = 0.9
+SWEEPS = {"svd": ("svd-0.9", "svd-0.7", "svd-0.5"), "dct": ("dct-0.97", "dct-0.95", "dct-0.9")}
+ARMS = {arm: GRAYED[arm] for arm in (PLAIN, *SWEEPS["svd"], *SWEEPS["dct"])}
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    for method, arms in SWEEPS.items():
+        order = " > ".join(ARMS[arm].title for arm in (PLAIN, *arms))
+        name = f"{METHODS[method]}: κ of +sa in the order {order}, by the smallest step ≥ 0, at ≥ 90 % of the marks"
+        falls = [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
+        yield in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
+
+
+def curves(found: Comparison, arm: str) -> list[dict[str, Any]]:
+    return [run["kappa"] for run in found.runs(arm) if run.get("kappa")]
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    found = next(iter(sets.values()))
+    ends = [f"{ARMS[arm].title} {fmean(one['out'][-1] for one in curves(found, arm)):.2f}"
+            for arm in found.trained if curves(found, arm)]  # fmt: skip
+    return f"log κ of +sa at the end of training: {', '.join(ends)}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        if seen := curves(found, arm):
+            means = [fmean(values) for values in zip(*(one["out"] for one in seen), strict=True)]
+            yield (
+                f", {ARMS[arm].title}: log κ of +sa {means[0]:.2f} at the random start, "
+                f"{fmean(means[1:]):.2f} on average over training, {means[-1]:.2f} at its end"
+            )
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """log κ of `+sa` over epochs, a panel for each method, as in the paper: means, and thin a line for each seed."""
+    alt, found = altair(), sets[0]
+    titles = {arm: one.title.split(" ", 1)[-1] for arm, one in ARMS.items()}
+    rows = [
+        {
+            "set": f"{METHODS[method]} graying",
+            "arm": titles[arm],
+            "run": f"{arm} {number}",
+            "epoch": epoch,
+            "value": value,
+        }
+        for method, arms in SWEEPS.items()
+        for arm in (PLAIN, *arms)
+        for number, one in enumerate(curves(found, arm))
+        for epoch, value in zip(one["epochs"], one["out"], strict=True)
+    ]
+    names = [titles[PLAIN], *sorted({*titles.values()} - {titles[PLAIN]}, reverse=True)]  # the mildest ε first
+    base = alt.Chart().encode(x=alt.X("epoch:Q", title="epoch"), color=arm_color(names))
+    y = alt.Y("mean(value):Q", title="log κ of +sa", scale=alt.Scale(zero=False))
+    seeds = base.mark_line(strokeWidth=1, opacity=0.25).encode(y=y, detail="run:N")
+    means = base.mark_line(strokeWidth=2, point=True).encode(y=y)
+    panels = [f"{title} graying" for title in METHODS.values()]
+    chart = by_set([means, seeds], rows, panels, title=str, width=360, height=280)
+    caption = (
+        f"Means over {found.record['seeds']} seeds, and thin each seed, at {found.record['scale']} scale; averaged "
+        "over blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "
+        "without numbers: lower ε, lower κ, throughout."
+    )
+    return titled(chart, f"κ of attention's output while a ViT-Tiny trains on {found.title}", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-fig4",
+    claim="graying lowers κ of `+sa` through training, more for lower ε",
+    test="ViT-Tiny on Tiny-ImageNet, SVD ε ∈ {.9, .7, .5}, DCT ε ∈ {.97, .95, .9}: the runs of asa-table3",
+    holds_if="ordered by ε at ≥ 90 % of epochs (of the marks at which runs record κ, the random start left out)",
+    arms=ARMS,
+    plain=PLAIN,
+    sets=("tiny-imagenet",),
+    asks="κ of +sa is ordered by ε at ≥ 90 % of the marks",
+    settings=WATCHED,
+    grid=QUICK_GRID,
+    reads={"kappa": kappa_of},
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

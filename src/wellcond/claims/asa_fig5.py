@@ -1,0 +1,105 @@
+"""asa-fig5: DCT graying lowers the condition number in almost every layer of a ViT-Base.
+
+    wellcond reproduce asa-fig5 --scale smoke                                      # the digits, on a CPU
+    wellcond reproduce asa-fig5 --scale lab --data-dir imagenette=data/imagenette        # the ViT-B runs of asa-table4
+
+Trained at 224 pixels with one seed, plain and grayed with ε = 0.95, from the same start. Judged is log κ at `+sa`,
+block by block, each by its interval over ten groups of validation images, the same for both. The paper's figure has
+curves without numbers; its Table 3 has the means over the layers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.asa_table4 import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
+from wellcond.verdicts import Part, in_most, interval, not_run
+from wellcond.words import DEFAULT_SITES as SITES
+
+__all__ = ["CLAIM"]
+
+MODEL = "vit_base"
+SHARE = 10 / 12
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    groups = lowered(found, MODEL)
+    if not groups:
+        yield not_run(CLAIM.asks)
+        return
+    blocks = [interval(list(values)) for values in zip(*groups, strict=True)]
+    yield in_most(CLAIM.asks, blocks, 0.0, share=SHARE)
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    falls = [fmean(values) for values in zip(*lowered(found, MODEL), strict=True)]
+    if not falls:
+        return ""
+    lower = sum(fall > 0 for fall in falls)
+    return f"Graying lowers log κ after attention in {lower} of {len(falls)} layers, by {fmean(falls):.2f} on average."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        for when in ("trained", "untrained") if found.measurements(arm) else ():
+            means = {site: fmean(found.log_kappa(arm, site, when)[0]) for site in SITES}
+            said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
+            what = f", {ARMS[arm].title}, {when}"
+            yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
+    blocks = enumerate(zip(*lowered(found, MODEL), strict=True))
+    higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]
+    yield f": log κ of +sa is higher with graying in {', '.join(higher) or 'no block'}"
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """log κ of `+sa`, layer by layer, plain and grayed; dashed the random start, dotted the paper's means."""
+    alt, rows = altair(), []
+    for found in sets:
+        for side, (words, _) in SIDES.items():
+            arm = f"{MODEL}{side}"
+            for when, name in (("trained", "trained"), ("untrained", "random start")):
+                for values in found.log_kappa(arm, "+sa", when):
+                    rows += [
+                        {"set": found.title, "side": words, "when": name, "block": block, "value": value}
+                        for block, value in enumerate(values)
+                    ]
+            label = f"the paper's mean, {words}: {PAPER_KAPPA[arm]}"
+            rows.append({"set": found.title, "paper": PAPER_KAPPA[arm], "label": label})
+    lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
+        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
+        y=alt.Y("value:Q", title="log κ of +sa", scale=alt.Scale(zero=False)),
+        color=arm_color([words for words, _ in SIDES.values()], field="side"),
+        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
+                                  scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
+    )  # fmt: skip
+    chart = by_set([lines, *paper_lines()], rows, sets, width=460, height=300)
+    caption = (
+        f"One seed at {sets[0].record['scale']} scale, means over {sets[0].measurements(MODEL)[0]['images']} images. "
+        "The paper's model is trained on ImageNet-1K; its means over the layers are those of its Table 3."
+    )
+    return titled(chart, "log κ after attention in a ViT-Base, without and with DCT graying", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-fig5",
+    claim="DCT graying lowers κ in almost every layer",
+    test="ViT-Base on Imagenette at 224",
+    holds_if="lower in ≥ 10 of 12",
+    arms={arm: ARMS[arm] for arm in (MODEL, f"{MODEL}-dct")},
+    plain=MODEL,
+    same_runs_as="asa-table4",
+    sets=("imagenette",),
+    seeds=1,
+    asks="log κ of `+sa` lower with graying, plain − grayed ≥ 0, in 10 of 12 blocks",
+    settings=SETTINGS,
+    grid={},
+    measures=("log_kappa", "log_kappa_groups"),
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

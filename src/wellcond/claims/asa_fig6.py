@@ -1,0 +1,84 @@
+"""asa-fig6: a ConvMixer does not need its skip.
+
+    wellcond reproduce asa-fig6 --scale smoke                                         # the digits, on a CPU
+    wellcond reproduce asa-fig6 --scale lab --data-dir cifar10=data/cifar10           # one GPU, twenty minutes
+
+Two arms: ConvMixer 256 wide and 8 deep, kernel 5, with and without the skip around its depthwise convolution; on every
+set 256 tokens (patch 2, on Tiny-ImageNet 4). The paper's "ConvMixer-Tiny" is not specified, and its bars have no
+numbers: its text says that the two differ by less than .2 points.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.verdicts import Part, within
+from wellcond.words import BLOCK_SITES
+
+__all__ = ["CLAIM"]
+
+MARGIN, PAPER = 1.0, 0.2  # points
+SIZE = {"dim": 256, "depth": 8, "kernel_size": 5}
+SITES = ["embed", *(site for site in BLOCK_SITES if site != "+mlp")]  # it has no skip there
+SKIP, NO_SKIP = "skip", "no-skip"
+ARMS = {
+    SKIP: Arm(title="with its skip"),
+    NO_SKIP: Arm(title="without its skip", settings={"remove_skips": ["sa"]}),
+}
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    drops = list(found.drops(NO_SKIP).values())
+    yield within(CLAIM.asks, drops, MARGIN, unit=" points", confidence=found.confidence)
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    drops = [f"{fmean(found.drops(NO_SKIP).values()):.1f} on {found.title}" for found in sets.values()]
+    return f"Without its skip a ConvMixer loses, in points, {', '.join(drops)}.".replace("-", "−")
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        yield f", {ARMS[arm].title}: {found.reached(arm)}"
+    drop = found.interval(found.drops(NO_SKIP).values())
+    yield Beside(", drop without its skip", f"{drop} points", f"within ± {PAPER:g}")
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """Top-1 of both on each set, as in the paper; a mark where the paper's would lie, at our model with its skip."""
+    rows = []
+    for found in sets:
+        for arm in found.trained:
+            ours = with_interval(found.interval(found.values(arm).values()))
+            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
+            rows.append(row | {"paper": found.mean(SKIP) if arm == NO_SKIP else None})
+    mark = f"the paper: as with its skip, ± {PAPER:g}"
+    layers = accuracies([arm.title for arm in ARMS.values()], mark=mark, bars=True)
+    chart = by_set(layers, rows, sets, width=120, height=240).resolve_scale(shape="shared")
+    return titled(chart, "Accuracy of a ConvMixer without its skip", seeds_in_words(sets))
+
+
+CLAIM = TrainedArms(
+    id="asa-fig6",
+    claim="a ConvMixer does not need its skip",
+    test="ConvMixer 256/8 on CIFAR-10, CIFAR-100 and Tiny-ImageNet",
+    holds_if="the interval of the drop inside ± 1 point on each",
+    arms=ARMS,
+    plain=SKIP,
+    sets=("cifar10", "cifar100", "tiny-imagenet"),
+    asks=f"the drop without its skip inside ± {MARGIN:g} point",
+    recipe="convmixer",
+    settings={
+        "smoke": {"model_kwargs": {"dim": 16, "depth": 2, "kernel_size": 3, "patch_size": 2}},
+        "lab": {"model_kwargs": {**SIZE, "patch_size": 2}, "probe_sites": SITES},
+        "tiny-imagenet": {"model_kwargs": {**SIZE, "patch_size": 4}},
+    },
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+    multiplications=1.5e8,
+)

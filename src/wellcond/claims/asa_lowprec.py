@@ -1,0 +1,117 @@
+"""asa-lowprec: the DCT of Token Graying suffers in low precision, the paper fears. Does it, and does ours?
+
+    wellcond reproduce asa-lowprec --scale smoke                                      # the digits, on a CPU
+    wellcond reproduce asa-lowprec --scale lab --data-dir cifar10=data/cifar10        # one GPU, forty minutes
+
+A ViT-Tiny with DCT graying (ε .95) on CIFAR-10, the cheapest of the sets: trained in float32, in bfloat16 with our DCT
+(float32, or half-precision products with float32 sums), and in bfloat16 with a DCT that is computed in bfloat16, too,
+as a plain implementation is under autocast. The last two differ in nothing but the DCT. In float16 the same pair, one
+seed, for exploration. TF32 is looked at without a training: beside the accuracies is the error of the grayed tokens in
+each precision, and TF32's products have ten bits, as our kernels' have. The paper has no numbers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from wellcond.bench.graying import dct_errors
+from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.claim import Line
+from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.grayed import QUICK_GRID
+from wellcond.claims.measurements import register_measurement, some_images
+from wellcond.train.config import Config
+from wellcond.verdicts import Part, at_least, within
+
+__all__ = ["CLAIM"]
+
+EPSILON, MARGIN = 0.95, 0.5  # points
+
+
+def _arm(dtype: str, title: str, *, naive: bool = False, **more: Any) -> Arm:
+    settings = {"gray": "dct", "epsilon": EPSILON, "gray_autocast": naive, "amp_dtype": dtype}
+    return Arm(title=title, settings=settings, **more)
+
+
+WHOLE, OURS, NAIVE = "dct-float32", "dct-bfloat16", "dct-bfloat16-naive"
+ARMS = {
+    WHOLE: _arm("float32", "float32"),
+    OURS: _arm("bfloat16", "bfloat16, our DCT", measures=("dct_errors",)),
+    NAIVE: _arm("bfloat16", "bfloat16, the DCT too", naive=True),
+    "dct-float16": _arm("float16", "float16, our DCT", seeds=1),
+    "dct-float16-naive": _arm("float16", "float16, the DCT too", naive=True, seeds=1),
+}
+
+
+@register_measurement("dct_errors")
+def measure_errors(config: Config, folder: Path, device: str | None = None) -> dict[str, float]:
+    """By precision: the largest relative error of the grayed tokens, over every tenth validation image."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = dct_errors(some_images(config, folder).to(where), config.model_kwargs["patch_size"], config.epsilon)
+    return {path: float(f"{error:.3g}") for path, error in found.items()}
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    lost, kept = found.paired(OURS, of=NAIVE), found.paired(OURS, of=WHOLE)
+    settings = {"unit": " points", "confidence": found.confidence}
+    name = f"a DCT computed in bfloat16 loses more than {MARGIN:g} point against ours in the same training"
+    yield at_least(name, list(lost.values()), MARGIN, **settings)
+    name = f"our DCT in bfloat16 training inside ± {MARGIN:g} point of all in float32"
+    yield within(name, list(kept.values()), MARGIN, **settings)
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    found = next(iter(sets.values()))
+    lost, kept = (fmean(found.paired(OURS, of=other).values()) for other in (NAIVE, WHOLE))
+    return (
+        f"In bfloat16, a DCT in bfloat16 loses {lost:.1f} points against ours, which is {kept:.1f} points from "
+        "training in float32."
+    )
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        over = f"; over float32: {found.interval(found.paired(arm).values())} points" if arm != WHOLE else ""
+        yield f", {ARMS[arm].title}: {found.reached(arm)}{over}"
+    for ours, naive in ((OURS, NAIVE), ("dct-float16", "dct-float16-naive")):
+        if lost := found.paired(ours, of=naive):
+            yield f", {ARMS[naive].title}: it loses {found.interval(lost.values())} points against our DCT"
+    if errors := found.measurements(OURS, "dct_errors"):
+        said = ", ".join(f"{path} {error:.1e}" for path, error in errors[0].items())
+        yield f", largest error of the grayed tokens of an image, relative to float64: {said}"
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    rows = []
+    for found in sets:
+        for arm in found.trained:
+            ours = with_interval(found.interval(found.values(arm).values()))
+            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": None}
+            rows.append(row)
+    layers = accuracies([arm.title for arm in ARMS.values()], mark="the paper")[:-1]  # which has no numbers
+    chart = by_set(layers, rows, sets, width=340, height=240)
+    caption = f"{seeds_in_words(sets)} Float16: one seed, exploration. The paper has no numbers."
+    return titled(chart, "DCT graying of a ViT-Tiny, trained in several precisions", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-lowprec",
+    claim="the DCT suffers in low precision",
+    test="ViT-Tiny with DCT graying (ε .95) on CIFAR-10: float32, bfloat16 with our DCT, bfloat16 with a DCT in "
+    "bfloat16; the same pair in float16, one seed; the error of the tokens in each precision, TF32 included",
+    holds_if="a training whose DCT runs in bf16 loses more than .5 point (interval); ours in bf16 training inside ± .5",
+    paper_scale="the paper names no experiment: low precision is a limitation that it mentions",
+    arms=ARMS,
+    plain=WHOLE,
+    sets=("cifar10",),
+    asks="a DCT in bfloat16 loses more than .5 point, ours does not",
+    grid=QUICK_GRID,
+    shows=("dct_errors",),
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

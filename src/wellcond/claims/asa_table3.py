@@ -1,0 +1,123 @@
+"""asa-table3: how strong graying should be: an ε in the middle is best, and κ falls with ε.
+
+    wellcond reproduce asa-table3 --scale smoke                                       # the digits, on a CPU
+    wellcond reproduce asa-table3 --scale lab --data-dir tiny-imagenet=data/tiny      # one GPU, forty minutes
+
+The paper's Table 3 is of a ViT-Base on ImageNet-1K; here it is a ViT-Tiny on Tiny-ImageNet, over the same ε. Plain, ε
+.7 of the SVD and ε .95 of the DCT are arms of asa-table2. Three ε that neither Figure 4 nor an end of the range needs
+have one seed, for exploration. κ is that of the trained model, measured at the end of its run on 64 validation images
+in float64: κ_in at the blocks' inputs, κ_out after attention's add.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
+from wellcond.verdicts import Interval, Part, at_least, not_run
+
+__all__ = ["CLAIM"]
+
+EXPLORED = ("svd-0.8", "svd-0.6", "dct-0.93")
+ARMS = {name: replace(arm, seeds=1) if name in EXPLORED else arm for name, arm in GRAYED.items()}
+SWEEPS = {
+    method: [arm for epsilon in EPSILONS[method] if (arm := f"{method}-{epsilon:g}") not in EXPLORED]
+    for method in METHODS
+}
+"""What the verdict asks for, the mildest ε first."""
+ENDS = {"in": "κ_in", "out": "κ_out"}
+PAPER = {
+    "both": (81.0, 6.72, 6.74),
+    "svd-0.9": (81.2, 6.64, 6.66), "svd-0.8": (81.2, 6.47, 6.66), "svd-0.7": (81.4, 6.15, 6.17),
+    "svd-0.6": (81.4, 5.73, 5.71), "svd-0.5": (81.0, 5.29, 5.25),
+    "dct-0.97": (81.1, 6.47, 6.49), "dct-0.95": (81.3, 6.42, 6.43), "dct-0.93": (81.2, 6.33, 6.35),
+    "dct-0.9": (81.1, 6.25, 6.25), "dct-0.85": (81.0, 6.01, 6.02),
+}  # fmt: skip
+"""Top-1, κ_in and κ_out (natural logarithms) of a ViT-Base on ImageNet-1K; κ_out of SVD ε .8 repeats the row above."""
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    for method, arms in SWEEPS.items():
+        for where, title in ENDS.items():
+            falls = least_falls(found, [PLAIN, *arms], where)
+            name = f"{METHODS[method]}: {title} falls from plain to the lowest ε, by the smallest step ≥ 0"
+            yield at_least(name, falls[-1], 0.0, confidence=found.confidence) if falls else not_run(name)
+        best = max(arms[1:-1], key=found.mean)
+        for end in (arms[0], arms[-1]):
+            values = list(found.paired(best, of=end).values())
+            name = f"the best in the middle, {ARMS[best].title}, over {ARMS[end].title}, the end of its range"
+            yield at_least(name, values, 0.0, unit=" points", confidence=found.confidence)
+
+
+def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
+    """Of the trained models; None where it was not seen."""
+    values = [run["kappa"][where][-1] for run in found.runs(arm) if run.get("kappa")]
+    return found.interval(values) if values else None
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    found = next(iter(sets.values()))
+    best = {method: max(arms, key=found.mean) for method, arms in SWEEPS.items()}
+    said = [f"{ARMS[arm].title} {fmean(found.paired(arm).values()):+.1f}".replace("-", "−") for arm in best.values()]
+    return f"The best ε of each method, and its points over plain: {', '.join(said)}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        ours = ", ".join(f"{title} {kappa(found, arm, where)}" for where, title in ENDS.items())
+        paper = "top-1 {:g} %, κ_in {:g}, κ_out {:g}".format(*PAPER[arm])
+        gain = f", gain {found.interval(found.paired(arm).values())} points" if arm != PLAIN else ""
+        yield Beside(f", {ARMS[arm].title}", f"{ours}{gain}; {found.reached(arm)}", f"of a ViT-Base: {paper}")
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """By ε: the gain over plain, κ_in and κ_out; hollow diamonds at the paper's ViT-Base."""
+    alt, found, rows = altair(), sets[0], []
+    panels = {"gain over plain, points": None, "log κ_in": "in", "log κ_out": "out"}
+    for number, (panel, where) in enumerate(panels.items()):
+        for method, title in METHODS.items():
+            for epsilon, arm in [(1.0, PLAIN), *((epsilon, f"{method}-{epsilon:g}") for epsilon in EPSILONS[method])]:
+                paper = PAPER[arm][number] - (PAPER[PLAIN][0] if number == 0 else 0.0)
+                row = {"set": panel, "arm": f"{title} graying", "epsilon": epsilon, "paper": round(paper, 2)}
+                ours = found.interval(found.paired(arm).values()) if not where and found.paired(arm) else None
+                ours = kappa(found, arm, where) if where else ours
+                rows.append(row | (with_interval(ours) if ours else {}))
+    base = alt.Chart().encode(
+        x=alt.X("epsilon:Q", title="ε (1: plain)", scale=alt.Scale(zero=False, reverse=True, nice=False, padding=10)),
+        color=arm_color([f"{title} graying" for title in METHODS.values()]),
+    )
+    seen = base.transform_filter("isValid(datum.mean)")
+    y = alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False))
+    errors = seen.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    ours = seen.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=60, filled=True)).encode(y=y)
+    paper = base.transform_calculate(mark="'the paper, ViT-Base on ImageNet-1K'").mark_point(size=70, opacity=1)
+    paper = paper.encode(y="paper:Q", shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None))
+    chart = by_set([errors, ours, paper], rows, list(panels), title=str, width=230, height=240)
+    caption = f"{seeds_in_words(sets)} One seed, exploration: {', '.join(ARMS[arm].title for arm in EXPLORED)}. "
+    caption += "κ of trained models, on 64 images, averaged over the blocks."
+    chart = chart.resolve_scale(y="independent")
+    return titled(chart, f"The strength of Token Graying: a ViT-Tiny on {found.title}", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-table3",
+    claim="an ε in the middle is best; κ_in, κ_out fall with ε",
+    test="ViT-Tiny on Tiny-ImageNet, SVD ε .9, .7, .5, DCT ε .97, .95, .9, .85; of the paper's other ε one seed",
+    holds_if="κ monotone in ε; the best ε beats both ends of the range by its interval",
+    arms=ARMS,
+    plain=PLAIN,
+    sets=("tiny-imagenet",),
+    asks="κ_in and κ_out fall with ε, and an ε in the middle is best",
+    settings=WATCHED,
+    grid=QUICK_GRID,
+    reads={"kappa": kappa_of},
+    paper={"tiny-imagenet": {arm: dict(zip(("top1", "in", "out"), row, strict=True)) for arm, row in PAPER.items()}},
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,155 @@
+"""asa-table4: DCT graying in five models: are the outputs of attention better conditioned in each of them?
+
+    wellcond reproduce asa-table4 --scale smoke                                    # the digits, on a CPU
+    wellcond reproduce asa-table4 --scale lab --data-dir imagenette=data/imagenette      # one GPU, forty minutes
+
+ViT-S, ViT-B, Swin-S, CaiT-S24 and PVT v2 b3 at 224 pixels, plain and grayed with ε = 0.95, one seed each, both from the
+same start. Judged is log κ at `+sa`, the mean over blocks: its interval is over ten groups of validation images, the
+same for both. A model decides nothing where it is not respectable without graying. Accuracy is not judged, so there is
+no grid: every arm has the rate in the middle of the usual one. The paper's accuracies are out of reach here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
+from wellcond.claims.asa_table3 import PAPER as TABLE3
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import INK, altair, arm_color, titled
+from wellcond.claims.imagenet import gpu_hours
+from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided
+
+__all__ = ["ARMS", "CLAIM", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
+
+MODELS = {
+    "vit_base": "ViT-B", "vit_small": "ViT-S", "swin_small": "Swin-S", "cait_s24": "CaiT-S24", "pvt_v2_b3": "PVT v2 b3",
+}  # fmt: skip
+"""ViT-B first, for asa-fig5 is about it."""
+SIDES = {"": ("plain", {}), "-dct": ("DCT graying", {"gray": "dct", "epsilon": 0.95})}
+ARMS = {
+    f"{model}{side}": Arm(title=f"{title}, {words}", recipe=model, settings=settings)
+    for model, title in MODELS.items()
+    for side, (words, settings) in SIDES.items()
+}
+SETTINGS = {
+    "smoke": {"model_kwargs": None, "image_size": None, "steps": 4, "batch_size": 32},
+    "lab": {"model_kwargs": {}, "padding": 0, "scale_min": 0.35, "lr": GRID["lab"][1], "probe_samples": 16},
+}
+"""The models as their names have them, for 224 pixels, and at `smoke` scale as their recipes have them."""
+PAPER = {
+    "vit_small": (80.2, 95.1), "vit_small-dct": (80.4, 95.2), "vit_base": (81.0, 95.3), "vit_base-dct": (81.3, 95.4),
+    "swin_small": (81.3, 95.6), "swin_small-dct": (81.6, 95.6), "cait_s24": (82.6, 96.1), "cait_s24-dct": (82.7, 96.3),
+    "pvt_v2_b3": (82.9, 96.0), "pvt_v2_b3-dct": (83.0, 96.1),
+}  # fmt: skip
+"""Top-1 and top-5 on ImageNet-1K."""
+PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # the mean of log κ_out
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    for model, title in MODELS.items():
+        name, groups = f"{title}: log κ of `+sa` is lower with graying", lowered(found, model)
+        if not groups:
+            yield not_run(name)
+            continue
+        part = at_least(f"{name}, plain − grayed ≥ 0", list(map(fmean, groups)), 0.0, of="groups of images")
+        reached, asked = found.values(model)[0], 100 * found.set.respectable
+        enough = reached >= asked
+        yield part if enough else undecided(part, f"plain it reaches {reached:.1f} %, not the {asked:.0f} asked")
+    speeds = {arm: found.runs(arm)[0]["images per second"] or 0.0 for arm in found.trained}
+    hours = sum(gpu_hours(ARMS[arm].recipe, speed) for arm, speed in speeds.items())
+    known = len(speeds) == len(ARMS) and all(speeds.values())
+    yield out_of_reach(
+        "top-1 is higher with graying in every model",
+        f"gains of .1 to .3 points do not show on 3,925 images; it would take {len(ARMS)} trainings on "
+        f"ImageNet-1K for each of three seeds{f', {3 * hours:,.0f} GPU hours at the speed of these' if known else ''}",
+    )
+
+
+def lowered(found: Comparison, model: str) -> list[list[float]]:
+    """For each group of images, block by block: by how much graying lowers log κ of `+sa`. Empty without the runs."""
+    sides = [found.measurements(f"{model}{side}", "log_kappa_groups") for side in SIDES]
+    if not all(sides):
+        return []
+    pairs = zip(*(side[0] for side in sides), strict=True)
+    return [[plain - grayed for plain, grayed in zip(*pair, strict=True)] for pair in pairs]
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    falls = {title: fmean(map(fmean, groups)) for model, title in MODELS.items() if (groups := lowered(found, model))}
+    said = ", ".join(f"{fall:.2f}".replace("-", "−") + f" in {title}" for title, fall in falls.items())
+    return f"Graying lowers the mean of log κ after attention by {said}." if falls else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        (run,) = found.runs(arm)
+        if not run["log_kappa"]:  # it diverged
+            continue
+        after, before = (fmean(found.log_kappa(arm, "+sa", when)[0]) for when in ("trained", "untrained"))
+        kappa = f"log κ of `+sa` {PAPER_KAPPA[arm]}, " if arm in PAPER_KAPPA else ""
+        yield Beside(
+            f", {ARMS[arm].title}",
+            f"mean log κ of `+sa` {after:.2f}, {before:.2f} at the random start; top-1 {run['top1']:.1f} %, top-5 "
+            f"{run['top5']:.1f} %",
+            f"{kappa}top-1 {PAPER[arm][0]} %, top-5 {PAPER[arm][1]} % (ImageNet-1K)",
+        )
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """log κ and top-1 of each model, plain and grayed; diamonds for the paper's numbers, where it has some."""
+    alt, (found,) = altair(), sets
+    rows = []
+    for model, title in MODELS.items():
+        for side, (words, _) in SIDES.items():
+            arm = f"{model}{side}"
+            for run in found.runs(arm):
+                kappa = fmean(found.log_kappa(arm, "+sa")[0]) if run.get("log_kappa") else None
+                row = {"model": title, "side": words, "log κ of +sa": kappa, "top-1, %": run["top1"]}
+                rows.append(row | {"paper log κ of +sa": PAPER_KAPPA.get(arm), "paper top-1, %": PAPER[arm][0]})
+    names = [words for words, _ in SIDES.values()]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("model:N", sort=list(MODELS.values()), title=None, axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("side:N", sort=names),
+    )
+    panels = []
+    for field in ("log κ of +sa", "top-1, %"):
+        y = alt.Y(f"{field}:Q", title=field, scale=alt.Scale(zero=False))
+        ours = base.mark_point(filled=True, size=90, opacity=1).encode(y=y, color=arm_color(names, field="side"))
+        paper = base.transform_filter(f"isValid(datum['paper {field}'])").transform_calculate(mark="'the paper'")
+        paper = paper.mark_point(size=80, opacity=1, strokeWidth=1.5).encode(
+            y=f"paper {field}:Q", color=alt.value(INK),
+            shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+        )  # fmt: skip
+        panels.append(alt.layer(ours, paper).properties(width=420, height=240))
+    caption = (
+        f"{found.title} at {found.record['scale']} scale, {found.record['epochs']} epochs, one seed; log κ is the mean "
+        "over blocks. The paper's models are trained on ImageNet-1K, its log κ is that of its Table 3."
+    )
+    chart = alt.hconcat(*panels).resolve_scale(shape="shared", color="shared")
+    return titled(chart, "Five models without and with DCT graying", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-table4",
+    claim="the gain carries to ViT-S/B, Swin-S, CaiT-S, PVT v2",
+    test="each on Imagenette at 224: κ before and after, one seed",
+    holds_if="κ lower in every model; its accuracy is out of reach here: gains of .1 to .3 points do not show on 3,925 "
+    "images",
+    arms=ARMS,
+    plain="vit_base",
+    plain_is_respectable=False,  # of each model by itself
+    sets=("imagenette",),
+    seeds=1,
+    in_rounds=True,
+    asks="κ lower in every model",
+    settings=SETTINGS,
+    grid={},
+    measures=("log_kappa", "log_kappa_groups"),
+    paper={"imagenette": PAPER},
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,120 @@
+"""asa-table5: DCT graying in masked autoencoding: what its encoder is worth, fine-tuned and under a linear head.
+
+    wellcond reproduce asa-table5 --scale smoke                                    # the digits, on a CPU
+    wellcond reproduce asa-table5 --scale lab --data-dir tiny-imagenet=data/tiny   # one GPU, half an hour
+
+Pre-training of a ViT-Tiny, once for each seed, plain and with graying of the visible tokens; then two trainings from
+the weights of each, grayed as they were: all of it fine-tuned, and a linear head on frozen features. Each of the three
+takes the 50 epochs of the set, where the paper pre-trains for 400 and fine-tunes for 100. Both pre-trainings have the
+recipe's learning rate, since there is no accuracy to choose it by; the others' come from the grid. The paper has no
+linear head.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
+from wellcond.claims.figures import INK, altair, arm_color, seeds_in_words, titled, with_interval
+from wellcond.verdicts import Part, at_least
+
+__all__ = ["CLAIM"]
+
+DCT = {"gray": "dct", "epsilon": 0.95}
+UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
+KINDS = {"finetune": "fine-tuned", "probe": "a linear head"}
+METRICS = {"top1": "top-1", "top5": "top-5"}
+PAPER = {"finetune": {"top1": 83.0, "top5": 96.4}, "finetune-dct": {"top1": 83.2, "top5": 96.6}}  # ImageNet-1K, ViT-B
+
+
+def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
+    """Of one pre-training."""
+    suffix = start.removeprefix("mae")
+    return {
+        f"finetune{suffix}": Arm(
+            title=f"fine-tuned{title}", recipe="mae_base_finetune", settings=gray, start=start, measures=("log_kappa",)
+        ),
+        f"probe{suffix}": Arm(
+            title=f"a linear head{title}", recipe="mae_base_probe", start=start,
+            settings={**gray, **UNMIXED, "probe_marks": False},  # its blocks do not change
+        ),
+    }  # fmt: skip
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    for kind, title in KINDS.items():
+        gains = list(found.paired(f"{kind}-dct", of=kind).values())
+        yield at_least(f"gain of graying, {title}, ≥ 0", gains, 0.0, unit=" points", confidence=found.confidence)
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    gains = {title: fmean(found.paired(f"{kind}-dct", of=kind).values()) for kind, title in KINDS.items()}
+    said = ", ".join(f"{gain:+.1f}".replace("-", "−") + f" {title}" for title, gain in gains.items())
+    return f"What graying adds to masked autoencoding, in points of top-1: {said}."
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        what, ours = f", {found.arms[arm].title}", found.reached(arm)
+        paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
+        yield Beside(what, ours, paper) if paper else f"{what}: {ours}"
+    for kind, title in KINDS.items():
+        gain = f"{found.interval(found.paired(f'{kind}-dct', of=kind).values())} points of top-1"
+        yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
+
+
+def _paper_gain(kind: str, metric: str) -> float | None:
+    return round(PAPER[f"{kind}-dct"][metric] - PAPER[kind][metric], 1) if kind in PAPER else None
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """What graying adds, with its interval; diamonds for the paper's table."""
+    alt, (found,) = altair(), sets
+    rows = []
+    for kind, title in KINDS.items():
+        for metric, name in METRICS.items():
+            gain = with_interval(found.interval(found.paired(f"{kind}-dct", of=kind, name=metric).values()))
+            row = {"kind": title, "metric": name, **gain, "paper": _paper_gain(kind, metric)}
+            rows.append(row | {"mark": "the paper, ImageNet-1K"})
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("kind:N", sort=list(KINDS.values()), title=None),
+        yOffset=alt.YOffset("metric:N", sort=list(METRICS.values())),
+    )
+    color = arm_color(list(METRICS.values()), field="metric")
+    x = alt.X("mean:Q", title="points more with DCT graying")
+    points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, color=color)
+    errors = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
+    paper = base.transform_filter("isValid(datum.paper)").mark_point(size=80, opacity=1, strokeWidth=1.5).encode(
+        x="paper:Q", color=alt.value(INK),
+        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
+    )  # fmt: skip
+    zero = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0))
+    chart = alt.layer(zero, errors, points, paper).properties(width=460, height=160)
+    caption = f"{found.title}, ViT-Tiny, {found.record['epochs']} epochs of each training. {seeds_in_words(sets)}"
+    return titled(chart, "What graying adds to masked autoencoding", caption)
+
+
+CLAIM = TrainedArms(
+    id="asa-table5",
+    claim="MAE + DCT graying",
+    test="MAE on Tiny-ImageNet, fine-tuned and linear-probed",
+    holds_if="interval of the gain above 0",
+    starts={
+        "mae": Arm(title="MAE", recipe="mae_base", settings=UNMIXED),
+        "mae-dct": Arm(title="MAE, grayed", recipe="mae_base", settings={**UNMIXED, **DCT}),
+    },
+    arms={**_arms("", "mae", {}), **_arms(", grayed", "mae-dct", DCT)},
+    plain="finetune",
+    sets=("tiny-imagenet",),
+    asks="interval of the gain above 0",
+    grid={**GRID, "smoke": GRID["smoke"][:1]},
+    measures=(),
+    shows=("log_kappa",),
+    paper={"tiny-imagenet": PAPER},
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,185 @@
+"""asa-fig7 and asa-fig8 differ in the graying alone; here is what they share: the spectra of an attention's Jacobian.
+
+    CLAIM = spectra_claim("asa-fig7", "svd", epsilons=(1.0, 0.9, 0.7, 0.5))
+
+The attention of the first block at its random start, the same weights and the same image for every ε: what changes is
+the graying. All singular values at 64 tokens, 32 wide (Tiny-ImageNet); at 197 tokens, in ViT-Tiny's own width
+(Imagenette), the largest, and the distribution of the others by a random probe. Judged is whether each step down in ε
+makes it better: log κ where all are known; by a probe, which cannot tell small values apart and so has no κ, how far
+the upper decile is below the largest value. That one was chosen after looking at one image and start: a probe knows it,
+and it moves with ε; the root mean square hardly did, and the upper hundredth rose. So all of them are told, and weights
+and images of the verdict are others.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.figures import altair, arm_color, titled
+from wellcond.claims.jacobians import KINDS, Half, halves, image_for, small_vit
+from wellcond.claims.sets import GivenData, ImageSet
+from wellcond.models.build import create_model
+from wellcond.models.surgery import gray, ungray
+from wellcond.verdicts import Part, at_least, interval
+
+__all__ = ["exact_row", "probed_row", "spectra_claim"]
+
+EXACT_SEEDS = 5
+EXACT_UP_TO = 64  # tokens
+POINTS = 33  # of a curve
+PROBES, STEPS = 1, {"skip": 64, "bare": 384, "params": 640}  # with as many the upper decile no longer moved
+FIRST_SEED = 100  # of the weights
+MEASURES = {
+    "log κ": "log κ",
+    "median": "ln σmax/σ at the median",
+    "tenth": "ln σmax/σ at the upper decile",
+    "hundredth": "ln σmax/σ at the upper hundredth",
+    "rms": "ln σmax/σ at the root mean square",
+}
+
+
+def measure(method: str, epsilons: Sequence[float], options: Options, data: GivenData) -> Mapping[str, Any]:
+    set_ = data.set
+    assert isinstance(set_, ImageSet)
+    exact = (set_.image_size // set_.patch_size) ** 2 <= EXACT_UP_TO
+    device = "cpu" if exact else options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    seeds = options.seeds if options.scale == "smoke" or not exact else max(EXACT_SEEDS, options.seeds)
+    size = small_vit(*((8, 2) if options.scale == "smoke" else (32, 2))) if exact else {}
+    size |= {"img_size": set_.image_size, "patch_size": set_.patch_size, "depth": 1, "num_classes": 10}
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {kind: {f"{e:g}": [] for e in epsilons} for kind in KINDS}
+    shape: dict[str, int] = {}
+    for seed in range(seeds):
+        image = image_for(options, data, seed).to(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(FIRST_SEED + seed)
+            model = create_model("vit_tiny_patch16_224", {**size, "in_chans": image.shape[1]}).double().to(device)
+        for epsilon in epsilons:
+            ungray(model)
+            if epsilon < 1:
+                gray(model, method, epsilon=epsilon)
+            half = halves(model, image)[0]
+            shape = {"tokens": half.tokens.shape[1], "width": half.tokens.shape[2]}
+            for kind in KINDS:
+                rows[kind][f"{epsilon:g}"].append((exact_row if exact else probed_row)(half, kind))
+        options.say(f"{set_.title}, {method}, seed {seed}: measured")
+    return {"graying": method, "exact": exact, **shape, "rows": rows}
+
+
+def exact_row(half: Half, kind: str) -> dict[str, Any]:
+    """log κ, how far some quantiles and the root mean square are below the largest value, and a curve: logarithms."""
+    found = half.spectrum(kind)
+    assert found.values is not None
+    values = found.values.flatten()
+    below = (values[0] / values.clamp_min(torch.finfo(values.dtype).tiny)).log()
+    return {
+        "log κ": _short(found.log_kappa.flatten()[0]),
+        "capped": found.status_names()[0] == "ceiling",
+        "median": _short(below.quantile(0.5)),
+        "tenth": _short(below.quantile(0.1)),
+        "hundredth": _short(below.quantile(0.01)),
+        "rms": _short((values[0] / values.square().mean().sqrt()).log()),
+        "curve": [_short(value) for value in below.quantile(torch.linspace(0, 1, POINTS).to(below))],
+    }
+
+
+def probed_row(half: Half, kind: str, steps: Mapping[str, int] = STEPS) -> dict[str, Any]:
+    """The same but for κ and the median: of the smallest value only an upper bound is known."""
+    found = half.spectrum(kind, method="density", probes=PROBES, steps=steps[kind])
+    assert found.density is not None
+    values = found.density.quantile(torch.linspace(1, 0, POINTS)).flatten().clamp_min(1e-300)
+    tenth, hundredth = found.density.quantile(torch.tensor([0.9, 0.99])).flatten()
+    rms = (found.density.frobenius_squared()[0].flatten()[0] / found.density.count).sqrt()
+    largest = found.largest.flatten()[0]
+    return {
+        "log κ at least": _short(found.log_kappa.flatten()[0]),
+        "tenth": _short((largest / tenth).log()),
+        "hundredth": _short((largest / hundredth).log()),
+        "rms": _short((largest / rms).log()),
+        "curve": [_short(value) for value in (largest / values).log().clamp_min(0)],
+    }
+
+
+def _short(value: Tensor) -> float:
+    return float(f"{float(value):.6g}")
+
+
+def judge(records: Mapping[str, Record]) -> Iterable[Part]:
+    for record in records.values():
+        for kind, title in KINDS.items():
+            name = "log κ" if record["exact"] else "tenth"
+            yield falls(f"{record['tokens']} tokens, {title}: {MEASURES[name]} falls with ε", record, kind, name)
+
+
+def falls(asked: str, record: Record, kind: str, name: str) -> Part:
+    """Each step down in ε lowers it, in % of what it is without graying. Told is the step that is worst for that."""
+    values = {epsilon: [row[name] for row in rows] for epsilon, rows in record["rows"][kind].items()}
+    plain = next(iter(values.values()))
+    parts = []
+    for more, less in pairwise(values):
+        steps = [100 * (a - b) / abs(p) for a, b, p in zip(values[more], values[less], plain, strict=True)]
+        parts.append(at_least(f"{asked}, from {more} to {less}", steps, 0.0, unit=" %"))
+    order = ("does not hold", "undecided", "holds")
+    return min(parts, key=lambda part: (order.index(part.outcome), part.found.mean if part.found else 0.0))
+
+
+def summary(record: Record) -> Iterable[str]:
+    for kind, title in KINDS.items():
+        for name in MEASURES if record["exact"] else ("tenth", "hundredth", "rms"):
+            means = {e: interval([row[name] for row in rows]) for e, rows in record["rows"][kind].items()}
+            said = ", ".join(f"{found.mean:.3g} at ε {epsilon}" for epsilon, found in means.items())
+            capped = sum(row.get("capped", False) for rows in record["rows"][kind].values() for row in rows)
+            beyond = f"; {capped} beyond float64, counted as its ceiling" if capped and name == "log κ" else ""
+            yield f", {record['tokens']} tokens, {title}: {MEASURES[name]} {said}{beyond}"
+
+
+def figure(records: Sequence[Record]) -> Any:
+    """The spectra, a line for each ε, as in the paper, which has no numbers."""
+    alt, rows = altair(), []
+    for record in records:
+        for kind, title in KINDS.items():
+            for epsilon, found in record["rows"][kind].items():
+                for at, values in enumerate(zip(*(row["curve"] for row in found), strict=True)):
+                    share, size = 100 * at / (POINTS - 1), f"{record['tokens']} tokens"
+                    row = {"share": share, "log": -fmean(values), "ε": epsilon, "kind": title, "tokens": size}
+                    rows.append(row)
+    epsilons = list(records[0]["rows"]["params"])
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2).encode(
+        x=alt.X("share:Q", title="% of the singular values"),
+        y=alt.Y("log:Q", title="ln σ / σmax"),
+        color=arm_color(epsilons, field="ε").title("ε"),
+    ).properties(width=230, height=200)  # fmt: skip
+    chart = lines.facet(
+        column=alt.Column("kind:N", sort=list(KINDS.values()), title=None),
+        row=alt.Row("tokens:N", sort=[f"{record['tokens']} tokens" for record in records], title=None),
+    ).resolve_scale(y="independent")
+    seeds = " and ".join(str(len(record["rows"]["params"][epsilons[0]])) for record in records)
+    caption = (
+        f"The first attention of a ViT at its random start, {records[0]['graying'].upper()} graying, means over "
+        f"{seeds} seeds, at {records[0]['scale']} scale; at 197 tokens from a random probe, coarse where values are "
+        "small. The paper shows curves, and no numbers: lower ε, flatter."
+    )
+    return titled(chart, "Singular values of an attention's Jacobian, by ε of the graying", caption)
+
+
+def spectra_claim(id_: str, method: str, epsilons: Sequence[float]) -> MeasuredOn:
+    return MeasuredOn(
+        id=id_,
+        claim=f"lower ε of {method.upper()} graying, better-conditioned Jacobian of an attention block",
+        test="exact spectrum at 64 tokens; extreme values and density at 197; by input with and without the skip, and "
+        "by parameters",
+        holds_if="monotone in ε",
+        sets=("tiny-imagenet", "imagenette"),
+        seconds=150.0,
+        paper_scale="the paper does not say of which model, tokens and images its spectra are; one attention of a "
+        "ViT-Tiny is the lab scale",
+        measure=partial(measure, method, epsilons),
+        judge=judge,
+        summary=summary,
+        figure=figure,
+    )

@@ -1,0 +1,89 @@
+"""Jacobians of a ViT's attention and MLP, one by one, as four claims look at them.
+
+    for half in halves(model, images):               # of one image, block by block: attention, MLP, attention, …
+        half.site, half.spectrum("skip").log_kappa   # "sa", tensor([0.13])
+        half.log_kappa(), half.log_kappa(skip=True)  # of its output: at `sa`, and at `+sa`
+
+`skip`      x ↦ x + f(norm(x)) by x, its tokens
+`bare`      f by what it reads, the normed tokens: a norm's own Jacobian is singular (it takes the mean away), so that
+            without the skip that of f(norm(x)) is, whatever f does
+`params`    f by its own parameters, which a skip does not change: the root of the empirical NTK
+
+In float64. `exact` ones are found on the CPU, whose LAPACK is faster at a few thousand than a GPU's library.
+"""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellcond.claims.claim import Options
+from wellcond.claims.measurements import images_of
+from wellcond.claims.sets import GivenData
+from wellcond.numerics.jacobian import JacobianSpectrum, jacobian_spectrum
+from wellcond.numerics.singular import measure_conditioning
+
+__all__ = ["KINDS", "MAX_ENTRIES", "Half", "halves", "image_for", "small_vit"]
+
+KINDS = {
+    "skip": "with its skip, by its input",
+    "bare": "without its skip, by its normed input",
+    "params": "by its parameters",
+}
+MAX_ENTRIES = 2**28
+SPREAD, STRIDE = 64, 23  # images, and from one seed's to the next
+HALVES = {"sa": ("norm1", "attn"), "mlp": ("norm2", "mlp")}  # in timm's ViT
+
+
+def small_vit(width: int, heads: int, **settings: Any) -> dict[str, Any]:
+    """timm's settings of a narrow ViT without a class token: n tokens are n."""
+    return {"embed_dim": width, "num_heads": heads, "class_token": False, "global_pool": "avg", **settings}
+
+
+def image_for(options: Options, data: GivenData, seed: int) -> Tensor:
+    """(1, channels, size, size) in float64: of each seed another image of the set, of another class."""
+    images = images_of(options, data, SPREAD)
+    return images[[STRIDE * seed % len(images)]].double()
+
+
+class Half(nn.Module):
+    """Attention or MLP of a block, with its norm and its skip, at the tokens that it read."""
+
+    def __init__(self, site: str, block: nn.Module, tokens: Tensor):
+        super().__init__()
+        self.site, (norm, inner) = site, HALVES[site]
+        self.norm, self.inner = block.get_submodule(norm), block.get_submodule(inner)
+        self.tokens = tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))
+
+    def spectrum(self, kind: str, **settings: Any) -> JacobianSpectrum:
+        settings = {"method": "exact", "max_entries": MAX_ENTRIES, **settings}
+        if kind == "skip":
+            return jacobian_spectrum(self, self.tokens, "input", **settings)
+        with torch.no_grad():
+            normed = self.norm(self.tokens)
+        return jacobian_spectrum(self.inner, normed, "params" if kind == "params" else "input", **settings)
+
+    @torch.no_grad()
+    def log_kappa(self, *, skip: bool = False) -> float:
+        output = self.inner(self.norm(self.tokens))
+        return float(measure_conditioning(output + self.tokens if skip else output).log_kappa)
+
+
+@torch.no_grad()
+def halves(model: nn.Module, image: Tensor) -> list[Half]:
+    """Of a timm ViT in the dtype of its `image` (1, c, h, w), in order of execution; LayerScale is not looked at."""
+    found: list[Half] = []
+    with ExitStack() as hooks:
+        for block in model.get_submodule("blocks").children():
+            for site, (norm, _) in HALVES.items():
+
+                def keep(_: nn.Module, args: tuple[Tensor, ...], site: str = site, block: nn.Module = block) -> None:
+                    found.append(Half(site, block, args[0].detach().clone()))
+
+                hooks.callback(block.get_submodule(norm).register_forward_pre_hook(keep).remove)
+        model.eval()(image)
+    return found

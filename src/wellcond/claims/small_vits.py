@@ -1,0 +1,127 @@
+"""Small ViTs, shortly trained, whose Jacobians can be computed whole: what asa-assume1 and asa-assume2 look at.
+
+    rows = measure_models(options, data, ["plain", "svd-0.7"])      # trains and measures what is not done yet
+    rows[0]["model"], rows[0]["seed"], rows[0]["states"][0]         # a state: step, halves, network
+
+16 tokens, 24 wide, four blocks: each Jacobian is 384 × 384, or 384 by the number of parameters. Of every training the
+random start, a quarter and the end of 256 steps are measured, on one image of the test set. A training and its
+measurements are kept in a folder of the run's own, so that a call that was stopped goes on, and both claims share them.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from wellcond.claims.claim import Options
+from wellcond.claims.jacobians import KINDS, MAX_ENTRIES, Half, halves, image_for, small_vit
+from wellcond.claims.sets import GivenData, ImageSet
+from wellcond.data import open_data
+from wellcond.numerics.jacobian import jacobian_spectrum
+from wellcond.records import read_json, write_json
+from wellcond.train.checkpoint import read, state_path
+from wellcond.train.config import Config
+from wellcond.train.loop import Diverged, train
+from wellcond.train.recipes import recipe
+from wellcond.train.tasks import make_task
+
+__all__ = ["MODELS", "SKIPLESS", "measure_models", "measure_state"]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "svd-0.9": {"gray": "svd", "epsilon": 0.9},
+    "svd-0.7": {"gray": "svd", "epsilon": 0.7},
+    "svd-0.5": {"gray": "svd", "epsilon": 0.5},
+    "linear": {"attention": "linear"},
+    "kernelized": {"attention": "kernelized"},
+    "shallow": {"depth": 2},
+    "deep": {"depth": 6},
+    "no-mlp": {"remove_skips": ["mlp"]},
+    "no-sa": {"remove_skips": ["sa"]},
+}
+SKIPLESS = tuple(name for name, settings in MODELS.items() if "remove_skips" in settings)
+SMOKE = ("plain", "no-sa", "svd-0.7")  # of these, those that are asked for
+STEPS = {"smoke": 4, "lab": 256}
+STATES = (0.0, 0.25, 1.0)
+
+
+def measure_models(options: Options, data: GivenData, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Model by model and seed by seed: {"model", "seed", "status", "states"}."""
+    names = [name for name in names if options.scale != "smoke" or name in SMOKE]
+    return [_measured(options, data, name, seed) for name in names for seed in range(options.seeds)]
+
+
+def _measured(options: Options, data: GivenData, name: str, seed: int) -> dict[str, Any]:
+    config = _configure(options, data, name, seed)
+    folder = options.output / options.scale / "small-vits" / data.set.name / name / f"seed-{seed}"
+    path = folder / "jacobians.json"
+    if path.exists() and read_json(path)["steps"] == config.steps:
+        return read_json(path)
+    found: dict[str, Any] = {"model": name, "seed": seed, "steps": config.steps, "status": "finished", "states": []}
+    try:
+        train(config, folder / "run", device=options.device, quiet=True)
+    except Diverged:
+        found["status"] = "diverged"
+    else:
+        image, skips = image_for(options, data, seed), not config.remove_skips
+        states = _states(config, folder / "run")
+        found["states"] = [{"step": step, **measure_state(model, image, skips=skips)} for step, model in states]
+    write_json(path, found)
+    options.say(f"{data.set.title}, {name}, seed {seed}: {found['status']}, measured")
+    return found
+
+
+def _configure(options: Options, data: GivenData, name: str, seed: int) -> Config:
+    """As the recipe has it, in float32; smaller, and shorter."""
+    assert isinstance(data.set, ImageSet)
+    settings, scale, size = dict(MODELS[name]), options.scale, data.set.image_size
+    width, depth = (8, 2) if scale == "smoke" else (24, settings.pop("depth", 4))
+    steps = STEPS[scale]
+    return recipe(
+        "vit_tiny", scale=scale, data=data.spec, image_size=size, steps=steps, batch_size=128, warmup_epochs=0,
+        warmup_steps=steps // 16, compile=False, amp_dtype="float32", save_every=steps // 4, keep=4, eval_batches=1,
+        log_every=steps // 4, seed=seed, cache_dir=str(options.output / scale / "cache"),
+        model_kwargs=small_vit(width, 2, img_size=size, patch_size=size // 4, depth=depth), padding=size // 8,
+        **settings,
+    )  # fmt: skip
+
+
+def _states(config: Config, folder: Path) -> Iterable[tuple[int, nn.Module]]:
+    """The random start, which the seed gives again, and saved states, in float64 on the CPU."""
+    cache = Path(config.cache_dir)
+    data = open_data(config.data, image_size=config.image_size, cache_dir=cache, seed=config.seed)
+    model = make_task(config, data).build().eval().double()
+    for share in STATES:
+        step = round(share * config.steps)
+        if step:
+            model.load_state_dict(dict(read(state_path(folder / "checkpoints", step)).model))
+        yield step, model
+
+
+def measure_state(model: nn.Module, image: Tensor, *, skips: bool = True) -> dict[str, Any]:
+    """log κ of every half's output (`out`, and with the skip `plus`) and Jacobians, and of the whole stack of blocks.
+
+    Without `skips` no Jacobian by input is measured: where one is missing, a norm makes it singular.
+    """
+    kinds = [kind for kind in KINDS if skips or kind == "params"]
+    parts = halves(model, image)
+    network = {"params": _whole(model, parts[0].tokens, "params")}
+    if skips:
+        network["skip"] = _whole(model, parts[0].tokens, "input")
+    return {"halves": [_half(part, kinds) for part in parts], "network": network}
+
+
+def _half(part: Half, kinds: Sequence[str]) -> dict[str, Any]:
+    found = {kind: _short(part.spectrum(kind).log_kappa) for kind in kinds}
+    return {"site": part.site, "out": part.log_kappa(), "plus": part.log_kappa(skip=True), **found}
+
+
+def _whole(model: nn.Module, tokens: Tensor, wrt: str) -> float:
+    """From the first block's input to the last one's output."""
+    blocks = model.get_submodule("blocks")
+    return _short(jacobian_spectrum(blocks, tokens, wrt, method="exact", max_entries=MAX_ENTRIES).log_kappa)
+
+
+def _short(value: Tensor) -> float:
+    return float(f"{float(value.flatten()[0]):.6g}")

@@ -1,0 +1,134 @@
+"""The weights that belong to a model's name: are they here, or can they be had within seconds?
+
+    found = find_pretrained("vit_tiny_patch16_224")
+    found.there, found.why        # True, "from huggingface.co, 23 MB"; or False, "huggingface.co cannot be reached (…)"
+
+Without a network timm and the hub's library try again and again for a minute; here one request is made, and no longer
+waited for than `WAIT` seconds, name lookup and proxies included.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
+
+__all__ = ["FOLDER", "HUB", "Pretrained", "find_pretrained", "weights_behind"]
+
+HUB, FOLDER = "hf-hub:", "local-dir:"
+WAIT = 5.0  # seconds for an answer, all in all
+ENDINGS = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
+FILES = ("model.safetensors", "pytorch_model.bin")  # on the hub, as timm looks for them
+
+
+class Pretrained(NamedTuple):
+    """Whether the weights of a name can be had now."""
+
+    there: bool
+    why: str
+    """Where from, or why not, in words that go on after a colon."""
+
+
+def find_pretrained(name: str) -> Pretrained:
+    """Look for the weights of a name that timm knows, `hf-hub:` and `local-dir:` included; downloads nothing."""
+    if name.startswith(FOLDER):
+        there = any(file.name.endswith(ENDINGS) for file in Path(name.removeprefix(FOLDER)).glob("*"))
+        return Pretrained(there, "of that folder" if there else "the folder has none")
+    if name.startswith(HUB):
+        repository, _, revision = name.removeprefix(HUB).partition("@")
+        return _on_hub(repository, revision or None, FILES)
+    import timm
+
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # a tag that it does not know; create_model lists those there are
+        return Pretrained(True, str(error))
+    if config is None or not config.has_weights:
+        return Pretrained(False, f"there are none for {name}")
+    if config.state_dict is not None or config.file:
+        return Pretrained(True, "as timm's configuration names them")
+    if config.hf_hub_id:
+        repository, _, revision = config.hf_hub_id.partition("@")
+        return _on_hub(repository, revision or None, (config.hf_hub_filename,) if config.hf_hub_filename else FILES)
+    return _at_url(str(config.url))
+
+
+def weights_behind(name: str) -> Path | None:
+    """The file of weights that timm reads for a model of this name, if the name is a folder's or a hub's."""
+    if name.startswith(FOLDER):
+        folder = Path(name.removeprefix(FOLDER))
+        preferred = folder / FILES[0]
+        return preferred if preferred.exists() else next(iter(sorted(folder.glob("*.safetensors"))), None)
+    if name.startswith(HUB):
+        repository, _, revision = name.removeprefix(HUB).partition("@")
+        return _cached(repository, revision or None, FILES[:1])
+    return None
+
+
+def _cached(repository: str, revision: str | None, files: tuple[str, ...]) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(repository, file, revision=revision) for file in files)
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def _on_hub(repository: str, revision: str | None, files: tuple[str, ...]) -> Pretrained:
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+
+    if _cached(repository, revision, files):
+        return Pretrained(True, "from the cache")
+    host = urlparse(constants.ENDPOINT).netloc
+    if constants.HF_HUB_OFFLINE:
+        return Pretrained(False, f"they are not in the cache, and HF_HUB_OFFLINE keeps {host} out")
+
+    def ask() -> Pretrained:
+        try:
+            found = get_hf_file_metadata(hf_hub_url(repository, files[0], revision=revision), timeout=WAIT)
+        except EntryNotFoundError:  # under another name, which timm tries
+            return Pretrained(True, f"from {host}")
+        except (GatedRepoError, RepositoryNotFoundError):
+            return Pretrained(False, f"{host} has no {repository}, or not for you (hf auth login)")
+        return Pretrained(True, f"from {host}{_size(found.size)}")
+
+    return _within(ask, host)
+
+
+def _at_url(url: str) -> Pretrained:
+    from timm.models import _hub
+    from torch.hub import get_dir
+
+    file = Path(urlparse(url).path).name
+    if any((Path(folder) / file).exists() for folder in (_hub.get_cache_dir(), Path(get_dir()) / "checkpoints")):
+        return Pretrained(True, "from the cache")
+    host = urlparse(url).netloc
+
+    def ask() -> Pretrained:
+        from urllib.request import Request, urlopen
+
+        with urlopen(Request(url, method="HEAD"), timeout=WAIT) as answer:
+            size = answer.headers.get("Content-Length")
+        return Pretrained(True, f"from {host}{_size(int(size) if size else None)}")
+
+    return _within(ask, host)
+
+
+def _within(ask: Callable[[], Pretrained], host: str) -> Pretrained:
+    """What `ask` finds within `WAIT` seconds: name lookup and connecting have time limits of their own, or none."""
+    answers: list[Any] = []
+
+    def listen() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            why = " ".join(str(error).split())[:120] or type(error).__name__
+            answers.append(Pretrained(False, f"{host} cannot be reached ({why})"))
+
+    asking = threading.Thread(target=listen, daemon=True)
+    asking.start()
+    asking.join(WAIT)
+    return answers[0] if answers else Pretrained(False, f"{host} has not answered within {WAIT:.0f} seconds")
+
+
+def _size(size: int | None) -> str:
+    return f", {size / 1e6:,.0f} MB" if size else ""

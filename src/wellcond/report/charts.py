@@ -1,0 +1,470 @@
+"""Charts, with Altair: rows in, a figure out that zooms, toggles, highlights and downloads; or a picture for docs.
+
+    chart = line_chart(rows, title="Training loss", x=Axis("step"), y=Axis("loss"), by="run", looks={"a": Look(BLUE)})
+    page.add(grid(chart, other))                    # side by side, with one legend where they have the same lines
+    write_text(path, svg(titled(drawing, "A title", "what to know")))
+
+Nothing is imported before something is drawn: a machine that trains need not have Altair. A page's script (page.js)
+draws what `Chart` writes: the specification without its data, and the rows as CSV, which is also what a reader saves.
+"""
+
+import csv
+import importlib.util
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as default
+from typing import Any, NamedTuple
+
+from .colors import CATEGORIES, HEAT, INK_ON, LIGHT
+from .markup import Html, csv_number, file_stem, tag
+
+__all__ = [
+    "Axis", "Band", "Chart", "Look", "altair", "anchor", "can_draw", "grid", "heat_ends", "heat_map", "line_chart",
+    "looks_of", "plain_lines", "script_json", "svg", "titled",
+]  # fmt: skip
+
+FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+HEIGHT, CELL_HEIGHT = 240, 34  # pixels
+LARGEST, SMALLEST = 1e250, 1e-250  # beyond them an axis, with its margins, would leave the doubles
+DASHES = [5, 4]
+LOG_LABEL = "datum.label && format(datum.value, datum.value >= 1e5 || datum.value < 1e-3 ? '.0e' : ',~g')"
+MARKS_MOST = 24  # more points than these on a line are drawn as a line alone
+DIM = 0.15
+
+Row = Mapping[str, Any]
+
+
+def altair() -> Any:
+    """The module; ValueError with the way out where it is missing."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401 (what makes an SVG of a chart, and the script of a page)
+    except ImportError as missing:
+        raise ValueError(
+            f"charts are drawn with Altair, and there is no {missing.name} here: pip install altair vl-convert-python"
+        ) from None
+    return altair
+
+
+def can_draw() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+
+
+def titled(chart: Any, title: str, *captions: str) -> Any:
+    """A picture in the style of all: a title, and below it what the reader must know, each from a new line."""
+    alt = altair()
+    lines = [line for caption in captions for line in _lines(caption)]
+    heading = alt.Title(text=title, subtitle=lines, anchor="start", fontSize=14, subtitleFontSize=11)
+    return chart.properties(title=heading, background="white", padding=12, config=_style())
+
+
+def svg(chart: Any) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart.to_json())
+
+
+def _style() -> dict[str, Any]:
+    ink, muted, rule = LIGHT["ink"], LIGHT["muted"], LIGHT["rule"]
+    return {
+        "font": FONT,
+        "title": {"color": ink, "subtitleColor": muted, "offset": 12},
+        "axis": {
+            "labelColor": muted, "titleColor": ink, "titleFontWeight": "normal", "gridColor": rule,
+            "domainColor": muted, "tickColor": muted, "labelFontSize": 11, "titleFontSize": 12,
+        },
+        "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 11, "symbolSize": 120, "labelLimit": 260},
+        "header": {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "labelFontWeight": "bold"},
+        "view": {"stroke": None},
+    }  # fmt: skip
+
+
+def _lines(text: str, width: int = 88) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def plain_lines(rows: Sequence[Row], *, x: "Axis", y: "Axis", by: str, looks: Mapping[str, "Look"], **size: int) -> Any:
+    """Lines for a picture: named in a legend below, with their points where they are few."""
+    alt = altair()
+    color, dash = _look(
+        by, looks, alt.Legend(title=None, orient="bottom", columns=4, symbolType="stroke", labelLimit=320)
+    )
+    marks = len(rows) <= MARKS_MOST * len(looks)
+    chart = alt.Chart(alt.Data(values=[row for row in rows if x.drawable(row[x.field]) and y.drawable(row[y.field])]))
+    return (
+        chart.mark_line(point=marks, strokeWidth=2)
+        .encode(
+            x=x.encode(alt.X, (row[x.field] for row in rows)),
+            y=y.encode(alt.Y, (row[y.field] for row in rows)),
+            color=color,
+            strokeDash=dash,
+        )
+        .properties(**size)
+    )
+
+
+def _look(by: str, looks: Mapping[str, "Look"], legend: Any) -> tuple[Any, Any]:
+    """The encodings of a line's colour and dashes."""
+    alt = altair()
+    names = list(looks)
+    ranges = [DASHES if look.dashed else [1, 0] for look in looks.values()]
+    return (
+        alt.Color(f"{by}:N", legend=legend, scale=alt.Scale(domain=names, range=[one.color for one in looks.values()])),
+        alt.StrokeDash(f"{by}:N", legend=legend, scale=alt.Scale(domain=names, range=ranges)),
+    )
+
+
+class Look(NamedTuple):
+    """How a line is drawn: its colour (light), and whether it is dashed, a second mark where colours repeat."""
+
+    color: str
+    dashed: bool = False
+
+
+class Band(NamedTuple):
+    """Where others lie."""
+
+    low: float
+    high: float
+    about: str
+
+
+def looks_of(names: Sequence[str]) -> dict[str, Look]:
+    """Six colours, plain and then dashed."""
+    return {name: Look(CATEGORIES[i % len(CATEGORIES)], i >= len(CATEGORIES)) for i, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The field of the rows that an axis shows, and how."""
+
+    field: str
+    title: str = ""
+    """By default the field."""
+    log: bool = default(default=False, kw_only=True)
+    base: int = default(default=10, kw_only=True)
+    """Of the powers at the ticks of a logarithmic axis: lengths that double are read off powers of 2."""
+    reverse: bool = default(default=False, kw_only=True)
+    whole: bool = default(default=False, kw_only=True)
+    """Ticks at whole numbers alone: there is no block 2.5."""
+    least: float | None = default(default=None, kw_only=True)
+    """The least span that is shown, so that noise does not look like a signal; by default a tenth of the largest value,
+    or half a decade."""
+    ends: tuple[float, float] | None = default(default=None, kw_only=True)
+    """Where it begins and ends, whatever the rows say."""
+
+    @property
+    def label(self) -> str:
+        return self.title or self.field
+
+    def drawable(self, value: Any) -> bool:
+        """Whether it has a place on this axis: not NaN, infinite, absurdly large, or not positive on a log axis."""
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return False
+        return abs(value) <= LARGEST and (value >= SMALLEST or not self.log)
+
+    def domain(self, values: Iterable[Any]) -> list[float]:
+        """All that can be drawn, with some room, and at least the least span."""
+        if self.ends:
+            return list(self.ends)
+        found = [float(value) for value in values if self.drawable(value)]
+        if not found:
+            return [1.0, 10.0] if self.log else [0.0, 1.0]
+        low, high = min(found), max(found)
+        if self.log:
+            low, high = math.log10(low), math.log10(high)
+        least = self.least if self.least is not None else 0.5 if self.log else 0.1 * max(abs(low), abs(high)) or 1.0
+        room = max(0.04 * (high - low), (least - (high - low)) / 2)
+        ends = [low - room, high + room]
+        if self.log:
+            return [10.0**end for end in ends]
+        return [max(0.0, ends[0]) if min(found) >= 0 and not self.whole else ends[0], ends[1]]
+
+    def encode(self, channel: Any, values: Iterable[Any]) -> Any:
+        alt = altair()
+        scale: dict[str, Any] = {"domain": self.domain(values), "nice": False, "reverse": self.reverse}
+        axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
+        if self.log:
+            scale |= {"type": "log", "base": self.base}
+            axis = {"labelExpr": LOG_LABEL}
+        if self.log and self.base != 10:  # else a short axis would have round ticks, and not its powers
+            low, high = (math.log(end, self.base) for end in scale["domain"])
+            powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+            axis = {"format": ",", "values": [float(self.base) ** k for k in powers][:: 1 + len(powers) // 8]}
+        if channel is alt.X:
+            axis |= {"grid": False, "labelOverlap": True, "labelFlush": True}
+        return channel(f"{self.field}:Q", title=self.label, scale=alt.Scale(**scale), axis=alt.Axis(**axis))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart of a page: a drawing whose data is named `rows`, and the rows."""
+
+    title: str
+    drawing: Any
+    rows: Sequence[Row]
+    caption: Any = ""
+    notes: Sequence[str] = ()
+    by: str = ""
+    """The field whose values are the lines."""
+    looks: Mapping[str, Look] = default(default_factory=dict)
+    axes: tuple[Axis, Axis] | None = None
+    """Of a chart that zooms."""
+    description: str = ""
+    """What it shows, for those who cannot see it; the table of its numbers says the rest."""
+    wide: bool = False
+    """It does not shrink to the page; on a narrow screen it scrolls."""
+
+    @property
+    def id(self) -> str:
+        return file_stem(self.title)
+
+    @property
+    def csv(self) -> str:
+        file = io.StringIO()
+        header = list(dict.fromkeys(key for row in self.rows for key in row))
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for row in self.rows:
+            writer.writerow([_cell(row.get(key)) for key in header])
+        return file.getvalue()
+
+    def __html__(self) -> str:
+        return self.figure()
+
+    def figure(self, *, legend: bool = True) -> Html:
+        """The figure; without its legend where one stands for several charts."""
+        content = {
+            "spec": {**self.drawing.to_dict(validate=False), "description": self.description or self.title},
+            "csv": self.csv,
+            "parse": _types(self.rows),
+            "zoom": [{"field": axis.field, "log": axis.log} for axis in self.axes or ()],
+        }
+        content["spec"]["config"] = _style()
+        notes = [tag("p", text, class_="gap") for text in self.notes]
+        caption = tag("figcaption", self.caption, notes) if self.caption or notes else None
+        numbers = tag("details", tag("summary", "Numbers"), class_="numbers")
+        return tag(
+            "figure",
+            tag("h3", self.title, anchor(self.id)),
+            _legend(self.looks) if legend else None,
+            tag("div", tag("div", class_="vega"), class_="drawing wide" if self.wide else "drawing"),
+            Html(f'<script type="application/json">{script_json(content)}</script>'),
+            caption,
+            tag("div", numbers, class_="foot needs-script", hidden=True),
+            class_="chart",
+            id=self.id,
+        )
+
+
+def grid(*charts: Chart | None) -> Html:
+    """Charts side by side, with one legend where their lines are of one kind."""
+    found = [chart for chart in charts if chart is not None]
+    kinds = {chart.by for chart in found if len(chart.looks) > 1}
+    shared = len(found) > 1 and len(kinds) == 1
+    looks = {name: look for chart in found for name, look in chart.looks.items() if chart.by in kinds}
+    figures = [chart.figure(legend=not shared) for chart in found]
+    return tag("div", _legend(looks) if shared else None, tag("div", figures, class_="grid"), class_="multiples")
+
+
+def _legend(looks: Mapping[str, Look]) -> Html | None:
+    """Buttons that show and hide lines; none where a chart has one line, which its title names."""
+    if len(looks) < 2:
+        return None
+    names = {light: f"var(--{name})" for name, light in LIGHT.items()}
+    buttons = [
+        tag(
+            "button",
+            tag(
+                "i", style=f"border-top:3px {'dashed' if look.dashed else 'solid'} {names.get(look.color, look.color)}"
+            ),
+            name,
+            type="button",
+            aria_pressed="true",
+            data_line=name,
+        )
+        for name, look in looks.items()
+    ]
+    return tag("div", buttons, class_="legend", role="group", aria_label="Lines shown")
+
+
+def line_chart(
+    rows: Sequence[Row],
+    *,
+    title: str,
+    x: Axis,
+    y: Axis,
+    by: str,
+    looks: Mapping[str, Look],
+    caption: str = "",
+    steps: Sequence[float] = (),
+    signal: str = "step",
+    band: Band | None = None,
+) -> Chart:
+    """Lines over common axes, one for each value of the field `by`.
+
+    Args:
+        rows: with the fields of both axes and `by`. A field `block` links a chart with the others that have one.
+        steps: of a slider; the chart shows the rows whose field `signal` it stands at, at first the last, and those
+            without a value there.
+        band: where others lie, drawn behind the lines.
+
+    Raises ValueError for no rows.
+    """
+    if not rows:
+        raise ValueError(f"the chart {title!r} has no rows; leave it out, or say in words that nothing was measured")
+    alt = altair()
+    color, dash = _look(by, looks, None)
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        x=x.encode(alt.X, (row[x.field] for row in rows)),
+        y=y.encode(alt.Y, [*(row[y.field] for row in rows), *(band[:2] if band else ())]),
+        color=color,
+    )
+    params = [alt.param(name="off", value=[])]
+    base = base.transform_filter(f"indexof(off, datum['{by}']) < 0")
+    lost = [row for row in rows if not (x.drawable(row[x.field]) and y.drawable(row[y.field]))]
+    for axis in (x, y):
+        if any(not axis.drawable(row[axis.field]) for row in lost):
+            at = f"datum['{axis.field}']"
+            limits = f"abs({at}) <= {LARGEST}" + (f" && {at} >= {SMALLEST}" if axis.log else "")
+            base = base.transform_calculate(**{axis.field: f"isFinite({at}) && {limits} ? {at} : null"})
+    if steps:
+        params.append(alt.param(name=signal, value=steps[-1]))
+        base = base.transform_filter(f"datum.{signal} == {signal} || !isValid(datum.{signal})")
+    linked = "block" in rows[0]
+    fades = linked and by == "block"
+    if linked:
+        params.append(alt.param(name="block", value=""))
+    pointed = alt.condition("block == '' || datum.block == block", alt.value(1), alt.value(DIM))
+    tooltip = [alt.Tooltip(f"{by}:N"), *(alt.Tooltip(f"{axis.field}:Q", title=axis.label) for axis in (x, y))]
+    if linked and by != "block":
+        tooltip.insert(1, alt.Tooltip("block:N"))
+    near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
+    few = len(rows) <= MARKS_MOST * max(1, len(looks)) * max(1, len(steps))
+    points = base.mark_point(filled=True, size=30, clip=True).encode(
+        tooltip=tooltip, opacity=alt.condition(near, alt.value(1), alt.value(int(few)))
+    )
+    zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]")
+    layers = [
+        base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=dash, opacity=pointed if fades else alt.value(1))
+    ]
+    layers.append(points.transform_filter("isValid(datum['" + y.field + "'])").add_params(near))
+    if linked and not fades:  # a line is drawn through the block that the reader points at anywhere
+        at = base.transform_filter("datum.block == block").mark_rule(color=LIGHT["muted"], strokeWidth=1)
+        layers.insert(
+            0, at.encode(x=f"{x.field}:Q", y=alt.value(0), y2=alt.value(HEIGHT), color=alt.value(LIGHT["muted"]))
+        )
+    if band:
+        others = alt.Chart(alt.Data(values=[{"low": band.low, "high": band.high}]))
+        layers.insert(0, others.mark_rect(color=LIGHT["muted"], opacity=0.14).encode(y="low:Q", y2="high:Q"))
+        caption = f"{caption} Shaded: {band.about}.".strip()
+    layers[-1] = layers[-1].add_params(zoom)
+    drawing = alt.layer(*layers).properties(width="container", height=HEIGHT).add_params(*params)
+    said = f"{title}: {y.label} against {x.label}"
+    return Chart(
+        title=title, drawing=drawing, rows=rows, caption=caption, notes=_notes(rows, lost, by), by=by, looks=looks,
+        axes=(x, y), description=said + (f"; lines: {', '.join(looks)}" if len(looks) > 1 else ""),
+    )  # fmt: skip
+
+
+def heat_map(
+    rows: Sequence[Row], *, title: str, columns: Sequence[Any], lines: Sequence[str], ends: tuple[float, float],
+    caption: str = "", steps: Sequence[int] = (), legend: bool = True,
+) -> Chart:  # fmt: skip
+    """log κ as colours, from the first block to the last, a line for each site; its number in each cell.
+
+    Args:
+        rows: block, place, site, log_kappa, status, capped, samples, and the step where a slider moves it.
+        ends: of the colours, the same on all maps that are compared (`heat_ends`).
+    """
+    alt = altair()
+    low, high = ends
+    params = [alt.param(name="block", value="")]
+    base = alt.Chart(alt.NamedData("rows"))
+    if steps:
+        params.append(alt.param(name="step", value=steps[-1]))
+        base = base.transform_filter("datum.step == step")
+    value = "datum.log_kappa"
+    doubt = f"datum.status == 'non_finite' || datum.status == 'zero' ? '!' : {BOUND} ? '≥' : ''"
+    lost = f"datum.status == 'zero' ? '0' : isNaN({value}) ? 'NaN' : 'inf'"
+    base = base.transform_calculate(
+        number=f"isFinite({value}) ? ({doubt}) + format({value}, '.1f') : {lost}",
+        fill=f"isFinite({value}) ? {value} : null",
+    ).encode(
+        x=alt.X("place:O", title="block", sort=list(columns), axis=alt.Axis(labelOverlap=True, labelAngle=0)),
+        y=alt.Y("site:N", title=None, sort=list(lines), axis=alt.Axis(ticks=False, labelFontSize=13)),
+        tooltip=[alt.Tooltip(f"{name}:N", title=title) for name, title in TOLD.items()],
+    )  # fmt: skip
+    scale = alt.Scale(type="quantize", domain=[low, high], range=[light for light, _ in HEAT])
+    colors = alt.Legend(title="log κ", orient="top", gradientLength=225, format="~g", direction="horizontal")
+    missing = alt.value("transparent")
+    cells = base.mark_rect(strokeWidth=alt.expr("bandwidth('x') > 8 ? 2 : 0")).encode(
+        color=alt.condition(
+            "isValid(datum.fill)", alt.Color("fill:Q", scale=scale, legend=colors if legend else None), missing
+        ),
+        stroke=alt.when("datum.block == block")
+        .then(alt.value(LIGHT["ink"]))
+        .when("isValid(datum.fill)")
+        .then(alt.value(LIGHT["paper"]))
+        .otherwise(alt.value(LIGHT["c6"])),
+    )
+    on_dark = f"isValid(datum.fill) && datum.fill >= {low + INK_ON / len(HEAT) * (high - low)}"
+    wide = "bandwidth('x')"
+    text = base.mark_text(
+        fontSize=alt.expr(f"{wide} > 36 ? 12 : 10"), opacity=alt.expr(f"{wide} > 24 ? 1 : 0"), aria=False
+    ).encode(text="number:N", color=alt.condition(on_dark, alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"])))
+    drawing = alt.layer(cells, text).properties(width="container", height=CELL_HEIGHT * len(lines)).add_params(*params)
+    said = f"{title}: {len(columns)} blocks from left to right, {', '.join(lines)} from top to bottom"
+    return Chart(title=title, drawing=drawing, rows=rows, caption=caption, description=said)
+
+
+def heat_ends(values: Iterable[float]) -> tuple[float, float]:
+    """Of the colours: each has a round step, of a half at least, for a difference of 0.1 is no difference."""
+    found = [value for value in values if math.isfinite(value) and abs(value) < LARGEST] or [0.0]
+    low = math.floor(min(found))
+    step = max(0.5, math.ceil(2 * (max(found) - low) / len(HEAT)) / 2)
+    return low, low + step * len(HEAT)
+
+
+BOUND = "(datum.status == 'ceiling' || datum.capped > 0)"
+TOLD = {"block": "block", "site": "site", "number": "log κ", "status": "status", "capped": "at the ceiling",
+        "samples": "samples"}  # fmt: skip
+
+
+def _notes(rows: Sequence[Row], lost: Sequence[Row], by: str) -> list[str]:
+    """What is not drawn, line by line."""
+    count, gone = Counter(row[by] for row in rows), Counter(row[by] for row in lost)
+    return [
+        f"{name}: {number} of {count[name]} points have no place here, and are not drawn."
+        for name, number in gone.items()
+    ]
+
+
+def _cell(value: Any) -> str:
+    return csv_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value or "")
+
+
+def _types(rows: Sequence[Row]) -> dict[str, str]:
+    """Whether a column is read as numbers or as text: a run may be called 7."""
+    return {
+        key: "number" if all(isinstance(row.get(key), int | float | None) for row in rows) else "string"
+        for key in dict.fromkeys(key for row in rows for key in row)
+    }
+
+
+def anchor(id_: str) -> Html:
+    return tag("a", "#", href=f"#{id_}", class_="anchor", aria_label="Link to this part")
+
+
+def script_json(content: Any) -> str:
+    """For an element of a page: no name can end it."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

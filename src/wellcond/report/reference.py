@@ -1,0 +1,107 @@
+"""What a page must know of the evidence: where log κ of models lies, and which advice has a verdict.
+
+    like = reference().nearest(tokens=197, width=192)      # the models whose token matrices have the nearest shape
+    like.trained["sa"]                                     # Band(low=10.5, median=11.7, high=13.2)
+    like.about                                             # "11 runs on CIFAR-10, CIFAR-100, …, 65 tokens of …"
+    verdict_on("gray")                                     # "no verdict of ours yet: asa-table2"
+
+All of it stands in reference.json, which `wellcond ledger` writes from evidence/ and `--check` compares with it.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple
+
+from wellcond.words import VERDICTS
+
+__all__ = ["Band", "Reference", "ReferenceModels", "reference", "verdict_on"]
+
+FILE = "reference.json"
+
+
+class Band(NamedTuple):
+    """The middle 90 % of the blocks of all runs."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:.1f} to {self.high:.1f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceModels:
+    """Models of one form in the evidence, and their log κ by site."""
+
+    model: str
+    tokens: int
+    width: int
+    sets: Sequence[str]
+    runs: int
+    trained: Mapping[str, Band]
+    untrained: Mapping[str, Band]
+
+    @property
+    def shape(self) -> str:
+        return f"{self.tokens} tokens of {self.width} values"
+
+    @property
+    def them(self) -> str:
+        """What to call them in a table."""
+        return f"{self.model}s" if self.runs > 1 else self.model
+
+    @property
+    def about(self) -> str:
+        """How many and what they are, in words that go on after a comma."""
+        many = f"{self.runs} runs" if self.runs > 1 else "one run"
+        return f"{many} on {', '.join(self.sets)}, {self.shape}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """All that reference.json says."""
+
+    models: Sequence[ReferenceModels]
+    """Those with the most runs first."""
+    advice: Mapping[str, Mapping[str, str]]
+    """Advice → the claim that tests it, its verdict and finding."""
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> "Reference":
+        def bands(found: Mapping[str, Sequence[float]]) -> dict[str, Band]:
+            return {site: Band(*ends) for site, ends in found.items()}
+
+        models = [
+            ReferenceModels(**{**one, "trained": bands(one["trained"]), "untrained": bands(one["untrained"])})
+            for one in payload["models"]
+        ]
+        return cls(models=models, advice=payload["advice"])
+
+    def nearest(self, tokens: int = 0, width: int = 0) -> ReferenceModels | None:
+        """Those as far from square as this, which κ of a matrix depends on most; without a shape, the first."""
+        if not tokens or not width:
+            return next(iter(self.models), None)
+        here = _oblong(tokens, width)
+        return min(self.models, key=lambda one: abs(_oblong(one.tokens, one.width) - here), default=None)
+
+
+def _oblong(rows: int, columns: int) -> float:
+    return abs(math.log(rows / columns))
+
+
+@functools.cache
+def reference() -> Reference:
+    return Reference.of(json.loads(resources.files("wellcond.report").joinpath(FILE).read_text(encoding="utf-8")))
+
+
+def verdict_on(advice: str) -> str:
+    """What our own runs say of a piece of advice, for brackets after it."""
+    found = reference().advice[advice]
+    if found["verdict"] in VERDICTS:
+        return f"our own verdict: {found['verdict']}, {found['claim']}"
+    return f"no verdict of ours yet: {found['claim']}"

@@ -1,0 +1,394 @@
+"""The charts of a page of runs: log κ by block and site with its slider, everything over training, spectra, attention.
+
+    steps = shown_steps(readings)
+    grid(*heat_maps(readings, steps)), grid(*by_block(readings, steps))
+    grid(*training_charts([shown], last=440), *kappa_charts(readings, last=440))
+
+One run has a chart per quantity; several have the same charts, with a line per run. What was measured thousands of
+times is thinned to the worst of each stretch, for people look for that one; the chart says so.
+"""
+
+import functools
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from wellcond.records import Event, TrainRow, ValidationRow
+from wellcond.words import BRANCH_SITES
+
+from .charts import Axis, Band, Chart, Look, heat_ends, heat_map, line_chart, looks_of
+from .colors import LIGHT, RAMP, SITE_COLORS
+from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Cell, Readings
+
+__all__ = [
+    "RUNS_MOST", "Shown", "attention", "by_block", "heat_maps", "kappa_charts", "metric_name", "reference",
+    "shown_steps", "spectra", "thin", "training_charts",
+]  # fmt: skip
+
+RUNS_MOST = 12  # six colours, plain and dashed
+HEAT_MAPS_MOST = 6
+STEPS_MOST, STEPS_LEAST = 100, 10  # where the slider stops
+CELLS_MOST = 6000  # numbers that the slider's figures hold, so that a page stays small
+POINTS_MOST = 500  # of one line
+BLOCKS_MOST = 5  # lines of single blocks in one chart
+STEP, BLOCK = Axis("step", whole=True), Axis("place", "block", whole=True)
+KAPPA = Axis("log_kappa", "log κ", least=3.0)
+METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
+"""What the metrics of a validation are called on a page; others keep their names."""
+VALIDATED = "Over the whole validation set."
+OTHERS = {
+    "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's groups."),
+    "gradient_norm": ("Gradient norm", Axis("gradient_norm", "norm", log=True), "Of all gradients, before clipping."),
+}
+"""Fields of a training row that have a chart of their own: its title, its axis and its caption."""
+ATTENTION = {
+    "attention_entropy": ("Attention entropy by block", "entropy (nats)", "0 is one token alone, ln n all n alike."),
+    "largest_logit": ("Largest attention logit by block", "largest logit", "Before softmax, over heads and samples."),
+}
+OUTSIDE = Block("", -1)  # stands for what lies before the first block
+MARKS = (
+    "≥: some samples were at the ceiling, so that the mean is a lower bound. !: samples that were not finite, or all "
+    "zero, are left out."
+)
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One run, as a page shows it."""
+
+    name: str
+    model: str = ""
+    recipe: str = ""
+    train: Sequence[TrainRow] = ()
+    validation: Sequence[ValidationRow] = ()
+    events: Sequence[Event] = ()
+    probe: Iterable[Mapping[str, Any]] | None = None
+    """The rows of its probe; None where it had none."""
+
+    @property
+    def logged(self) -> bool:
+        return bool(self.train or self.validation or self.events)
+
+    @property
+    def last_step(self) -> int:
+        return max((row.step for row in (*self.train, *self.validation, *self.events)), default=0)
+
+    def metric(self, name: str) -> Points:
+        return [(row.step, row.metrics[name]) for row in self.validation if name in row.metrics]
+
+    def trained(self, field: str) -> Points:
+        """(step, value) of a field of the training rows; none where an older run did not write it."""
+        points = [(row.step, getattr(row, field)) for row in self.train]
+        missing = field != "loss" and all(math.isnan(value) for _, value in points)
+        return [] if missing else points
+
+
+def metric_name(name: str) -> str:
+    return METRICS.get(name, name)
+
+
+@functools.cache
+def reference() -> dict[str, Band] | None:
+    """Where log κ of the trained models of our evidence lies, by site; None where the file is missing."""
+    file = resources.files("wellcond.report").joinpath("reference.json")
+    if not file.is_file():
+        return None
+    models = json.loads(file.read_text(encoding="utf-8"))["models"]
+    if not models:
+        return None
+    first = models[0]  # the form with the most runs
+    about = f"where blocks of {first['runs']} trained {first['model']}s of our evidence lie ({first['tokens']} tokens)"
+    return {site: Band(low, high, about) for site, (low, _, high) in first["trained"].items()}
+
+
+# ---- by block and site, moved by a slider
+
+
+def thin(items: Sequence[Any], *, most: int, weight: Callable[[Any], float]) -> list[Any]:
+    """At most `most`: the first, the last, and of each stretch between them the one of largest weight."""
+    if len(items) <= most:
+        return list(items)
+    inner, parts = items[1:-1], most - 2
+    stretches = (inner[part * len(inner) // parts : (part + 1) * len(inner) // parts] for part in range(parts))
+    return [items[0], *(max(stretch, key=weight) for stretch in stretches), items[-1]]
+
+
+def shown_steps(runs: Sequence[Readings]) -> list[int]:
+    """Where the slider stops."""
+    steps = sorted({step for run in runs for step in run.steps})
+    cells = sum(max(1, len(run.blocks) * len(run.sites)) for run in runs)
+    most = max(STEPS_LEAST, min(STEPS_MOST, CELLS_MOST // cells))
+    return thin(steps, most=most, weight=lambda s: max(r.worst(at) for r in runs if (at := _at(r, s)) is not None))
+
+
+def _at(run: Readings, step: int) -> int | None:
+    """The run's latest step up to `step`."""
+    position = bisect_right(run.steps, step)
+    return run.steps[position - 1] if position else None
+
+
+def _cells(run: Readings, steps: Sequence[int], sites: Sequence[str]) -> Iterator[tuple[dict[str, Any], Cell, float]]:
+    """Where and what a run had measured when the slider stands at a step: place, log κ, samples at the ceiling."""
+    for step in steps:
+        at = _at(run, step)
+        if at is None:
+            continue
+        for block in run.blocks:
+            for site in sites:
+                if cell := run.log_kappa(at, block.name, site):
+                    capped = run.value("capped", at, block.name, site)
+                    place = {"step": step, "block": block.name, "place": block.place, "site": site}
+                    yield place, cell, capped if capped > 0 else 0
+
+
+def _kappas(runs: Sequence[Readings]) -> list[float]:
+    """All numbers inside of blocks, for scales that have room for all steps."""
+    cells = ((key, cell) for run in runs for key, cell in run.cells.items())
+    return [cell.value for (name, _, block, _), cell in cells if name == "log_kappa" and block]
+
+
+def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
+    """One per run, over one scale of colours."""
+    drawn = [run for run in runs[:HEAT_MAPS_MOST] if run.sites]
+    ends = heat_ends(_kappas(drawn))
+    return [
+        heat_map(
+            [
+                {**place, "log_kappa": cell.value, "status": cell.status, "capped": capped, "samples": cell.samples}
+                for place, cell, capped in _cells(run, steps, run.sites)
+            ],
+            title="log κ by block and site" + (f", {run.run}" if len(runs) > 1 else ""),
+            columns=[block.place for block in run.blocks],
+            lines=run.sites,
+            ends=ends,
+            caption=MARKS if run is drawn[-1] else "",
+            steps=steps,
+            legend=run is drawn[0],
+        )
+        for run in drawn
+    ]
+
+
+def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
+    """A chart per site over the blocks, with a line per run."""
+    charts = []
+    low, high = KAPPA.domain(_kappas(runs))
+    y = Axis(KAPPA.field, KAPPA.title, ends=(low, high))
+    looks = looks_of([run.run for run in runs])
+    for site in (site for site in BLOCK_SITES if any(site in run.sites for run in runs)):
+        rows = [
+            {"run": run.run, **place, "log_kappa": cell.value}
+            for run in runs
+            for place, cell, _ in _cells(run, steps, [site])
+        ]
+        here = {name: look for name, look in looks.items() if any(row["run"] == name for row in rows)}
+        if len(runs) == 1:
+            here = {runs[0].run: Look(SITE_COLORS[site])}
+        caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
+        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": (reference() or {}).get(site)}
+        charts.append(line_chart(rows, title=f"log κ by block, {site}", x=BLOCK, y=y, by="run", looks=here, **about))
+    return charts
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _alone(names: Iterable[str], runs: Sequence[Any]) -> str:
+    """Which run a line belongs to where a chart of several runs has only one."""
+    names = list(names)
+    return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
+
+
+def _below_truth(runs: Sequence[Readings], *sites: str) -> str:
+    """What to know of lines at these sites where some of their points are lower bounds."""
+    if not any(run.capped_sites & set(sites) for run in runs):
+        return ""
+    return " Some samples were at the ceiling: near it, the truth may lie above a line."
+
+
+# ---- over training
+
+
+def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
+    """Training loss, validation loss, accuracies, learning rate and gradient norm, as far as there are rows of them.
+
+    All charts over training go from step 0 to `last`, so that they can be read one below the other.
+    """
+    looks = looks_of([run.name for run in runs])
+
+    def chart(title: str, y: Axis, points: Callable[[Shown], Points], caption: str = "") -> list[Chart]:
+        lines = {run.name: points(run) for run in runs if points(run)}
+        if not lines:
+            return []
+        here = {name: looks[name] for name in lines}
+        return [
+            _over_steps(lines, title=title, y=y, caption=caption + _alone(lines, runs), looks=here, by="run", last=last)
+        ]
+
+    names = list(dict.fromkeys(name for run in runs for row in run.validation for name in row.metrics))
+    charts = chart("Training loss", Axis("loss"), lambda run: run.trained("loss"), "Of the batch of each logged step.")
+    for name in names:
+        title = {"loss": "Validation loss", "top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}.get(name)
+        y = Axis(name if name.isidentifier() else "value", "share right" if name in ("top1", "top5") else name)
+        charts += chart(title or f"Validation {name}", y, lambda run, name=name: run.metric(name), VALIDATED)
+    for field, (title, y, caption) in OTHERS.items():
+        charts += chart(title, y, lambda run, field=field: run.trained(field), caption)
+    return charts
+
+
+def kappa_charts(runs: Sequence[Readings], *, last: int) -> list[Chart]:
+    """log κ over training, from step 0 to `last`; none for runs of one step."""
+    if not any(len(run.steps) > 1 for run in runs):
+        return []
+    return _of_one_run(runs[0], last) if len(runs) == 1 else _of_runs(runs, last)
+
+
+def _of_one_run(run: Readings, end: int) -> list[Chart]:
+    means = {site: [(step, run.mean(step, site)) for step in run.steps] for site in run.sites}
+    looks = {site: Look(SITE_COLORS[site], site in BRANCH_SITES) for site in run.sites}
+    for site, color in zip(run.outside, (LIGHT["ink"], LIGHT["muted"]), strict=False):
+        means[site] = [(step, run.value("log_kappa", step, "", site)) for step in run.steps]
+        looks[site] = Look(color)
+    caption = "Natural logarithm, mean over blocks. Dashed: before the skip." + _below_truth([run], *means)
+    title = "log κ over training, by site"
+    charts = [_over_steps(means, title=title, y=KAPPA, caption=caption, looks=looks, by="site", last=end)]
+    if len(run.blocks) > 1 and run.sites:
+        at = run.steps[-1]
+        site = max(run.sites, key=lambda s: max(map(_finite_or_high, run.over_blocks(at, s)), default=-math.inf))
+        ranked = sorted(
+            (block for block in run.blocks if any(run.log_kappa(step, block.name, site) for step in run.steps)),
+            key=lambda block: _finite_or_high(run.value("log_kappa", at, block.name, site)),
+            reverse=True,
+        )[:BLOCKS_MOST]
+        lines = {
+            block.name: [(step, run.value("log_kappa", step, block.name, site)) for step in run.steps]
+            for block in sorted(ranked, key=lambda block: block.place)
+        }
+        caption = f"The site that is worst at the last step, {site}, and the {len(lines)} blocks worst there."
+        caption += _below_truth([run], site)
+        title = f"log κ over training, {site}"
+        looks = looks_of(list(lines))
+        charts.append(_over_steps(lines, title=title, y=KAPPA, caption=caption, looks=looks, by="block", last=end))
+    return charts
+
+
+def _of_runs(runs: Sequence[Readings], end: int) -> list[Chart]:
+    charts, looks = [], looks_of([run.run for run in runs])
+    for site in SITE_COLORS:
+        lines = {run.run: [(step, run.mean(step, site)) for step in run.steps] for run in runs if site in run.sites}
+        if lines:
+            title = f"log κ over training, {site}"
+            caption = "Mean over blocks." + _alone(lines, runs) + _below_truth(runs, site)
+            here = {name: looks[name] for name in lines}
+            charts.append(_over_steps(lines, title=title, y=KAPPA, caption=caption, looks=here, by="run", last=end))
+    return charts
+
+
+def _over_steps(
+    lines: Mapping[str, Points], *, title: str, y: Axis, caption: str, looks: Mapping[str, Look], by: str, last: int
+) -> Chart:
+    """A chart of lines over steps, from 0 to `last`, thinned where the points are many."""
+    longest = max(len(points) for points in lines.values())
+    if longest > POINTS_MOST:
+        caption += (
+            f" Of {longest:,} points {POINTS_MOST} are shown, the highest of each stretch; the run's files have all."
+        )
+    rows = [
+        {by: name, "step": step, y.field: value}
+        for name, points in lines.items()
+        for step, value in thin(points, most=POINTS_MOST, weight=lambda point: _finite_or_high(point[1]))
+    ]
+    x = Axis(STEP.field, whole=True, ends=(0, max(1, last)))
+    return line_chart(rows, title=title, x=x, y=y, by=by, looks=looks, caption=caption.strip())
+
+
+def _finite_or_high(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+# ---- singular values, and what attention itself says
+
+
+def spectra(runs: Sequence[Readings]) -> list[Chart]:
+    """One chart per site: of one run some blocks from first to last and the worst, of several runs the worst block."""
+    charts, looks = [], looks_of([run.run for run in runs])
+    chosen = _chosen(runs[0]) if len(runs) == 1 else []
+    for site in (*BLOCK_SITES, *OUTSIDE_SITES):
+        found = [(run, step) for run in runs if (step := _step_with_spectrum(run, site)) is not None]
+        if not found:
+            continue
+        run, step = found[0]
+        title, caption, by, here = f"Spectrum at {site}", f"{_sentence(SITE_WORDS[site])}", "run", looks
+        if site in OUTSIDE_SITES:
+            rows = [row for run, step in found for row in _spectrum(run, step, OUTSIDE, site, {"run": run.run})]
+        elif len(runs) == 1:
+            rows = [row for block in chosen for row in _spectrum(run, step, block, site, {"block": block.name})]
+            by, here = "block", {b.name: Look(color) for b, color in zip(chosen, RAMP, strict=False)}
+            caption += f" Step {step:,}. The flatter a line, the better conditioned."
+        else:
+            block = _worst(run, step, site)
+            rows = [row for run, step in found for row in _spectrum(run, step, block, site, {"run": run.run})]
+            title, caption = f"Spectrum at {site}, {block.name}", f"The block that is worst there in {run.run}."
+        here = {name: look for name, look in here.items() if any(row[by] == name for row in rows)}
+        caption += (_alone(here, runs) if by == "run" else "") + " Geometric mean over samples."
+        if rows:
+            x, y = Axis("i", "i, from the largest", whole=True), Axis("ratio", "σᵢ / σmax", log=True, least=1.0)
+            charts.append(line_chart(rows, title=title, x=x, y=y, by=by, looks=here, caption=caption))
+    return charts
+
+
+def _spectrum(run: Readings, step: int, block: Block, site: str, of: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{**of, "i": i + 1, "ratio": value} for i, value in run.spectrum(step, block.name, site)]
+
+
+def _step_with_spectrum(run: Readings, site: str) -> int | None:
+    """The last step with singular values at a site."""
+    names = {f"sigma.{i}" for i in run.singular}
+    return max((step for name, step, _, where in run.cells if where == site and name in names), default=None)
+
+
+def _chosen(run: Readings) -> list[Block]:
+    """At most as many blocks as there are ordered colours: the first, the last, some between, and the worst."""
+    measured = {block for name, _, block, _ in run.cells if name.startswith("sigma.")}
+    blocks = [block for block in run.blocks if block.name in measured]
+    if len(blocks) <= len(RAMP):
+        return blocks
+    last = run.steps[-1]
+    worst = max(blocks, key=lambda b: max(_finite_or_high(run.value("log_kappa", last, b.name, s)) for s in run.sites))
+    spread = {round(k * (len(blocks) - 1) / (len(RAMP) - 2)) for k in range(len(RAMP) - 1)}
+    return [block for i, block in enumerate(blocks) if i in spread or block is worst]
+
+
+def _worst(run: Readings, step: int, site: str) -> Block:
+    blocks = [block for block in run.blocks if run.spectrum(step, block.name, site)]
+
+    def smallest(block: Block) -> float:
+        last = run.spectrum(step, block.name, site)[-1][1]
+        return last if math.isfinite(last) else -math.inf
+
+    return min(blocks, key=smallest)
+
+
+def attention(runs: Sequence[Readings]) -> list[Chart]:
+    """Entropy and largest logit over blocks, one line per run."""
+    charts, looks = [], looks_of([run.run for run in runs])
+    for name, (title, label, caption) in ATTENTION.items():
+        rows = [
+            {"run": run.run, "block": block.name, "place": block.place, name: cell.value}
+            for run in runs
+            if (step := run.last_step_with(name)) is not None
+            for block in run.blocks
+            if (cell := run.get(name, step, block.name, "sa"))
+        ]
+        if rows:
+            here = {run: look for run, look in looks.items() if any(row["run"] == run for row in rows)}
+            y = Axis(name, label)
+            told = caption + _alone(here, runs)
+            charts.append(line_chart(rows, title=title, x=BLOCK, y=y, by="run", looks=here, caption=told))
+    return charts

@@ -1,0 +1,161 @@
+"""What is chosen for the data and the machine, unless somebody has: image size, patch, batch, length, precision.
+
+    config = recipe("vit_tiny", data="photos")
+    config, said = choose(config, device="cpu", scale="lab")
+    said      # ["image size: 128 pixels (the pictures have 360, …); to change it: --set image_size=N", …]
+
+A `lab` recipe is made for CIFAR's 32 pixels. Images in files, of any size, are looked at first: how many there are, and
+how large. What was given is never overridden (`Config.given`), and what a run began with it goes on with. Choices
+depend on the data and the kind of device alone, so that the same command means the same run.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from wellcond.data.sources import Looked, look_at
+from wellcond.train.config import IMAGE_TASKS, Config, model_size
+from wellcond.train.recipes import bearable
+
+__all__ = ["choose"]
+
+SIZES = {"cpu": (32, 64, 128), "cuda": (32, 64, 96, 128, 160, 192, 224)}
+"""The largest is taken that the pictures have. On a CPU all of them make 64 patches, and cost the same."""
+PATCHES, IN_A_ROW = (16, 8, 4, 2, 1), 8  # the largest that leaves so many patches in a row
+PASSES = 10_000
+"""Pictures through the model, over all epochs, that a CPU is asked for: 30 a second for each core in a ViT-Tiny."""
+LEAST_STEPS, LEAST_BATCH = 10, 8  # in an epoch: a small set gets small batches
+COMPILED_STEPS = 1000  # for fewer, compiling takes longer than it saves
+FORM = ("img_size", "patch_size", "window_size")  # of a model, which follows from the images
+NAMED = 6  # classes
+
+
+def choose(
+    config: Config, *, device: str, scale: str, world: int = 1, before: Mapping[str, Any] | None = None
+) -> tuple[Config, list[str]]:
+    """The configuration as it suits its data and `device` ("cpu", "cuda"), and what was chosen, in lines for a user.
+
+    `before` is the configuration of the run that this would go on with, if there is one. ValueError for what cannot be
+    trained, before the data are looked at, which may take long.
+    """
+    said: list[str] = []
+    if config.task in IMAGE_TASKS and scale != "paper":
+        config = _follow(config)
+        if "data" in config.given:
+            config.check(world=world)
+            if looked := look_at(config.data, options=config.data_kwargs):
+                same = before if before and all(before.get(key) == getattr(config, key) for key in SAME) else {}
+                choices = _Choices(config, looked, device, world, same)
+                config, said = choices.made(whole=scale == "lab")
+    suited = bearable(config, device)
+    where = "on a CPU" if device == "cpu" else "here"
+    if suited.amp_dtype != config.amp_dtype or (said and "amp_dtype" not in config.given):
+        why = f"half precision is no faster {where}" if suited.amp_dtype == "float32" else f"the fastest {where}"
+        said.append(_line("precision", suited.amp_dtype, why, "--amp-dtype float32, bfloat16 or float16"))
+    if suited.compile != config.compile:
+        said.append(_line("compiled", "no", f"it does not pay {where}", "--set compile=true"))
+    elif suited.compile and said and "compile" not in config.given:
+        said.append(_line("compiled", "yes", "the first step takes up to a minute", "--set compile=false"))
+    return suited, said
+
+
+SAME = ("recipe", "data", "model")
+
+
+class _Choices:
+    """Makes the choices for some data, one after the other, and keeps a line about each."""
+
+    def __init__(self, config: Config, looked: Looked, device: str, world: int, before: Mapping[str, Any]) -> None:
+        self.config, self.looked, self.device, self.before = config, looked, device, before
+        self.parts = world * config.accumulate
+        self.count = max(1, round(looked.train * (1 - config.holdout)))
+        self.said = [_about(looked)]
+
+    def made(self, *, whole: bool) -> tuple[Config, list[str]]:
+        """All of them; or the batches alone, which no set may be smaller than."""
+        if whole:
+            self._image_size()
+        self._batches()
+        if whole:
+            self._length()
+        return self.config, self.said
+
+    def _put(self, field: str, value: Any, what: str, shown: str, why: str, how: str) -> None:
+        if field in self.config.given:
+            return
+        if field in self.before and self.before[field] != value:
+            value, shown, why = self.before[field], f"{self.before[field]}", "as this run began"
+        self.config = self.config.changed({field: value}, given=False)
+        self.said.append(_line(what, shown, why, how))
+
+    def _image_size(self) -> None:
+        config, side = self.config, self.looked.side
+        if config.pretrained and "model_kwargs" not in config.given:  # their own size, and their own patches
+            kept = {key: value for key, value in config.model_kwargs.items() if key not in FORM}
+            self.config = config = config.changed({"model_kwargs": kept}, given=False)
+        sizes = SIZES.get(self.device, SIZES["cuda"])
+        size, why = max((one for one in sizes if one <= side), default=sizes[0]), f"the pictures have {side}"
+        if side >= 2 * size:
+            why += ", and more would be slow on a CPU" if self.device == "cpu" else ", and more would be slow"
+        if ("model_kwargs" in config.given or config.pretrained) and (own := model_size(config)):
+            size, why = own[0], "what the model is for"
+        self._put("image_size", size, "image size", f"{size} pixels", why, "--set image_size=N")
+        form = _form(self.config)
+        if form and not self.config.pretrained:
+            patch, kept = form["patch_size"], {**self.config.model_kwargs, **form}
+            how = "--model-kwargs " + ",".join(f"{key}={value}" for key, value in (kept | {"patch_size": "N"}).items())
+            why = f"{(self.config.image_size // patch) ** 2} tokens a picture"
+            self._put("model_kwargs", kept, "patch", f"{patch} × {patch} pixels", why, how)
+
+    def _batches(self) -> None:
+        before = self.config.batch_size
+        batch = 2 ** int(math.log2(max(1, self.count // LEAST_STEPS)))
+        batch = min(max(LEAST_BATCH, batch), self.count)
+        batch -= batch % math.lcm(2, self.parts)  # mixup mixes pairs
+        if not 0 < batch < before:
+            return
+        self._put("batch_size", batch, "batch size", f"{batch}", f"for {self.count:,} pictures", "--batch-size N")
+        rate = float(f"{self.config.lr * math.sqrt(self.config.batch_size / before):.2g}")
+        self._put("lr", rate, "learning rate", f"{rate:g}", f"for batches of {self.config.batch_size}", "--lr X")
+
+    def _length(self) -> None:
+        config, epochs = self.config, max(1, PASSES // self.count)
+        if self.device == "cpu" and epochs < config.epochs and not config.steps:
+            why = f"{epochs * self.count:,} pictures through the model; a core takes some 30 a second in a ViT-Tiny"
+            self._put("epochs", epochs, "epochs", f"{epochs}", why, f"--epochs {config.epochs}")
+        steps = self.config.steps or self.config.epochs * self.count // self.config.batch_size
+        if self.device != "cpu" and config.compile and steps < COMPILED_STEPS:
+            self._put("compile", False, "compiled", "no", "it takes longer than so few steps", "--set compile=true")
+
+
+def _follow(config: Config) -> Config:
+    """Where somebody gave the size of the images or of the model alone, the other is the same."""
+    sizes = {"image_size", "model_kwargs"} & config.given
+    if sizes == {"image_size"} and (form := _form(config)):
+        return config.changed({"model_kwargs": {**config.model_kwargs, **form}}, given=False)
+    size = config.model_kwargs.get("img_size")
+    return config.changed({"image_size": size}, given=False) if sizes == {"model_kwargs"} and size else config
+
+
+def _form(config: Config) -> dict[str, int]:
+    """Settings of the recipe's model for images of that size: those that it has already, with other numbers."""
+    size, form = config.image_size, config.model_kwargs
+    if "patch_size" not in form:
+        return {}
+    if "window_size" in form:  # a Swin
+        patch = 4 if size >= 64 else 2
+        return {"img_size": size, "patch_size": patch, "window_size": 7 if size // patch % 7 == 0 else 4}
+    if "img_size" not in form:  # a ConvMixer, which takes images of any size
+        return {"patch_size": max(1, size // 16)}
+    patch = next((patch for patch in PATCHES if size % patch == 0 and size // patch >= IN_A_ROW), 1)
+    return {"img_size": size, "patch_size": patch}
+
+
+def _about(looked: Looked) -> str:
+    named = ", ".join(looked.classes[:NAMED]) + (", …" if len(looked.classes) > NAMED else "")
+    parts = f"{looked.train:,} pictures to train on and {looked.val:,} to validate"
+    return f"data: {parts}, of {len(looked.classes)} classes ({named}){f'; {looked.note}' if looked.note else ''}"
+
+
+def _line(what: str, value: str, why: str, how: str) -> str:
+    return f"{what}: {value} ({why}); to change it: {how}"

@@ -1,0 +1,99 @@
+"""A training's parts, built and tried without training: what a long run would fail of on its first minute.
+
+    found = dry_run(config)                                    # on its data; ValueError for what cannot be trained
+    found = dry_run(config, a_few_images, samples=1_281_167)   # where the data are elsewhere
+    found.steps, found.parameters, found.lines()
+
+The model, its surgery, optimiser and schedule are those of the training, on torch's meta device, which has shapes and
+no memory: a ViT-B takes a second. The loader reads and augments two samples, and these go through the model. Weights to
+start from are looked for, and not read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from wellcond.data import DataSet, open_data, train_batches
+from wellcond.numerics.trust import trusted_input
+from wellcond.train.config import IMAGE_TASKS, Config
+from wellcond.train.loop import augmentation_of
+from wellcond.train.processes import Processes
+from wellcond.train.setup import build
+from wellcond.train.tasks import make_task
+
+__all__ = ["DryRun", "dry_run"]
+
+SAMPLES = 2  # mixup wants pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What was built."""
+
+    config: Config
+    parameters: int
+    """Those of a masked autoencoder's decoder, too."""
+    inputs: list[tuple[int, ...]]
+    """The shapes of what one sample is."""
+    steps: int
+    rates: tuple[float, float, float]
+    """The learning rate at the start, where it is highest, and at the end."""
+    operations: float
+    """Floating point operations of one sample's part of a step: products, forward and backward."""
+
+    def lines(self) -> list[str]:
+        config, (first, most, last) = self.config, self.rates
+        total = self.operations * config.batch_size * self.steps
+        length = f"{config.epochs} epochs, " if not config.steps else ""
+        shapes = ", ".join(" × ".join(map(str, shape)) for shape in self.inputs)
+        return [
+            f"{config.model}, {config.task}: {self.parameters / 1e6:.1f} M parameters, samples of {shapes}",
+            f"{length}{self.steps:,} steps of {config.batch_size} samples, lr {first:.3g} → {most:.3g} → {last:.3g}",
+            f"{self.operations / 1e9:.3g} GFLOP for a sample's part of a step, {total / 1e15:.3g} PFLOP in all",
+        ]
+
+
+def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None = None, world: int = 1) -> DryRun:
+    """Build a training by so many processes, and run two samples through it.
+
+    `data` are others than the configuration's, if given, and `samples` how many the training part really has.
+    """
+    config.check(world=world)
+    if data is None:
+        size = config.image_size if config.task in IMAGE_TASKS else None
+        data = open_data(
+            config.data, options=config.data_kwargs, image_size=size, cache_limit=int(config.cache_limit),
+            cache_dir=Path(config.cache_dir) if config.cache_dir else None, holdout=config.holdout, seed=config.seed,
+        )  # fmt: skip
+    per_epoch = (samples or len(data.train)) // config.batch_size
+    if per_epoch < 1:
+        raise ValueError(f"batch_size={config.batch_size} is more than the training samples of {data.name}; lower it")
+    steps = config.steps or config.epochs * per_epoch
+    batches = train_batches(
+        data.train, batch_size=SAMPLES, seed=config.seed, augmentation=augmentation_of(config),
+        num_classes=len(data.classes), workers=0,
+    )  # fmt: skip
+    batch = next(iter(batches.epoch(0)))
+    nowhere = Processes(rank=0, world=1, device=torch.device("meta"))
+    plain = config.changed({"checkpoint": "", "pretrained": False, "compile": False, "shard": False})
+    with torch.device("meta"), trusted_input():
+        task = make_task(plain, data)
+        parts = build(plain, task, nowhere, total=steps, steps_per_epoch=per_epoch)
+        with FlopCounterMode(display=False) as counter:  # backward it counts grouped convolutions as whole ones
+            task.loss(parts.model.train(), batch.holding([tensor.to("meta") for tensor in batch.tensors]))
+    passes = 1 if config.task == "linear_probe" else 3  # a backward pass is two forward ones
+    rates = []
+    for step in {0, *range(0, steps, max(1, per_epoch // 4)), steps}:
+        parts.schedule.step_update(step)
+        rates.append((step, max(group["lr"] for group in parts.optimizer.param_groups)))
+    rates = [rate for _, rate in sorted(rates)]
+    return DryRun(
+        config=config,
+        parameters=sum(parameter.numel() for parameter in parts.parameters),
+        inputs=[tuple(tensor.shape[1:]) for tensor in batch.inputs],
+        steps=steps,
+        rates=(rates[0], max(rates), rates[-1]),
+        operations=passes * counter.get_total_flops() / SAMPLES,
+    )

@@ -1,0 +1,89 @@
+import pytest
+from rich.console import Console
+
+from wellcond.claims.arms import SKIPS
+from wellcond.claims.asa_fig1c import CLAIM as FIG1C
+from wellcond.claims.asa_fig3 import ARMS, CLAIM
+from wellcond.claims.claim import Options
+from wellcond.claims.reproduce import reproduce
+from wellcond.claims.sets import parse_data
+from wellcond.records import read_json
+
+BLOCKS = 12
+
+
+def record(*, linear=(3.0, 9.0, 3.4), softmax=(4.0, 12.0, 4.5), spread=0.1, top1=90.0, **changes):
+    """Evidence as a lab run would write it: log κ at `in`, `sa` and `+sa` of each attention, alike in all blocks."""
+
+    def run(seed, values):
+        sites = {
+            site: [value + spread * seed] * BLOCKS for site, value in zip(("in", "sa", "+sa"), values, strict=True)
+        }
+        ends = {"trained": sites, "untrained": sites, "capped": {"trained": 4, "untrained": 0}, "images": 1000}
+        return {"seed": seed, "status": "finished", "top1": top1, "top5": 99.0, "log_kappa": ends}
+
+    arms = {
+        arm: {"lr": 1e-3, "lr at the edge of the grid": False, "runs": [run(seed, values) for seed in range(3)]}
+        for arm, values in (("both", softmax), ("linear", linear))
+    }
+    made = {"claim": "asa-fig3", "scale": "lab", "data": "cifar10", "epochs": 100, "seeds": 3, "arms": arms}
+    return made | {"paper": CLAIM.paper["cifar10"]} | changes
+
+
+def outcomes(**values):
+    return [part.outcome for part in CLAIM.verdict([record(**values)]).parts]
+
+
+def test_the_rule_decides():
+    whole = CLAIM.verdict([record()])
+    assert whole.verdict == "holds"
+    assert whole.parts[0].found.mean == pytest.approx(3.0 - 0.1)  # (9 + s) − 2 (3 + s) with s = 0, .1, .2
+    assert outcomes(linear=(3.0, 5.0, 3.4)) == ["does not hold", "holds", "holds"]
+    assert outcomes(linear=(3.0, 6.1, 3.4)) == ["undecided", "holds", "holds"]
+    assert outcomes(linear=(3.0, 9.0, 4.4)) == ["holds", "holds", "does not hold"]  # the skip leaves it far away
+    assert outcomes(softmax=(4.0, 12.0, 2.0)) == ["holds", "does not hold", "holds"]  # and below counts as far, too
+    assert CLAIM.verdict([record(linear=(3.0, 5.0, 3.4))]).verdict == "holds in part"
+    assert CLAIM.verdict([record(top1=80.0)]).verdict == "undecided"
+
+
+def test_runs_from_before_in_was_measured_decide_nothing():
+    old = record()
+    for run in old["arms"]["both"]["runs"]:
+        run["log_kappa"]["trained"].pop("in")  # the random start's in this record, too
+    assert "no run was measured at `in`" in CLAIM.verdict([old]).parts[0].why
+    assert CLAIM.lines(old)
+
+
+def test_figure_and_lines_have_the_papers_numbers_beside_ours():
+    rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
+    shown = {(row["set"], row["site"], row["when"]): row["value"] for row in rows if "site" in row}
+    assert shown["linear attention", "sa", "trained"] == pytest.approx(9.1)
+    assert len(shown) == 2 * 3 * 2
+    assert [(row["set"], row["paper"]) for row in rows if "paper" in row] == [("linear attention", v) for v in (3, 6)]
+    lines = CLAIM.lines(record())
+    assert any("linear attention, trained: mean log κ in 3.10" in line and "sa is 2.94 × in" in line for line in lines)
+    assert any("12 matrices beyond float32" in line for line in lines)
+    assert lines[-1] == "CIFAR-10: the paper's linear attention goes from 3 to 6, 2 × in"
+
+
+def test_softmax_is_the_run_of_asa_fig1c():
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,))
+    mine, theirs = (one.configure(options, data, "both") for one in (CLAIM, FIG1C))
+    assert mine == theirs
+    assert CLAIM._folder(data, "both") == FIG1C._folder(data, "both")
+    assert ARMS["both"].settings == SKIPS["both"].settings
+    linear = CLAIM.configure(options, data, "linear")
+    assert set(linear.differences(mine)) == {"attention"}
+
+
+def test_a_smoke_run(tmp_path):
+    settings = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"]
+    places = {"output": tmp_path / "runs", "evidence": tmp_path / "evidence"}
+    assert reproduce("asa-fig3", scale="smoke", seeds=1, settings=settings, console=Console(quiet=True), **places) == 0
+    found = read_json(tmp_path / "evidence" / "asa-fig3" / "smoke-digits.json")
+    for arm in ARMS:
+        ends = found["arms"][arm]["runs"][0]["log_kappa"]
+        assert {"in", "sa", "+sa"} <= ends["trained"].keys() == ends["untrained"].keys()
+    assert found["verdict on this set"]["verdict"] == "undecided"
+    assert "trainings of 300 epochs" in " ".join(CLAIM.plan_paper(Options(scale="paper")))

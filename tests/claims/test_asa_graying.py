@@ -1,0 +1,258 @@
+"""asa-table2, asa-table3 and asa-fig4: judged on made-up evidence, run small on one set of runs, in which order."""
+
+import io
+import math
+from statistics import fmean
+
+import pytest
+import torch
+from rich.console import Console
+
+from wellcond.claims import asa_fig4, asa_table2, asa_table3
+from wellcond.claims.asa_fig1c import CLAIM as FIG1C
+from wellcond.claims.claim import Options
+from wellcond.claims.grayed import EPSILONS, GRAYED, PLAIN, kappa_of, least_falls
+from wellcond.claims.reproduce import reproduce
+from wellcond.claims.runs import Runs, config_difference
+from wellcond.claims.sets import parse_data
+from wellcond.records import Run, read_json
+
+TABLE2, TABLE3, FIG4 = asa_table2.CLAIM, asa_table3.CLAIM, asa_fig4.CLAIM
+QUICK = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=2,embed_dim=16,num_heads=2"]
+MARKS = 12
+
+
+def record(claim, top1=(), fall=0.2, seeds=3, **changes):
+    """Evidence as a lab run would write it: `top1` by arm, and log κ that falls by so much from one ε to the next."""
+    rank = {arm: number for method in EPSILONS for number, arm in enumerate([PLAIN, *_sweep(method)])}
+    arms = {}
+    for arm, one in claim.arms.items():
+        runs = [
+            {
+                "seed": seed, "lr": 1e-3, "status": "finished", "top1": dict(top1).get(arm, 45.0) + 0.1 * seed,
+                "top5": 70.0,
+                "kappa": {
+                    "epochs": [50 * mark / 11 for mark in range(MARKS)],
+                    **{where: [6.0 + 0.01 * seed + 0.1 * mark - fall * rank.get(arm, 0) for mark in range(MARKS)]
+                       for where in ("in", "out")},
+                },
+            }
+            for seed in range(min(seeds, one.seeds or seeds))
+        ]  # fmt: skip
+        arms[arm] = {"lr": 1e-3, "runs": runs}
+    made = {"data": "tiny-imagenet", "scale": "lab", "epochs": 50, "seeds": seeds, "arms": arms}
+    return made | {"paper": claim.paper.get("tiny-imagenet", {})} | changes
+
+
+def _sweep(method):
+    return [f"{method}-{epsilon:g}" for epsilon in EPSILONS[method]]
+
+
+GAIN = {"svd-0.7": 46.5, "dct-0.95": 46.4, "linear-svd-0.7": 46.3, "linear-dct-0.95": 46.2}
+BEST = {"svd-0.7": 46.5, "dct-0.95": 46.4}
+
+
+# ---- judging
+
+
+def test_table2_asks_for_every_gain():
+    assert TABLE2.verdict([record(TABLE2, GAIN)]).verdict == "holds"
+    part = TABLE2.verdict([record(TABLE2, GAIN)]).parts[0]
+    assert (part.name, part.found.mean) == (
+        "Tiny-ImageNet: softmax + SVD: gain over softmax above 0", pytest.approx(1.5),
+    )  # fmt: skip
+    assert TABLE2.verdict([record(TABLE2, GAIN | {"linear-dct-0.95": 44.0})]).verdict == "holds in part"
+    assert TABLE2.verdict([record(TABLE2, dict.fromkeys(GAIN, 44.0))]).verdict == "does not hold"
+    wide = record(TABLE2, GAIN)
+    wide["arms"]["svd-0.7"]["runs"][0]["top1"] = 40.0
+    assert TABLE2.verdict([wide]).verdict == "undecided"
+
+
+def test_table2_compares_linear_with_linear_and_never_asks_for_exploration():
+    weak = record(TABLE2, {"linear": 30.0, "linear-svd-0.7": 31.0, "linear-dct-0.95": 32.0} | BEST)
+    weak["arms"]["svd-0.7-unmixed"]["runs"] = weak["arms"]["both-unmixed"]["runs"] = []
+    assert TABLE2.verdict([weak]).verdict == "holds"
+    assert "below the 43 % asked" in TABLE2.verdict([record(TABLE2, GAIN | {"both": 40.0})]).parts[0].why
+
+
+def test_table2_has_the_papers_numbers_beside_ours():
+    found = record(TABLE2, GAIN)
+    lines = list(map(str, TABLE2.lines(found)))
+    gain = next(line for line in lines if "gain of softmax + SVD over" in line)
+    assert "top-1 1.50" in gain
+    assert gain.endswith("the paper: 1.7 and 2.4")
+    assert sum("exploration" in line for line in lines) == 2
+    rows = TABLE2.draw([found]).to_dict()["data"]["values"]
+    shown = {(row["set"], row["arm"]): row for row in rows}
+    assert shown["linear: top-5", "plain"]["paper"] == 62.7
+    assert shown["softmax: top-1", "DCT graying"]["mean"] == pytest.approx(46.5)
+    assert shown["softmax, not mixed: top-1", "plain"]["paper"] is None
+
+
+def test_table3_asks_for_falling_kappa_and_a_best_in_the_middle():
+    assert TABLE3.verdict([record(TABLE3, BEST)]).verdict == "holds"
+    assert TABLE3.verdict([record(TABLE3, BEST, fall=-0.1)]).verdict == "holds in part"  # accuracy alone
+    ends = dict.fromkeys(("svd-0.9", "svd-0.5", "dct-0.97", "dct-0.85"), 47.0)
+    assert TABLE3.verdict([record(TABLE3, ends, fall=-0.1)]).verdict == "does not hold"
+    one = record(TABLE3, BEST)
+    for run in one["arms"]["svd-0.5"]["runs"]:  # one ε is out of order, and only its κ_in
+        run["kappa"]["in"][-1] += 1.0
+    parts = {part.name: part.outcome for part in TABLE3.verdict([one]).parts}
+    assert [name for name, outcome in parts.items() if outcome != "holds"] == [
+        "Tiny-ImageNet: SVD: κ_in falls from plain to the lowest ε, by the smallest step ≥ 0"
+    ]
+
+
+def test_table3_takes_the_best_of_those_inside_the_range():
+    names = [part.name for part in TABLE3.verdict([record(TABLE3, {"dct-0.9": 46.0})]).parts]
+    assert any("the best in the middle, DCT ε 0.9, over DCT ε 0.85" in name for name in names)
+    assert not any("SVD ε 0.6" in name for name in names)  # one seed, exploration
+    unseen = record(TABLE3, BEST)
+    for run in unseen["arms"]["both"]["runs"]:
+        run["kappa"] = None
+    assert {part.outcome for part in TABLE3.verdict([unseen]).parts} == {"holds", "not run"}
+    assert any("κ_in None" in str(line) for line in TABLE3.lines(unseen))
+
+
+def test_table3_shows_the_papers_vit_base():
+    lines = list(map(str, TABLE3.lines(record(TABLE3, BEST))))
+    assert any("SVD ε 0.5: κ_in" in line and "top-1 81 %, κ_in 5.29, κ_out 5.25" in line for line in lines)
+    rows = TABLE3.draw([record(TABLE3, BEST)]).to_dict()["data"]["values"]
+    gains = {(row["arm"], row["epsilon"]): row for row in rows if row["set"].startswith("gain")}
+    assert gains["DCT graying", 0.95]["paper"] == 0.3
+    assert gains["SVD graying", 0.7]["mean"] == pytest.approx(1.5)
+    kappas = {(row["arm"], row["epsilon"]): row for row in rows if row["set"] == "log κ_out"}
+    assert kappas["SVD graying", 0.5]["mean"] == pytest.approx(6.01 + 1.1 - 1.0)
+
+
+@pytest.mark.parametrize(("broken", "verdict"), [(0, "holds"), (1, "holds"), (2, "holds in part")])
+def test_fig4_asks_for_nine_tenths_of_the_marks(broken, verdict):
+    found = record(FIG4)
+    for run in found["arms"]["svd-0.7"]["runs"]:
+        run["kappa"]["out"][0] = 99.0  # the random start is not judged
+        for mark in range(1, 1 + broken):
+            run["kappa"]["out"][mark] = 0.0
+    whole = FIG4.verdict([found])
+    assert whole.verdict == verdict
+    assert f"in {11 - broken} of 11 marks" in whole.parts[0].why
+    assert FIG4.verdict([record(FIG4, fall=-0.1)]).verdict == "does not hold"
+
+
+def test_fig4_shows_every_mark_of_every_seed():
+    found = record(FIG4)
+    rows = FIG4.draw([found]).to_dict()["data"]["values"]
+    assert len(rows) == (4 + 4) * 3 * MARKS
+    assert {row["arm"] for row in rows if row["set"] == "DCT graying"} == {"plain", "ε 0.97", "ε 0.95", "ε 0.9"}
+    assert any("plain: log κ of +sa 6.01 at the random start" in line for line in FIG4.lines(found))
+    for run in found["arms"][PLAIN]["runs"]:
+        run["kappa"] = None
+    assert {part.outcome for part in FIG4.verdict([found]).parts} == {"not run"}
+
+
+def test_the_least_fall_is_over_neighbours_and_leaves_broken_seeds_out():
+    found = record(FIG4)
+    found["arms"]["svd-0.9"]["runs"][1]["kappa"]["out"][3] = 5.95  # plain: 6.31; ε 0.7: 5.71
+    falls = least_falls(FIG4._comparison(found), [PLAIN, "svd-0.9", "svd-0.7"], "out")
+    assert len(falls) == MARKS
+    assert falls[3] == pytest.approx([0.2, 5.95 - 5.71, 0.2])
+    found["arms"]["svd-0.9"]["runs"][1]["kappa"]["out"][3] = math.nan
+    assert len(least_falls(FIG4._comparison(found), [PLAIN, "svd-0.9", "svd-0.7"], "out")[3]) == 2
+
+
+# ---- running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, console = tmp_path_factory.mktemp("grayed"), Console(record=True, width=300, file=io.StringIO())
+    ids = ["asa-table2", "asa-table3", "asa-fig4"]
+    code = reproduce(
+        ids, scale="smoke", seeds=1, settings=QUICK, output=folder / "runs", evidence=folder / "evidence",
+        device="cpu", console=console,
+    )  # fmt: skip
+    assert code == 0
+    (folder / "said.txt").write_text(console.export_text(), encoding="utf-8")
+    return folder
+
+
+def test_a_smoke_run_of_all_three_trains_each_arm_once(folder):
+    results = sorted((folder / "runs" / "smoke").rglob("result.json"))
+    arms = {path.parent.parent.name for path in results}
+    assert arms == {*TABLE2.arms, *TABLE3.arms, *FIG4.arms}
+    assert len(results) == 2 * len(arms)  # one rate, one seed
+    assert (folder / "said.txt").read_text(encoding="utf-8").count(": training\n") == len(results)
+    for claim in (TABLE2, TABLE3, FIG4):
+        found = read_json(folder / "evidence" / claim.id / "smoke-digits.json")
+        assert {arm: len(one["runs"]) for arm, one in found["arms"].items()} == dict.fromkeys(claim.arms, 1)
+        assert claim.lines(found)
+        whole = claim.verdict([found], sets=["digits"])
+        assert {part.outcome for part in whole.parts} == {"undecided"}
+
+
+def test_kappa_is_that_of_the_blocks_inputs_and_of_attention_after_the_add(folder):
+    name = "digits/vit_tiny/svd-0.7/seed-0-lr-0.003"
+    result = read_json(folder / "runs" / "smoke" / name / "result.json")
+    rows = [row for row in Run.open(folder / "runs" / "smoke" / name).probe if row["name"] == "log_kappa"]
+    last = max(row["step"] for row in rows)
+
+    def value(site, index):
+        return next(r["value"] for r in rows if (r["step"], r["site"], r["index"]) == (last, site, index))
+
+    found = kappa_of(result)
+    assert found["in"][-1] == pytest.approx(fmean([value("embed", -1), value("+mlp", 0)]), abs=1e-4)
+    assert found["out"][-1] == pytest.approx(fmean([value("+sa", 0), value("+sa", 1)]), abs=1e-4)
+    assert (found["epochs"][0], found["epochs"][-1]) == (0.0, 1.0)
+    evidence = read_json(folder / "evidence" / "asa-table3" / "smoke-digits.json")
+    assert evidence["arms"]["svd-0.7"]["runs"][0]["kappa"] == found
+    assert kappa_of(result | {"status": "diverged"}) is None
+    assert kappa_of(result | {"measured": {"steps": [], "gradient_norm": []}}) is None
+
+
+def test_every_arm_is_configured_as_it_is_called():
+    data = parse_data(["tiny-imagenet=hf:x"])[0]
+    options = Options(scale="lab", data=(data,))
+    plain = FIG1C.configure(options, data, "both")
+    for claim in (TABLE2, TABLE3, FIG4):
+        assert config_difference(claim.configure(options, data, PLAIN), plain.as_json()) == ""
+        for arm in claim.arms:
+            config = claim.configure(options, data, arm)
+            asked = {"attention": "", "gray": "", "epsilon": 0.95, "mixup": 0.8, "cutmix": 1.0}
+            if arm.startswith("linear"):
+                asked["attention"] = "linear"
+            if arm.endswith("unmixed"):
+                asked |= {"mixup": 0.0, "cutmix": 0.0}
+            for method in EPSILONS:
+                if method in arm:
+                    asked |= {"gray": method, "epsilon": float(arm.partition(f"{method}-")[2].split("-")[0])}
+            assert {name: getattr(config, name) for name in asked} == asked, arm
+            shared = [other for other in (TABLE2, TABLE3, FIG4) if arm in other.arms]
+            assert all(
+                config_difference(other.configure(options, data, arm), config.as_json()) == "" for other in shared
+            )
+    assert set(GRAYED) == set(TABLE3.arms)
+
+
+def test_runs_of_one_form_are_compiled_once_over_all_three(tmp_path, monkeypatch):
+    """One call for all of them: as many compilations as there are models, however many rates and seeds."""
+    resets, trained = [], []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(trained)))
+
+    def made_up(self, plan, *, quiet):
+        with self._compiled_once(self._config(plan)):
+            trained.append(plan.name)
+        return {
+            "name": plan.name, "config": plan.config.as_json(), "status": "finished", "why": "", "losses": [],
+            "metrics": {"top1": 0.45, "top5": 0.7}, "steps": 100, "images_per_second": 1.0, "log_kappa": None,
+            "measured": {"steps": []},
+        }  # fmt: skip
+
+    monkeypatch.setattr(Runs, "_train", made_up)
+    data = parse_data(["tiny-imagenet=hf:x"])
+    runs = Runs(tmp_path / "runs", console=Console(quiet=True), device="cpu")
+    for claim in (TABLE2, TABLE3, FIG4):
+        options = Options(scale="lab", data=tuple(data), seeds=1, evidence=tmp_path, console=Console(quiet=True))
+        claim.reproduce(options, runs)
+    arms = {name.split("/")[2] for name in trained}
+    assert len(trained) == len(set(trained))
+    assert len(arms) == 9 + 8
+    assert len(resets) == len(arms) - 3  # what is not mixed follows what is, and is the same model

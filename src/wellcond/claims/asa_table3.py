@@ -25,7 +25,7 @@ __all__ = ["CLAIM"]
 EXPLORED = ("svd-0.8", "svd-0.6", "dct-0.93")
 ARMS = {name: replace(arm, seeds=1) if name in EXPLORED else arm for name, arm in GRAYED.items()}
 SWEEPS = {
-    method: [arm for epsilon in EPSILONS[method] if (arm := f"{method}-{epsilon:g}") not in EXPLORED]
+    method: [_arm for epsilon in EPSILONS[method] if (_arm := f"{method}-{epsilon:g}") not in EXPLORED]
     for method in METHODS
 }
 """What the verdict asks for, the mildest ε first."""

@@ -26,13 +26,16 @@ MODELS = {
     "vit_base": "ViT-B", "vit_small": "ViT-S", "swin_small": "Swin-S", "cait_s24": "CaiT-S24", "pvt_v2_b3": "PVT v2 b3",
 }  # fmt: skip
 """ViT-B first, for asa-fig5 is about it."""
-SIDES = {"": ("plain", {}), "-dct": ("DCT graying", {"gray": "dct", "epsilon": 0.95})}
+SIDES: dict[str, tuple[str, dict[str, Any]]] = {
+    "": ("plain", {}),
+    "-dct": ("DCT graying", {"gray": "dct", "epsilon": 0.95}),
+}
 ARMS = {
     f"{model}{side}": Arm(title=f"{title}, {words}", recipe=model, settings=settings)
     for model, title in MODELS.items()
     for side, (words, settings) in SIDES.items()
 }
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {"model_kwargs": None, "image_size": None, "steps": 4, "batch_size": 32},
     "lab": {"model_kwargs": {}, "padding": 0, "scale_min": 0.35, "lr": GRID["lab"][1], "probe_samples": 16},
 }

@@ -21,7 +21,7 @@ from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM"]
 
-DCT = {"gray": "dct", "epsilon": 0.95}
+DCT: dict[str, Any] = {"gray": "dct", "epsilon": 0.95}
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
 KINDS = {"finetune": "fine-tuned", "probe": "a linear head"}
 METRICS = {"top1": "top-1", "top5": "top-5"}

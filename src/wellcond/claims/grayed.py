@@ -24,8 +24,10 @@ PLAIN = "both"  # the arm of asa-fig1c with both skips
 METHODS = {"svd": "SVD", "dct": "DCT"}
 EPSILONS = {"svd": (0.9, 0.8, 0.7, 0.6, 0.5), "dct": (0.97, 0.95, 0.93, 0.9, 0.85)}
 """Of Table 3, the mildest first."""
-QUICK_GRID = {**GRID, "smoke": (3e-3,)}
-WATCHED = {"smoke": {"probe_marks": True, "probe_sites": ["embed", *BLOCK_SITES], "probe_samples": 8}}
+QUICK_GRID: dict[str, tuple[float, ...]] = {**GRID, "smoke": (3e-3,)}
+WATCHED: dict[str, dict[str, Any]] = {
+    "smoke": {"probe_marks": True, "probe_sites": ["embed", *BLOCK_SITES], "probe_samples": 8}
+}
 """What every lab training records: κ while it trains."""
 
 

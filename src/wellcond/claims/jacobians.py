@@ -52,8 +52,10 @@ class Half(nn.Module):
 
     def __init__(self, site: str, block: nn.Module, tokens: Tensor):
         super().__init__()
-        self.site, (norm, inner) = site, HALVES[site]
-        self.norm, self.inner = block.get_submodule(norm), block.get_submodule(inner)
+        norm, inner = HALVES[site]
+        self.site: str = site
+        self.norm: nn.Module = block.get_submodule(norm)
+        self.inner: nn.Module = block.get_submodule(inner)
         self.tokens = tokens
 
     def forward(self, x: Tensor) -> Tensor:

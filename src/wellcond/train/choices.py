@@ -19,7 +19,7 @@ from wellcond.train.recipes import bearable
 
 __all__ = ["choose"]
 
-SIZES = {"cpu": (32, 64, 128), "cuda": (32, 64, 96, 128, 160, 192, 224)}
+SIZES: dict[str, tuple[int, ...]] = {"cpu": (32, 64, 128), "cuda": (32, 64, 96, 128, 160, 192, 224)}
 """The largest is taken that the pictures have. On a CPU all of them make 64 patches, and cost the same."""
 PATCHES, IN_A_ROW = (16, 8, 4, 2, 1), 8  # the largest that leaves so many patches in a row
 PASSES = 10_000

@@ -157,6 +157,12 @@ def test_lines_are_hidden_and_shown_in_all_small_multiples(used, two_runs):
     figures = "[...document.querySelectorAll('#by-block-and-site .grid figure')]"
     count = f"{figures}.map((figure) => figure.querySelectorAll('.mark-line path').length)"
     settle(page)
+    for _ in range(
+        100
+    ):  # a busy machine may draw later; the page lets nobody evaluate a string, so no wait_for_function
+        if page.evaluate(count) == [2] * 4:
+            break
+        page.wait_for_timeout(50)
     assert page.evaluate(count) == [2] * 4
     button = page.locator("#by-block-and-site .legend button").nth(1)
     button.focus()

@@ -124,8 +124,8 @@ def falls(asked: str, record: Record, kind: str, name: str) -> Part:
     for more, less in pairwise(values):
         steps = [100 * (a - b) / abs(p) for a, b, p in zip(values[more], values[less], plain, strict=True)]
         parts.append(at_least(f"{asked}, from {more} to {less}", steps, 0.0, unit=" %"))
-    order = ("does not hold", "undecided", "holds")
-    return min(parts, key=lambda part: (order.index(part.outcome), part.found.mean if part.found else 0.0))
+    rank = {"holds": 2, "undecided": 1}
+    return min(parts, key=lambda part: (rank.get(part.outcome, 0), part.found.mean if part.found else 0.0))
 
 
 def summary(record: Record) -> Iterable[str]:

@@ -8,7 +8,7 @@ from wellcond.demo import graying as demo_graying
 from wellcond.demo import training as demo_training
 from wellcond.demo.training import ARMS
 from wellcond.records import read_json
-from wellcond.words import DEFAULT_SITES as SITES
+from wellcond.words import BLOCK_SITES as SITES
 
 QUICK = ["epochs=1", "model_kwargs=img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2", "batch_size=256"]
 

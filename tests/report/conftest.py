@@ -1,12 +1,13 @@
 """What the tests of pages share: rows as a probe would write them, and a browser that holds a page to its promises."""
 
+import contextlib
 import math
 import shutil
 
 import pytest
 
 from wellcond.records import row
-from wellcond.report import page
+from wellcond.report import charts, page
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
@@ -78,6 +79,14 @@ def without_vega():
         yield
 
 
+@pytest.fixture(scope="module")
+def without_drawing(without_vega):
+    """Pages whose charts have rows and no drawings: Altair takes 25 ms for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts.Chart, "spec", {})
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser():
     if CHROMIUM is None:
@@ -92,6 +101,19 @@ def browser():
 @pytest.fixture
 def visit(browser):
     """Open a page and hold it to its promises: no error, no message, no request beyond its own file."""
+    with visits(browser) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def visit_once(browser):
+    """The same for a page that several tests use, one after the other."""
+    with visits(browser) as open_page:
+        yield open_page
+
+
+@contextlib.contextmanager
+def visits(browser):
     opened = []
 
     def open_page(path, *, viewport=DESKTOP, scheme="light", script=True):

@@ -52,7 +52,7 @@ def test_heat_maps_share_their_colours_and_show_the_latest_measurement(probe_row
     steps = shown_steps(runs)
     assert steps == [0, 5, 10]
     one, two = heat_maps(runs, steps)
-    scales = [chart.drawing.to_dict()["layer"][0]["encoding"]["color"]["condition"]["scale"] for chart in (one, two)]
+    scales = [chart.spec["layer"][0]["encoding"]["color"]["condition"]["scale"] for chart in (one, two)]
     assert scales[0] == scales[1]
     assert [row["log_kappa"] for row in one.rows if row["step"] == 5] == [
         row["log_kappa"] for row in one.rows if row["step"] == 0

@@ -6,15 +6,13 @@ import re
 from html import unescape
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from wellcond.records import Event, Site, Status, TrainRow, ValidationRow, row
+from wellcond.records import Event, TrainRow, ValidationRow
 from wellcond.report import conditioning_page
 from wellcond.report.run_charts import Shown
 from wellcond.report.run_page import run_page
 
-pytestmark = pytest.mark.usefixtures("without_vega")
+pytestmark = pytest.mark.usefixtures("without_drawing")
 FULL = {
     "sites": ("in", "sa", "+sa", "mlp", "+mlp"),
     "sigma": (0, 5, 9),
@@ -167,23 +165,6 @@ def test_runs_are_compared(probe_rows):
     assert "b & c" not in re.sub("<script.*?</script>", "", html)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"blocks": 1, "sites": ("sa",)},
-        {"blocks": 48, "steps": (0, 1)},
-        {"blocks": 0, "outside": ("tokens",)},
-        {"blocks": 3, "sites": ("sa", "mlp", "+mlp")},
-        {"blocks": 2, "sites": ("+mlp",), "steps": (7, 9), "outside": ("embed",)},
-    ],
-)
-def test_any_shape_of_run_gives_a_page(probe_rows, shape):
-    for runs in ({"a": probe_rows(**shape)}, {"a": probe_rows(**shape), "b": probe_rows(blocks=2)}):
-        html = conditioning_page(runs).to_html()
-        assert ("By block and site" in headings(html, 2)) == (shape["blocks"] > 0 or len(runs) > 1)
-        assert all(chart["csv"].count("\n") > 1 for chart in charts(html).values())
-
-
 def test_long_runs_stay_small_and_say_what_they_leave_out(probe_rows):
     html = conditioning_page({"a": probe_rows(steps=range(1000), brief=True)}).to_html()
     assert len(html) < 1_000_000  # beside the script that draws it
@@ -212,35 +193,6 @@ def test_mistakes_are_named():
         conditioning_page({})
     with pytest.raises(ValueError, match="'a' has no rows"):
         conditioning_page({"a": []})
-
-
-values = st.one_of(st.floats(0, 16), st.just(math.nan), st.just(math.inf), st.floats())
-names = st.sampled_from(["log_kappa", "capped", "sigma.0", "sigma.3", "largest_logit", "attention_entropy", "odd"])
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(-1, 3),
-            st.integers(-1, 2),
-            st.sampled_from(Site.__args__),
-            names,
-            values,
-            st.sampled_from(Status.__args__),
-        ),
-        max_size=40,
-    )
-)
-def test_any_rows_give_a_page(drawn):
-    """Whatever is missing, repeated or not finite: one condition number is enough for a page."""
-    fields = {"run": "r", "count": 4, "dtype": "float32"}
-    rows = [row(**fields, step=0, block="b0", index=0, site="sa", name="log_kappa", value=3.0, status="ok")]
-    for step, index, site, name, value, status in drawn:
-        status = "non_finite" if status == "ok" and not math.isfinite(value) else status
-        place = {"step": step, "block": f"b{index}", "index": index, "site": site}
-        rows.append(row(**fields, **place, name=name, value=value, status=status))
-    assert charts(conditioning_page({"a": rows}).to_html())
 
 
 def _blind(rows, levels):

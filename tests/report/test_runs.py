@@ -10,7 +10,7 @@ from wellcond.report import report_runs
 from wellcond.report.measured import Measured
 from wellcond.report.runs import _names
 
-pytestmark = pytest.mark.usefixtures("without_vega")
+pytestmark = pytest.mark.usefixtures("without_drawing")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_runs_without_a_probe_have_the_same_page_and_are_compared(make_run, tmp_
     RunWriter(path=probed).log(TrainRow(step=50, loss=1.25, lr=0.1))
     text = report_runs([tmp_path / "plain", probed], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "2 runs compared" in text
-    assert "Training loss: loss against step; lines: probed, plain" in text
+    assert re.findall('data-line="(.*?)"', text) == ["probed", "plain"]
 
 
 def test_a_probe_that_has_measured_nothing_yet_leaves_the_losses(tmp_path):

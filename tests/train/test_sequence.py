@@ -300,7 +300,7 @@ def test_the_best_state_is_kept_once_it_may_be(tmp_path: Path) -> None:
         ({"image_size": 32}, "image_size is a setting of task=classify or .*, and the task is sequence"),
         ({"data_kwargs": {"contour": 6}}, "made_up_text has no option 'contour' .its options: samples, length, mask"),
         ({"model": "lra_listop"}, "there is no task 'lra_listop' .* listops, text"),
-        ({"model_kwargs": {"width": 3}}, "lra_text has no setting 'width' .its settings: dim, depth"),
+        ({"model_kwargs": {"width": 3}}, "lra_text has no setting 'width'; did you mean depth. .its settings: dim, d"),
         ({"model_kwargs": {"pooling": "max"}}, "pooling is padded or valid, not 'max'"),
         ({"attention": "skyform"}, "skyform"),
         ({"pretrained": True}, "pretrained is for timm's models"),

@@ -15,10 +15,11 @@ from typing import Any
 from wellcond.claims.arms import Arm, Comparison, TrainedArms
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Part, at_least, within
+from wellcond.words import BLOCK_SITES
 
 __all__ = ["CLAIM"]
 
-SITES = ("in", "sa", "+sa")
+SITES = BLOCK_SITES[:3]  # around the attention
 TIMES, NEAR = 2.0, 1.0
 ARMS = {
     "both": Arm(title="softmax"),

@@ -6,9 +6,9 @@ The attention of the first block at its random start, the same weights and the s
 the graying. All singular values at 64 tokens, 32 wide (Tiny-ImageNet); at 197 tokens, in ViT-Tiny's own width
 (Imagenette), the largest, and the distribution of the others by a random probe. Judged is whether each step down in ε
 makes it better: log κ where all are known; by a probe, which cannot tell small values apart and so has no κ, how far
-the upper decile is below the largest value. That one was chosen after looking at one image and start: a probe knows it,
-and it moves with ε; the root mean square hardly did, and the upper hundredth rose. So all of them are told, and weights
-and images of the verdict are others.
+the upper decile is below the largest value. That one was chosen after looking at one image and start, where the upper
+hundredth rose, and at the digits, where the root mean square hardly moved. So all of them are told, and the weights of
+the verdict are others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,8 +124,8 @@ def falls(asked: str, record: Record, kind: str, name: str) -> Part:
     for more, less in pairwise(values):
         steps = [100 * (a - b) / abs(p) for a, b, p in zip(values[more], values[less], plain, strict=True)]
         parts.append(at_least(f"{asked}, from {more} to {less}", steps, 0.0, unit=" %"))
-    order = ("does not hold", "undecided", "holds")
-    return min(parts, key=lambda part: (order.index(part.outcome), part.found.mean if part.found else 0.0))
+    rank = {"holds": 2, "undecided": 1}
+    return min(parts, key=lambda part: (rank.get(part.outcome, 0), part.found.mean if part.found else 0.0))
 
 
 def summary(record: Record) -> Iterable[str]:

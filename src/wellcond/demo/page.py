@@ -183,10 +183,9 @@ def _evidence_section(evidence: Path | None) -> Html:
         for entry in decided
         for part in entry.parts
     ]
-    drawing = ledger.overview(entries).properties(title="")
     chart = Chart(
         title="Larger evidence, statement by statement",
-        drawing=drawing,
+        drawing=lambda: ledger.overview(entries).properties(title=""),
         rows=rows or [{"claim": entry.id, "verdict": entry.verdict} for entry in decided],
         wide=True,
         caption="Dots are means over paired seeds with their intervals; in the pale bars the whole interval must lie.",

@@ -14,9 +14,10 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as default
+from functools import partial
 from typing import Any, NamedTuple
 
 from .colors import CATEGORIES, HEAT, INK_ON, LIGHT
@@ -210,7 +211,8 @@ class Chart:
     """A chart of a page: a drawing whose data is named `rows`, and the rows."""
 
     title: str
-    drawing: Any
+    drawing: Callable[[], Any]
+    """Makes Altair's chart, when it is needed."""
     rows: Sequence[Row]
     caption: Any = ""
     notes: Sequence[str] = ()
@@ -238,18 +240,23 @@ class Chart:
             writer.writerow([_cell(row.get(key)) for key in header])
         return file.getvalue()
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        """For Vega-Lite, without its rows."""
+        drawn = self.drawing().to_dict(validate=False)
+        return {**drawn, "config": _style(), "description": self.description or self.title}
+
     def __html__(self) -> str:
         return self.figure()
 
     def figure(self, *, legend: bool = True) -> Html:
         """The figure; without its legend where one stands for several charts."""
         content = {
-            "spec": {**self.drawing.to_dict(validate=False), "description": self.description or self.title},
+            "spec": self.spec,
             "csv": self.csv,
             "parse": _types(self.rows),
             "zoom": [{"field": axis.field, "log": axis.log} for axis in self.axes or ()],
         }
-        content["spec"]["config"] = _style()
         notes = [tag("p", text, class_="gap") for text in self.notes]
         caption = tag("figcaption", self.caption, notes) if self.caption or notes else None
         numbers = tag("details", tag("summary", "Numbers"), class_="numbers")
@@ -322,6 +329,25 @@ def line_chart(
     """
     if not rows:
         raise ValueError(f"the chart {title!r} has no rows; leave it out, or say in words that nothing was measured")
+    lost = [row for row in rows if not (x.drawable(row[x.field]) and y.drawable(row[y.field]))]
+    said = f"{title}: {y.label} against {x.label}"
+    return Chart(
+        title=title,
+        drawing=partial(_draw_lines, rows, x, y, by, looks, steps, signal, band, lost),
+        rows=rows,
+        caption=f"{caption} Shaded: {band.about}.".strip() if band else caption,
+        notes=_notes(rows, lost, by),
+        by=by,
+        looks=looks,
+        axes=(x, y),
+        description=said + (f"; lines: {', '.join(looks)}" if len(looks) > 1 else ""),
+    )
+
+
+def _draw_lines(
+    rows: Sequence[Row], x: Axis, y: Axis, by: str, looks: Mapping[str, Look], steps: Sequence[float], signal: str,
+    band: Band | None, lost: Sequence[Row],
+) -> Any:  # fmt: skip
     alt = altair()
     color, dash = _look(by, looks, None)
     base = alt.Chart(alt.NamedData("rows")).encode(
@@ -331,7 +357,6 @@ def line_chart(
     )
     params = [alt.param(name="off", value=[])]
     base = base.transform_filter(f"indexof(off, datum['{by}']) < 0")
-    lost = [row for row in rows if not (x.drawable(row[x.field]) and y.drawable(row[y.field]))]
     for axis in (x, y):
         if any(not axis.drawable(row[axis.field]) for row in lost):
             at = f"datum['{axis.field}']"
@@ -357,7 +382,7 @@ def line_chart(
     layers = [
         base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=dash, opacity=pointed if fades else alt.value(1))
     ]
-    layers.append(points.transform_filter("isValid(datum['" + y.field + "'])").add_params(near))
+    layers.append(points.transform_filter("isValid(datum['" + y.field + "'])").add_params(near, zoom))
     if linked and not fades:  # a line is drawn through the block that the reader points at anywhere
         at = base.transform_filter("datum.block == block").mark_rule(color=LIGHT["muted"], strokeWidth=1)
         layers.insert(
@@ -366,14 +391,14 @@ def line_chart(
     if band:
         others = alt.Chart(alt.Data(values=[{"low": band.low, "high": band.high}]))
         layers.insert(0, others.mark_rect(color=LIGHT["muted"], opacity=0.14).encode(y="low:Q", y2="high:Q"))
-        caption = f"{caption} Shaded: {band.about}.".strip()
-    layers[-1] = layers[-1].add_params(zoom)
-    drawing = alt.layer(*layers).properties(width="container", height=HEIGHT).add_params(*params)
-    said = f"{title}: {y.label} against {x.label}"
-    return Chart(
-        title=title, drawing=drawing, rows=rows, caption=caption, notes=_notes(rows, lost, by), by=by, looks=looks,
-        axes=(x, y), description=said + (f"; lines: {', '.join(looks)}" if len(looks) > 1 else ""),
-    )  # fmt: skip
+    return _layered(layers, params, HEIGHT)
+
+
+def _layered(layers: Sequence[Any], params: Sequence[Any], height: int) -> Any:
+    """As wide as its place. Made in one go: each method of a layered chart copies and checks all of it."""
+    return altair().LayerChart(
+        layer=list(layers), width="container", height=height, params=[one.param for one in params]
+    )
 
 
 def heat_map(
@@ -386,6 +411,14 @@ def heat_map(
         rows: block, place, site, log_kappa, status, capped, samples, and the step where a slider moves it.
         ends: of the colours, the same on all maps that are compared (`heat_ends`).
     """
+    said = f"{title}: {len(columns)} blocks from left to right, {', '.join(lines)} from top to bottom"
+    drawing = partial(_draw_heat, columns, lines, ends, steps, legend)
+    return Chart(title=title, drawing=drawing, rows=rows, caption=caption, description=said)
+
+
+def _draw_heat(
+    columns: Sequence[Any], lines: Sequence[str], ends: tuple[float, float], steps: Sequence[int], legend: bool
+) -> Any:
     alt = altair()
     low, high = ends
     params = [alt.param(name="block", value="")]
@@ -422,9 +455,7 @@ def heat_map(
     text = base.mark_text(
         fontSize=alt.expr(f"{wide} > 36 ? 12 : 10"), opacity=alt.expr(f"{wide} > 24 ? 1 : 0"), aria=False
     ).encode(text="number:N", color=alt.condition(on_dark, alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"])))
-    drawing = alt.layer(cells, text).properties(width="container", height=CELL_HEIGHT * len(lines)).add_params(*params)
-    said = f"{title}: {len(columns)} blocks from left to right, {', '.join(lines)} from top to bottom"
-    return Chart(title=title, drawing=drawing, rows=rows, caption=caption, description=said)
+    return _layered([cells, text], params, CELL_HEIGHT * len(lines))
 
 
 def heat_ends(values: Iterable[float]) -> tuple[float, float]:

@@ -168,6 +168,7 @@ class Comparison:
         return interval(list(values), confidence=self.confidence)
 
     def mean(self, arm: str, name: str = "top1") -> float:
+        """The mean of a metric over an arm's seeds."""
         return self.interval(self.values(arm, name).values()).mean
 
     def reached(self, arm: str) -> str:

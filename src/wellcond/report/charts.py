@@ -52,6 +52,7 @@ def altair() -> Any:
 
 
 def can_draw() -> bool:
+    """Whether Altair is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
 
 
@@ -165,6 +166,7 @@ class Axis:
 
     @property
     def label(self) -> str:
+        """The title, or the field's name."""
         return self.title or self.field
 
     def drawable(self, value: Any) -> bool:
@@ -191,6 +193,7 @@ class Axis:
         return [max(0.0, ends[0]) if min(found) >= 0 and not self.whole else ends[0], ends[1]]
 
     def encode(self, channel: Any, values: Iterable[Any]) -> Any:
+        """The axis in Altair's words."""
         alt = altair()
         scale: dict[str, Any] = {"domain": self.domain(values), "nice": False, "reverse": self.reverse}
         axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
@@ -228,10 +231,12 @@ class Chart:
 
     @property
     def id(self) -> str:
+        """What links to the chart call it."""
         return file_stem(self.title)
 
     @property
     def csv(self) -> str:
+        """The chart's rows as CSV."""
         file = io.StringIO()
         header = list(dict.fromkeys(key for row in self.rows for key in row))
         writer = csv.writer(file, lineterminator="\n")

@@ -180,6 +180,7 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
     low, high = KAPPA.domain(_kappas(runs))
     y = Axis(KAPPA.field, KAPPA.title, ends=(low, high))
     looks = looks_of([run.run for run in runs])
+    band = (reference() or {}) if len(runs) == 1 else {}  # several runs are compared with each other
     for site in (site for site in BLOCK_SITES if any(site in run.sites for run in runs)):
         rows = [
             {"run": run.run, **place, "log_kappa": cell.value}
@@ -190,7 +191,7 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
         if len(runs) == 1:
             here = {runs[0].run: Look(SITE_COLORS[site])}
         caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
-        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": (reference() or {}).get(site)}
+        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": band.get(site)}
         charts.append(line_chart(rows, title=f"log κ by block, {site}", x=BLOCK, y=y, by="run", looks=here, **about))
     return charts
 

@@ -3,7 +3,6 @@ import math
 import pytest
 
 from wellcond.records import TrainRow, ValidationRow
-from wellcond.report import run_charts
 from wellcond.report.readings import Readings
 from wellcond.report.run_charts import (
     POINTS_MOST,
@@ -12,7 +11,6 @@ from wellcond.report.run_charts import (
     by_block,
     heat_maps,
     kappa_charts,
-    reference,
     shown_steps,
     spectra,
     thin,
@@ -157,19 +155,3 @@ def test_attention_by_block(probe_rows):
     wanted = [(i, runs[0].value("largest_logit", 0, f"blocks.{i}", "sa")) for i in range(4)]
     assert points(logit, "a") == wanted
     assert spectra(runs) == attention(runs[1:]) == []
-
-
-def test_the_reference_is_read_where_there_is_one(tmp_path, monkeypatch, probe_rows):
-    monkeypatch.setattr(run_charts.resources, "files", lambda package: tmp_path)
-    reference.cache_clear()
-    try:
-        assert reference() is None
-        reference.cache_clear()
-        models = '{"models": [{"model": "ViT-Tiny", "tokens": 65, "runs": 11, "trained": {"sa": [10.5, 11.7, 13.2]}}]}'
-        (tmp_path / "reference.json").write_text(models, encoding="utf-8")
-        run = Readings.of("a", probe_rows())
-        first, second, *_ = by_block([run], [0])
-        assert "Shaded: where blocks of 11 trained ViT-Tinys of our evidence lie (65 tokens)." in first.caption
-        assert "Shaded" not in second.caption
-    finally:
-        reference.cache_clear()

@@ -8,24 +8,21 @@ One run has a chart per quantity; several have the same charts, with a line per 
 times is thinned to the worst of each stretch, for people look for that one; the chart says so.
 """
 
-import functools
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from wellcond.records import Event, TrainRow, ValidationRow
 from wellcond.words import BRANCH_SITES
 
-from .charts import Axis, Band, Chart, Look, heat_ends, heat_map, line_chart, looks_of
+from .charts import Axis, Chart, Look, heat_ends, heat_map, line_chart, looks_of
 from .colors import LIGHT, RAMP, SITE_COLORS
 from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Cell, Readings
 
 __all__ = [
-    "RUNS_MOST", "Shown", "attention", "by_block", "heat_maps", "kappa_charts", "metric_name", "reference",
+    "RUNS_MOST", "Shown", "attention", "by_block", "heat_maps", "kappa_charts", "metric_name",
     "shown_steps", "spectra", "thin", "training_charts",
 ]  # fmt: skip
 
@@ -90,20 +87,6 @@ class Shown:
 
 def metric_name(name: str) -> str:
     return METRICS.get(name, name)
-
-
-@functools.cache
-def reference() -> dict[str, Band] | None:
-    """Where log κ of the trained models of our evidence lies, by site; None where the file is missing."""
-    file = resources.files("wellcond.report").joinpath("reference.json")
-    if not file.is_file():
-        return None
-    models = json.loads(file.read_text(encoding="utf-8"))["models"]
-    if not models:
-        return None
-    first = models[0]  # the form with the most runs
-    about = f"where blocks of {first['runs']} trained {first['model']}s of our evidence lie ({first['tokens']} tokens)"
-    return {site: Band(low, high, about) for site, (low, _, high) in first["trained"].items()}
 
 
 # ---- by block and site, moved by a slider
@@ -190,7 +173,7 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
         if len(runs) == 1:
             here = {runs[0].run: Look(SITE_COLORS[site])}
         caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
-        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": (reference() or {}).get(site)}
+        about: dict[str, Any] = {"caption": caption, "steps": steps}
         charts.append(line_chart(rows, title=f"log κ by block, {site}", x=BLOCK, y=y, by="run", looks=here, **about))
     return charts
 

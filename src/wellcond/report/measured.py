@@ -104,7 +104,8 @@ class Measured:
         tokens, width = self.shape
         other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
         other = "" if self.shape == (self.like.tokens, self.like.width) else other
-        where = f"where 90 % of the blocks of {self.like.them} lie in our evidence"
+        them = self.like.them if self.like.runs > 1 else f"a {self.like.them}"
+        where = f"where 90 % of the blocks of {them} lie in our evidence"
         return [f"{', '.join(self.reference)}: {where}, {self.like.about}{other}."]
 
     def page(self) -> Page:

@@ -591,7 +591,7 @@ def test_a_grayed_file_into_an_unknown_family_changes_nothing(file: Path) -> Non
         ('{"format": 1, "graying": {"method": "dct", "window": 3}}', "damaged, or newer"),
         ('{"format": 2, "graying": null}', "newer wellcond.*format 2"),
         ('{"format": 1, "graying": null, "skips": ["sa"]}', "damaged, or newer"),
-        ('{"format": 1, "graying": null, "skips": {"blocks.0": ["ffn"]}}', "cannot have.*not 'ffn'"),
+        ('{"format": 1, "graying": null, "skips": {"blocks.0": ["fnn"]}}', "cannot have.*not 'fnn'"),
         ('{"format": 1, "graying": null, "skips": {"blocks.9": ["sa"]}}', r"cannot have.*no block blocks\.9"),
         ('{"format": 1, "graying": null, "window": 3}', r"newer wellcond.*window"),
     ],

@@ -115,10 +115,12 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
 
 def check(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> str:
     """Why the page, the reference or the table is not that of the evidence, in words; empty where they are."""
-    found = entries(evidence) if reference or readme else []
-    wanted = {reference: lambda path: _reference(evidence, found), readme: lambda path: _with_headlines(path, found)}
-    for path, make in wanted.items():
-        if path is not None and (not path.exists() or path.read_text(encoding="utf-8") != make(path)):
+    for path, is_readme in ((reference, False), (readme, True)):
+        if path is None:
+            continue
+        now = entries(evidence)
+        text = _with_headlines(path, now) if is_readme else _reference(evidence, now)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             return f"{path} is not what {evidence} says; wellcond ledger writes it anew"
     if not target.exists():
         return f"there is no {target}; wellcond ledger writes it"

@@ -31,7 +31,8 @@ from wellcond.records import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 JSON = ROOT / "benchmarks" / "attention-h200.json"
-AGAIN = "run python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md README.md"
+PAGES = ["docs/attention.md", "docs/benchmarks.md"]
+AGAIN = f"run python -m wellcond.bench.attention_page benchmarks/attention-h200.json {' '.join(PAGES)}"
 MARKS = "".join(f"<!-- bench attention: {part} -->\n<!-- end of {part} -->\n" for part in PARTS)
 SVG = "{http://www.w3.org/2000/svg}"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +68,7 @@ def table(record, part):
 # ---- the pages
 
 
-@pytest.mark.parametrize("page", ["docs/attention.md", "README.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_our_pages_hold_what_our_benchmark_says(page):
     path = ROOT / page
     assert path.read_text(encoding="utf-8") == filled(JSON, path), AGAIN
@@ -76,16 +77,16 @@ def test_our_pages_hold_what_our_benchmark_says(page):
 def test_between_the_marks_are_tables_alone():
     text = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
     parts = re.findall(r"<!-- bench attention: .*? -->\n(.*?)\n<!-- end of", text, flags=re.DOTALL)
-    assert len(parts) == len(PARTS) - 1  # the README has the other
+    assert len(parts) == len(PARTS) - 1  # docs/benchmarks.md has the other
     assert all(line.startswith("|") for part in parts for line in part.splitlines())
 
 
-@pytest.mark.parametrize("page", ["docs/attention.md", "README.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_sentences_around_the_tables_hold_no_number_of_their_own(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    begin = "## Which attention at which length" if "docs" in page else "Attention alone, forward and backward"
+    begin = "## Which attention at which length" if "attention" in page else "Attention alone, forward and backward"
     text = text[text.index(begin) :]
-    text = text[: text.index("`wellcond bench attention` measures" if "docs" in page else "Two runs of one step")]
+    text = text[: text.index("`wellcond bench attention` measures" if "attention" in page else "## Training")]
     lines = text.splitlines()
     number = re.compile(r"(?<![\w/-])\d[\d,]*(?:\.\d+)?(?![\w/])")
     in_tables = {
@@ -98,7 +99,7 @@ def test_sentences_around_the_tables_hold_no_number_of_their_own(page):
 
 
 def test_what_the_sentences_say_is_still_true():
-    """Where this fails, the benchmark is new: write docs/attention.md and the README's sentence anew, then this."""
+    """Where this fails, the benchmark is new: write the sentences of both pages anew, then this."""
     record = read_json(JSON)
     assert {m: wins_from(record, m) for m in ("skyformer", "linear", "nystrom")} == {
         "skyformer": 2048, "linear": 2048, "nystrom": 4096,

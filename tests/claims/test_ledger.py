@@ -130,7 +130,27 @@ def test_a_broken_file_is_named(evidence):
 def test_our_page_is_what_our_evidence_says(monkeypatch):
     monkeypatch.chdir(ROOT)
     packaged = Path("src/wellcond/report/reference.json")
-    assert ledger.check(Path("evidence"), Path("docs/claims.md"), packaged) == ""
+    assert ledger.check(Path("evidence"), Path("docs/claims.md"), packaged, Path("README.md")) == ""
+
+
+def test_the_readme_has_a_table_between_its_marks(evidence, tmp_path):
+    readme, page = tmp_path / "README.md", tmp_path / "claims.md"
+    readme.write_text("before\n<!-- ledger -->\nold\n<!-- end of ledger -->\nafter\n", encoding="utf-8")
+    write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
+    ledger.run(evidence, page, readme=readme)
+    text = readme.read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- ledger -->\n| claim |")
+    assert text.endswith("<!-- end of ledger -->\nafter\n")
+    assert "| [asa-fig1c](docs/claims.md#asa-fig1c): removing the attention skip" in text
+    assert "22.0 on CIFAR-10; without its MLP skip 2.0 on CIFAR-10 | undecided |" in text
+    assert "| asa-table2: graying adds" in text
+    assert "|  | no evidence yet |" in text
+    assert ledger.check(evidence, page, readme=readme) == ""
+    readme.write_text(text.replace("| undecided |", "| holds |"), encoding="utf-8")
+    assert "README.md is not what" in ledger.check(evidence, page, readme=readme)
+    readme.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="each once"):
+        ledger.check(evidence, page, readme=readme)
 
 
 def test_figures_are_drawn_from_the_rows_and_an_old_one_is_told(evidence, tmp_path):

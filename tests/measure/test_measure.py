@@ -570,8 +570,8 @@ def test_other_models_stand_beside_the_numbers(checkpoint: Path) -> None:
     like = reference().nearest(17, 48)
     assert like is not None
     text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    for who, bands in ((f"trained {like.them}", like.trained), (f"untrained {like.them}", like.untrained)):
-        line = next(line for line in text.splitlines() if line.startswith(f"│{who}"))
+    for who, bands in (("trained", like.trained), ("untrained", like.untrained)):
+        line = next(line for line in text.splitlines() if line.startswith(f"│{who} "))
         assert [str(bands[site]) in line for site in ("sa", "+sa", "mlp", "+mlp")] == [True] * 4
     assert f"{like.about}; here 17 of 48" in text
     assert like.about in result.page.read_text(encoding="utf-8")

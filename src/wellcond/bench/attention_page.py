@@ -1,6 +1,6 @@
 """Tables and a figure from the JSON of `wellcond bench attention`.
 
-    python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md README.md
+    python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md docs/benchmarks.md
     plot(Path("benchmarks/attention-h200.json"))      # → benchmarks/attention-h200.svg, where Altair is installed
 
 A page marks where a table goes, `<!-- bench attention: lengths -->` … `<!-- end of lengths -->`; what stands between
@@ -40,7 +40,7 @@ NAMES = {  # what a shape is known for
     "8×12×4096×64": "ViT-B's heads, 4,096 tokens",
     "1×16×16384×64": "ViT-L's heads, 16,384 tokens",
 }
-FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for the README
+FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32", "1×2×65536×32")  # for docs/benchmarks.md
 
 
 def write_page(json_path: Path, page_path: Path) -> Path:

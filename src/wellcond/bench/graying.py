@@ -36,7 +36,7 @@ def run(
     """Measure time and error of graying on `device`; writes JSON to `output` and returns its path."""
     where = chosen_device(device)
     on_gpu = where.type == "cuda"
-    batch = batch_size or (256 if on_gpu and not quick else 8)
+    batch = batch_size or (1 if quick and not on_gpu else 256 if on_gpu and not quick else 8)
     images = photographs(batch, seed=SEED).to(where)
     torch.manual_seed(SEED)
     path = destination(output, f"graying-{where.type}.json")

@@ -1,7 +1,7 @@
 """The ledger: docs/claims.md, every claim with its verdict and figure, from the files under evidence/ alone.
 
-    wellcond ledger                    # draw what is new, and write it; and report/reference.json, for pages
-    wellcond ledger --check            # exit 1 where page, reference and evidence differ
+    wellcond ledger                    # draw what is new, write it, report/reference.json and the README's table
+    wellcond ledger --check            # exit 1 where one of these and the evidence differ
     entries(Path("evidence"))          # what the page says, as data
 
 Verdicts are computed anew from the rows of each file, so that a change of the rules changes the page. A smoke run is no
@@ -29,6 +29,9 @@ __all__ = ["Entry", "check", "claim_of", "entries", "overview", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
+HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra")
+MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
+"""The claims in the README's table, and where it stands."""
 OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
 LEAD = """\
 # The claims, and what we found
@@ -94,8 +97,8 @@ def entries(evidence: Path) -> list[Entry]:
     ]
 
 
-def run(evidence: Path, target: Path, reference: Path | None = None) -> Path:
-    """Draw the figures, where rows or drawing have changed, and write the page, and what pages must know of it."""
+def run(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> Path:
+    """Draw the figures, where rows or drawing have changed, and write the page, what pages must know, and a table."""
     for one, figure, files in _figures(evidence):
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
@@ -105,15 +108,20 @@ def run(evidence: Path, target: Path, reference: Path | None = None) -> Path:
     write_text(target, page(evidence, target))
     if reference is not None:
         write_text(reference, _reference(evidence, found))
+    if readme is not None:
+        write_text(readme, _with_headlines(readme, found))
     return target
 
 
-def check(evidence: Path, target: Path, reference: Path | None = None) -> str:
-    """Why the page, or the reference, is not that of the evidence, in words; empty where they are."""
-    if reference is not None and not (
-        reference.exists() and reference.read_text(encoding="utf-8") == _reference(evidence, entries(evidence))
-    ):
-        return f"{reference} is not what {evidence} says; wellcond ledger writes it anew"
+def check(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> str:
+    """Why the page, the reference or the table is not that of the evidence, in words; empty where they are."""
+    for path, is_readme in ((reference, False), (readme, True)):
+        if path is None:
+            continue
+        now = entries(evidence)
+        text = _with_headlines(path, now) if is_readme else _reference(evidence, now)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            return f"{path} is not what {evidence} says; wellcond ledger writes it anew"
     if not target.exists():
         return f"there is no {target}; wellcond ledger writes it"
     wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
@@ -134,6 +142,23 @@ def check(evidence: Path, target: Path, reference: Path | None = None) -> str:
 def _reference(evidence: Path, found: Sequence[Entry]) -> str:
     payload = reference_of(evidence, {entry.id: entry for entry in found})
     return json.dumps(payload, indent=1, ensure_ascii=False) + "\n"
+
+
+def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
+    """The file with a table of some claims between its marks."""
+    text = readme.read_text(encoding="utf-8")
+    begin, end = MARKS
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{readme} needs {begin} and {end}, each once, where its table of claims goes")
+    by_id = {entry.id: entry for entry in found}
+    lines = ["| claim | what we found | verdict |", "|---|---|---|"]
+    for id_ in HEADLINES:
+        entry, claim = by_id[id_], CLAIMS[id_].claim
+        said = _cell(entry.finding.partition(". ")[0].rstrip("."))
+        name = f"[{id_}](docs/claims.md#{id_.lower()})" if entry.files else id_
+        lines.append(f"| {name}: {_cell(claim)} | {said} | {entry.verdict} |")
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    return "\n".join([before + begin, *lines, end + after])
 
 
 def page(evidence: Path, target: Path) -> str:

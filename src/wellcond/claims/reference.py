@@ -28,11 +28,8 @@ ABOUT = (
 SCALES = ("lab", "paper")
 WIDTHS = {"vit_tiny": 192, "vit_small": 384, "vit_base": 768}
 NAMES = {"vit_tiny": "ViT-Tiny", "vit_small": "ViT-Small", "vit_base": "ViT-Base"}
-TRAINED = {
-    "cifar10-vit": ("post-norm ViT", 65, 128, "CIFAR-10"),
-    "galileo-nano": ("Galileo-Nano", 144, 128, "satellite images (measured on photographs)"),
-}
-"""evidence/trained/NAME.json → its form."""
+TRAINED = {"galileo-nano": ("Galileo-Nano", 144, 128, "satellite images (measured on photographs)")}
+"""evidence/trained/NAME.json → its form; of others' models those that norm before a branch, as nearly all do."""
 CAPPED_MOST = 0.01  # of the samples, beyond which a mean in float32 says where its ceiling is
 
 Kappas = dict[str, list[float]]  # site → one number per block

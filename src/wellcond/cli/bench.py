@@ -39,7 +39,9 @@ BenchOutput = Annotated[
     Path | None, typer.Option("--output", help="JSON file to write; by default one under benchmarks/.", dir_okay=False)
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images in a batch; by default what suits the device.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats: seconds, to see that it runs.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Small sizes and few repeats: some ten seconds, to see that it runs.")
+]
 
 
 @bench.command("graying")

@@ -7,7 +7,7 @@ import typer
 
 __all__ = ["ledger"]
 
-EVIDENCE, PACKAGED = Path("evidence"), Path("src/wellcond/report/reference.json")
+EVIDENCE, README, PACKAGED = Path("evidence"), Path("README.md"), Path("src/wellcond/report/reference.json")
 
 
 def ledger(
@@ -21,15 +21,15 @@ def ledger(
         typer.Option(help=f"What pages know of the evidence; in a clone, {PACKAGED}.", dir_okay=False),
     ] = None,
 ) -> None:
-    """Write docs/claims.md, every claim with its verdict, from evidence/ alone."""
+    """Write docs/claims.md, every claim with its verdict, from evidence/ alone; in a clone, the README's table, too."""
     from wellcond.claims import ledger as book
 
-    if reference is None and evidence == EVIDENCE and PACKAGED.parent.is_dir():
-        reference = PACKAGED
+    ours = evidence == EVIDENCE and PACKAGED.parent.is_dir()  # in a clone, and of its own evidence
+    more = (reference or (PACKAGED if ours else None), README if ours else None)
     if not check:
-        typer.echo(f"wrote {book.run(evidence, page, reference)}")
+        typer.echo(f"wrote {book.run(evidence, page, *more)}")
         return
-    problem = book.check(evidence, page, reference)
+    problem = book.check(evidence, page, *more)
     if problem:
         raise ValueError(problem)
     typer.echo(f"{page} is what {evidence} says")

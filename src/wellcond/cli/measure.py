@@ -48,7 +48,7 @@ def measure(
     blocks: Annotated[
         str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?; -1 is the last.")
     ] = "*",
-    samples: Annotated[int | None, typer.Option(min=1, help="How many images.  [default: 64, on a CPU 16]")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="How many images; by default 64, on a CPU 16.")] = None,
     exact: Annotated[
         str,
         typer.Option(
@@ -59,7 +59,9 @@ def measure(
     gray: Annotated[
         str | None, typer.Option(help="Gray the tokens first: svd or dct.", autocompletion=completing("svd", "dct"))
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The exponent of --gray, in (0, 1].  [default: 0.95]")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The exponent of --gray, above 0 and up to 1; by default 0.95.")
+    ] = None,
     spectrum: Annotated[bool, typer.Option("--spectrum", help="Also the singular values.")] = False,
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Also the same model with random weights, beside it.")

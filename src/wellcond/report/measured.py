@@ -94,10 +94,8 @@ class Measured:
         """Where these lie, by site: trained, and untrained where that is measured here."""
         if self.like is None:
             return {}
-        shown = {f"trained {self.like.them}": self.like.trained}
-        if not self.trained or self.untrained is not None:
-            shown[f"untrained {self.like.them}"] = self.like.untrained
-        return shown
+        shown = {"trained": self.like.trained}
+        return shown if self.trained and self.untrained is None else {**shown, UNTRAINED: self.like.untrained}
 
     @property
     def about_reference(self) -> list[str]:
@@ -106,15 +104,18 @@ class Measured:
         tokens, width = self.shape
         other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
         other = "" if self.shape == (self.like.tokens, self.like.width) else other
-        return [f"{', '.join(self.reference)}: where 90 % of the blocks lie in our evidence, {self.like.about}{other}."]
+        them = self.like.them if self.like.runs > 1 else f"a {self.like.them}"
+        where = f"where 90 % of the blocks of {them} lie in our evidence"
+        return [f"{', '.join(self.reference)}: {where}, {self.like.about}{other}."]
 
     def page(self) -> Page:
         """The untrained model comes first: it is what the other is compared with."""
         runs = {self.model: self.rows} if self.untrained is None else {UNTRAINED: self.untrained, self.model: self.rows}
+        them = self.like.them if self.like else ""
         return conditioning_page(
             runs,
             title=f"Conditioning of {self.title}",
             notes=[*self.about_reference, *self.notes],
             warning=self.warning,
-            reference=self.reference,
+            reference={f"{which} {them}": bands for which, bands in self.reference.items()},
         )

@@ -91,7 +91,7 @@ def run_page(
         notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
     drawn = measured[:RUNS_MOST]
     if warning:
-        page.add(note("Please note first", paragraph(warning)))
+        page.add(note("Before you read on", paragraph(warning)))
     if blind := [run for run in measured if run.only_ceilings]:
         page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
     steps = shown_steps(drawn) if drawn else []

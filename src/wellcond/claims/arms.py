@@ -198,7 +198,6 @@ class TrainedArms(Claim):
     """Decided by comparing trainings: evidence/ID/SCALE-SET.json for each set."""
 
     arms: Mapping[str, Arm]
-    sets: tuple[str, ...]
     asks: str = ""
     """What is asked on each set, in short."""
     judge: Callable[[Comparison], Iterable[Part]] = lambda found: ()

@@ -158,8 +158,6 @@ class Measured(Claim):
     says: Callable[[Record], str] = lambda record: ""
     """The finding, in one sentence."""
     figure: Callable[[Record], Any] | None = None
-    sets: tuple[str, ...] = ()
-    """What it is measured on, if it is on some."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options = replace(options, results=runs.results)
@@ -191,7 +189,6 @@ class MeasuredOn(Claim):
     """Measured on each of its sets by itself: evidence/ID/SCALE-SET.json. What is there is not measured again, so that
     a call that was stopped goes on with the next set."""
 
-    sets: tuple[str, ...] = ()
     measure: Callable[[Options, GivenData], Mapping[str, Any]]
     """On one set: what goes into its record."""
     judge: Callable[[Mapping[str, Record]], Iterable[Part]]

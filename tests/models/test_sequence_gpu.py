@@ -34,7 +34,7 @@ def inputs(task: str, *, masked: bool) -> tuple[Tensor | None, ...]:
 
 def one_pass(model: nn.Module, given: Any, labels: Tensor) -> Tensor:
     with torch.autocast("cuda", torch.bfloat16), trusted_input():
-        loss = nn.functional.cross_entropy(model(*given), labels)
+        loss = nn.functional.cross_entropy(model(*given).float(), labels)
     loss.backward()
     return loss.detach()
 

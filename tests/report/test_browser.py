@@ -14,6 +14,7 @@ from wellcond.demo import demo
 from wellcond.records import TrainRow, ValidationRow
 from wellcond.report import Page, conditioning_page, grid, section
 from wellcond.report.charts import Axis, line_chart, looks_of
+from wellcond.report.reference import Band
 from wellcond.report.run_charts import Shown
 from wellcond.report.run_page import run_page
 
@@ -38,7 +39,8 @@ def rows(probe_rows):
 def one_run(rows, tmp_path_factory):
     train = [TrainRow(step=step, loss=2.0 - step / 1000) for step in range(0, 1001, 50)]
     validation = [ValidationRow(step=1000, metrics={"loss": 1.5, "top1": 0.5})]
-    page = run_page([Shown(name="a", train=train, validation=validation, probe=rows)])
+    reference = {"trained ViTs": {site: Band(8.0, 9.0, 10.0) for site in ("sa", "+sa", "mlp", "+mlp")}}
+    page = run_page([Shown(name="a", train=train, validation=validation, probe=rows)], reference=reference)
     return page.write(tmp_path_factory.mktemp("one") / "report.html")
 
 
@@ -155,6 +157,18 @@ def test_zoom_by_buttons_keys_wheel_and_drag(tabs):
     assert ends(page, "training-loss") == pytest.approx(moved)
     figure.get_by_role("button", name="Show all").click()
     assert ends(page, "training-loss") == [0, 1000]
+
+
+def test_lines_by_block_have_a_band_behind_them(tabs):
+    page = tabs("one_run")
+    settle(page)
+    for mark in ("line", "rect"):
+        drawn = page.locator(f"#by-block-and-site .grid figure .mark-{mark} path")
+        drawn.nth(3).wait_for(state="attached")
+        assert drawn.count() == 4
+    assert (
+        "90 % of the blocks of trained ViTs" in page.locator("#by-block-and-site .grid figcaption").first.inner_text()
+    )
 
 
 def test_lines_are_hidden_and_shown_in_all_small_multiples(tabs):

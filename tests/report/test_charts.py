@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wellcond.report.charts import (
     Axis,
-    Band,
+    Shaded,
     altair,
     can_draw,
     grid,
@@ -92,8 +92,9 @@ def test_small_multiples_have_one_legend():
 
 
 def test_a_band_says_who_lies_there():
-    found = chart([(0, 5.0)], band=Band(3.0, 9.0, "where others lie"))
+    found = chart([(0, 5.0)], band=Shaded(3.0, 9.0, "where others lie"))
     assert "Shaded: where others lie." in found.caption
+    assert found.spec["data"] == {"name": "rows"}  # the page fills no other
     low, high = found.spec["layer"][1]["encoding"]["y"]["scale"]["domain"]
     assert low <= 3
     assert high >= 9

@@ -275,7 +275,9 @@ def test_replayed_steps_train_the_same(name: str, changes: dict[str, Any], tmp_p
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="a step of this training cannot be replayed")
             train(config.changed({"step_graph": graph}), tmp_path / folder, device="cuda", quiet=True)
-    assert losses(tmp_path / "replayed") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+    # Compiled for one length, and for any, code rounds in other places.
+    near = 5e-3 if changes.get("compile") else 1e-3
+    assert losses(tmp_path / "replayed") == pytest.approx(losses(tmp_path / "plain"), rel=near)
 
 
 def test_the_best_state_is_kept_once_it_may_be(tmp_path: Path) -> None:

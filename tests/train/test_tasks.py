@@ -117,3 +117,18 @@ def test_streamed_images_none_of_which_can_be_read(
     second.write_bytes(second.read_bytes()[:200])
     with pytest.raises(ValueError, match="none of the 2 validation samples can be read"):
         train(config, tmp_path / "none", device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_loss_of_logits_in_half_precision_is_not_rounded_to_it(device: str, mixed: bool, make_config: Make) -> None:
+    task = Classify(make_config(), load_digits())
+    logits = (5 * torch.randn(64, 10)).to(device, torch.bfloat16)
+    targets = torch.randint(10, (64,), device=device)
+    if mixed:
+        targets = 0.3 * nn.functional.one_hot(targets, 10) + 0.7 * nn.functional.one_hot(targets.flip(0), 10)
+    batch = Batch(inputs=(logits,), targets=targets, count=64)
+    with torch.autocast(device, torch.bfloat16):
+        loss = task.loss(nn.Identity(), batch)
+    right = nn.functional.cross_entropy(logits.double(), targets.double() if mixed else targets)
+    assert loss.item() == pytest.approx(right.item(), rel=1e-6)

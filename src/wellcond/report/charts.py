@@ -24,7 +24,7 @@ from .colors import CATEGORIES, HEAT, INK_ON, LIGHT
 from .markup import Html, csv_number, file_stem, tag
 
 __all__ = [
-    "Axis", "Band", "Chart", "Look", "altair", "anchor", "can_draw", "grid", "heat_ends", "heat_map", "line_chart",
+    "Axis", "Shaded", "Chart", "Look", "altair", "anchor", "can_draw", "grid", "heat_ends", "heat_map", "line_chart",
     "looks_of", "plain_lines", "script_json", "svg", "titled",
 ]  # fmt: skip
 
@@ -132,7 +132,7 @@ class Look(NamedTuple):
     dashed: bool = False
 
 
-class Band(NamedTuple):
+class Shaded(NamedTuple):
     """Where others lie."""
 
     low: float
@@ -320,7 +320,7 @@ def line_chart(
     caption: str = "",
     steps: Sequence[float] = (),
     signal: str = "step",
-    band: Band | None = None,
+    band: Shaded | None = None,
 ) -> Chart:
     """Lines over common axes, one for each value of the field `by`.
 
@@ -351,11 +351,12 @@ def line_chart(
 
 def _draw_lines(
     rows: Sequence[Row], x: Axis, y: Axis, by: str, looks: Mapping[str, Look], steps: Sequence[float], signal: str,
-    band: Band | None, lost: Sequence[Row],
+    band: Shaded | None, lost: Sequence[Row],
 ) -> Any:  # fmt: skip
     alt = altair()
     color, dash = _look(by, looks, None)
-    base = alt.Chart(alt.NamedData("rows")).encode(
+    all_rows = alt.Chart(alt.NamedData("rows"))  # of which all layers come: only then is its data the chart's
+    base = all_rows.encode(
         x=x.encode(alt.X, (row[x.field] for row in rows)),
         y=y.encode(alt.Y, [*(row[y.field] for row in rows), *(band[:2] if band else ())]),
         color=color,
@@ -394,8 +395,9 @@ def _draw_lines(
             0, at.encode(x=f"{x.field}:Q", y=alt.value(0), y2=alt.value(HEIGHT), color=alt.value(LIGHT["muted"]))
         )
     if band:
-        others = alt.Chart(alt.Data(values=[{"low": band.low, "high": band.high}]))
-        layers.insert(0, others.mark_rect(color=LIGHT["muted"], opacity=0.14).encode(y="low:Q", y2="high:Q"))
+        once = all_rows.transform_aggregate(rows="count()")
+        ends = {"y": alt.datum(band.low, type="quantitative"), "y2": alt.datum(band.high)}
+        layers.insert(0, once.mark_rect(color=LIGHT["muted"], opacity=0.14, clip=True).encode(**ends))
     return _layered(layers, params, HEIGHT)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from wellcond.records import Event, TrainRow, ValidationRow
 from wellcond.words import BRANCH_SITES
 
-from .charts import Axis, Chart, Look, heat_ends, heat_map, line_chart, looks_of
+from .charts import Axis, Chart, Look, Shaded, heat_ends, heat_map, line_chart, looks_of
 from .colors import LIGHT, RAMP, SITE_COLORS
 from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Cell, Readings
 
@@ -157,10 +157,10 @@ def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
     ]
 
 
-def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
-    """A chart per site over the blocks, with a line per run."""
-    charts = []
-    low, high = KAPPA.domain(_kappas(runs))
+def by_block(runs: Sequence[Readings], steps: Sequence[int], bands: Mapping[str, Shaded] | None = None) -> list[Chart]:
+    """A chart per site over the blocks, with a line per run; `bands`, by site, are where others lie."""
+    charts, bands = [], bands or {}
+    low, high = KAPPA.domain([*_kappas(runs), *(end for band in bands.values() for end in band[:2])])
     y = Axis(KAPPA.field, KAPPA.title, ends=(low, high))
     looks = looks_of([run.run for run in runs])
     for site in (site for site in BLOCK_SITES if any(site in run.sites for run in runs)):
@@ -173,7 +173,7 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
         if len(runs) == 1:
             here = {runs[0].run: Look(SITE_COLORS[site])}
         caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
-        about: dict[str, Any] = {"caption": caption, "steps": steps}
+        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": bands.get(site)}
         charts.append(line_chart(rows, title=f"log κ by block, {site}", x=BLOCK, y=y, by="run", looks=here, **about))
     return charts
 

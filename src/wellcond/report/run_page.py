@@ -18,7 +18,7 @@ from typing import Any
 from wellcond.environment import own_version
 
 from .advice import BlockState, advise, advise_run, first_failure
-from .charts import grid
+from .charts import Shaded, grid
 from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
 from .markup import Html, format_number, tag
 from .page import Page, bullets, code_block, note, paragraph, section, slider, table, tiles
@@ -96,7 +96,7 @@ def run_page(
         page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
     steps = shown_steps(drawn) if drawn else []
     if maps := heat_maps(drawn, steps):
-        page.add(section("By block and site", *_map_section(drawn, maps, steps)))
+        page.add(section("By block and site", *_map_section(drawn, maps, steps, reference or {})))
     if items := [
         *(_training_tiles(runs[0]) if len(runs) == 1 else ()),
         *(_kappa_tiles(measured, reference or {}) if measured else ()),
@@ -130,9 +130,15 @@ def run_page(
     return page
 
 
-def _map_section(drawn: Sequence[Readings], maps: Sequence[Any], steps: Sequence[int]) -> list[Any]:
-    """The heat maps, the slider that moves all of it, and the same numbers as lines."""
-    parts: list[Any] = [slider("step", steps, "step"), *maps, grid(*by_block(drawn, steps))]
+def _map_section(
+    drawn: Sequence[Readings], maps: Sequence[Any], steps: Sequence[int], reference: Mapping[str, Mapping[str, Band]]
+) -> list[Any]:
+    """The heat maps, the slider that moves all of it, and the same numbers as lines before the first of `reference`."""
+    name, spans = next(iter(reference.items()), ("", {}))
+    bands = {
+        site: Shaded(span.low, span.high, f"where 90 % of the blocks of {name} lie") for site, span in spans.items()
+    }
+    parts: list[Any] = [slider("step", steps, "step"), *maps, grid(*by_block(drawn, steps, bands))]
     if len(steps) > 1:
         text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
         if len(drawn) > 1:

@@ -80,7 +80,8 @@ class Classify:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         # Labels are numbers, or shares of the classes where images were mixed or labels smoothed: torch takes both.
-        return nn.functional.cross_entropy(model(*batch.inputs), batch.targets)
+        # Given half precision, a GPU's cross_entropy rounds each log-probability to it, autocast or not.
+        return nn.functional.cross_entropy(model(*batch.inputs).float(), batch.targets)
 
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, labels = model(*batch.inputs).float(), batch.targets

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -248,3 +249,17 @@ def launcher() -> Iterator[Launcher]:
     here = Launcher()
     yield here
     here.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests: a process can start Playwright once."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs chromium (Debian: apt-get install chromium)")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield browser
+        browser.close()

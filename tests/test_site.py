@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zlib
@@ -104,22 +103,15 @@ def test_notebooks_are_shown_with_what_they_draw(site):
         assert (site / "notebooks" / path.name).exists()
 
 
-def test_search_works_on_pages_that_are_opened_as_files(site):
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs chromium (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        tab = browser.new_page()
-        asked = []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.goto((site / "theory" / "asa-prop41.html").as_uri())
-        tab.keyboard.press("s")
-        tab.locator("input.md-search__input").press_sequentially("remove_skip")
-        first = tab.locator(".md-search-result__item a").first
-        first.wait_for()
-        assert "reference/" in first.get_attribute("href")
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-        browser.close()
+def test_search_works_on_pages_that_are_opened_as_files(site, browser):
+    tab = browser.new_page()
+    asked = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((site / "theory" / "asa-prop41.html").as_uri())
+    tab.keyboard.press("s")
+    tab.locator("input.md-search__input").press_sequentially("remove_skip")
+    first = tab.locator(".md-search-result__item a").first
+    first.wait_for()
+    assert "reference/" in first.get_attribute("href")
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    tab.close()

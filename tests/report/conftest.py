@@ -2,15 +2,12 @@
 
 import contextlib
 import math
-import shutil
 
 import pytest
 
 from wellcond.records import row
 from wellcond.report import charts, page
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 DESKTOP = {"width": 1200, "height": 900}
 LEVELS = {"in": 5.5, "sa": 12.0, "+sa": 6.0, "mlp": 7.0, "+mlp": 6.0}
 CEILING = math.log(2**23)
@@ -85,17 +82,6 @@ def without_drawing(without_vega):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts.Chart, "spec", {})
         yield
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs chromium (Debian: apt-get install chromium)")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

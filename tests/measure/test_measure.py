@@ -31,7 +31,7 @@ from wellcond.models.build import build_model
 from wellcond.models.pretrained import Pretrained
 from wellcond.numerics import singular_values
 from wellcond.probe import Probe
-from wellcond.records import read_json, read_rows
+from wellcond.records import read_json, read_rows, write_json
 from wellcond.report import report_runs
 from wellcond.report.reference import reference
 
@@ -418,12 +418,33 @@ def test_mistakes_at_the_command_line(wellcond: Run) -> None:
     assert code == 2
     code, _, err = wellcond("measure", NAME, "--epsilon", "0.5")
     assert (code, "nothing is grayed: add --gray svd or --gray dct" in err) == (2, True)
+    code, _, err = wellcond("measure", "mine.safetensors")
+    assert (code, "wellcond measure MODEL --checkpoint mine.safetensors" in err) == (1, True)
     code, _, err = wellcond("measure", NAME, "--checkpoint", "nowhere.pt")
     assert (code, err) == (1, "error: there is no file nowhere.pt\n")
 
 
+def test_a_run_is_answered_with_the_command_that_measures_it(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "config.json",
+        {
+            "what": "wellcond train",
+            "version": 1,
+            "config": {"model": NAME, "model_kwargs": {"depth": 2, "img_size": 8}},
+        },
+    )
+    weights = tmp_path / "checkpoints" / "step-00000020" / "model.safetensors"
+    for file in (weights, tmp_path / "checkpoints" / "step-00000010" / "model.safetensors"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    told = f"wellcond measure {NAME} --model-kwargs depth=2,img_size=8 --checkpoint {weights}"
+    with pytest.raises(ValueError, match=f"is a run.*{re.escape(told)}$"):
+        measure(str(tmp_path))
+
+
 def test_blocks_from_the_end(wellcond: Run) -> None:
-    code, _, err = wellcond("measure", NAME, *SETTINGS, "--samples", "1", "--blocks", "-1", "--device", "cpu")
+    settings = ["--model-kwargs", ",".join(SETTINGS[1:])]  # as wellcond train has them
+    code, _, err = wellcond("measure", NAME, *settings, "--samples", "1", "--blocks", "-1", "--device", "cpu")
     assert (code, err) == (0, "")
     assert {block for block, _ in kappas(read_rows(f"measure-{NAME}/probe.jsonl"))} == {"blocks.1"}
 

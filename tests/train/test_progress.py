@@ -58,7 +58,23 @@ def test_a_line_says_how_far_it_is_and_how_long_it_takes(
     assert line.endswith(f"{left} left")
 
 
+def test_the_time_left_counts_what_lies_between_the_steps(
+    make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation in the last ten steps is not in all that follow."""
+    progress = Progress(make_config(batch_size=1), 100, show=True)
+    with progress.running(0):
+        for step, now in ((10, 1000.0), (20, 1010.0), (30, 1080.0)):  # ten steps take 10 seconds, and then 70
+            monkeypatch.setattr("time.perf_counter", lambda now=now: now)
+            progress.step(step, samples=10)
+            progress.logged(1.0)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("0:04:40 left")  # 70 steps of 4 seconds
+
+
 def test_a_run_that_goes_on_says_so(make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(make_config(), 4, show=True).running(4):
+        pass
+    assert capsys.readouterr().err == "all 4 steps are done already\n"
     with Progress(make_config(), 10, show=True).running(4):
         pass
     with Progress(make_config(), 10, show=False).running(5):

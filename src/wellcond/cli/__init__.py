@@ -43,7 +43,7 @@ __all__ = ["app", "main"]
 
 app: typer.Typer = typer.Typer(
     name="wellcond",
-    help="Measure and improve the conditioning of transformer training.",
+    help="Measure and improve the conditioning of transformers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -104,14 +104,15 @@ def _common(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Measure and improve the conditioning of transformer training."""
+    """Measure and improve the conditioning of transformers."""
 
 
-for _command in (info, demo, report):
-    app.command()(_command)
 app.command()(with_plugins(measure))
-app.command()(theory)
 app.command()(with_plugins(train))
+app.command()(report)
+app.command()(demo)
 app.command()(with_plugins(reproduce))
+app.command()(theory)
 app.command()(with_plugins(ledger))
+app.command()(info)
 app.add_typer(bench, name="bench")

@@ -11,7 +11,7 @@ __all__ = ["demo"]
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the report page.", file_okay=False)] = Path("demo"),
 ) -> None:
-    """Run the demonstration on the embedded data, on a CPU, and write a report page."""
+    """Train four small transformers on embedded data, about a minute on a CPU, and write a page about them."""
     from wellcond.demo import demo as demonstration
 
     demonstration.run(output)

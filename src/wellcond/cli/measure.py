@@ -1,12 +1,13 @@
 """`wellcond measure`: which blocks of a model are ill-conditioned."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from wellcond.cli.options import Device, More, complete_models, complete_sites, completing
+from wellcond.cli.options import Device, complete_models, complete_sites, completing
 
 __all__ = ["measure"]
 
@@ -18,10 +19,10 @@ def measure(
             help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL", autocompletion=complete_models
         ),
     ],
-    more: More = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")] = None,
     model_kwargs: Annotated[
         list[str] | None,
-        typer.Option(help="Settings of the model, as timm has them: img_size=64 depth=6.", metavar="KEY=VALUE …"),
+        typer.Option(help="Settings of the model, as timm has them: img_size=64,depth=6.", metavar="KEY=VALUE,…"),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Its weights, safetensors or torch's.")] = None,
     strict: Annotated[
@@ -103,10 +104,10 @@ def _listed(text: str) -> list[str]:
 
 
 def _key_values(pairs: list[str]) -> dict[str, Any]:
-    """img_size=64 depths=(2,2) pool=avg: numbers, tuples and the like as Python writes them, anything else as text."""
+    """img_size=64,depths=(2,2) pool=avg: numbers, tuples and the like as Python writes them, anything else as text."""
     found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
+    for pair in (part for text in pairs for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text)):
+        key, equals, value = pair.strip().partition("=")
         if not equals or not key.isidentifier():
             raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--model-kwargs")
         try:

@@ -163,5 +163,5 @@ Settings = Annotated[
         autocompletion=complete_settings,
     ),
 ]
-More = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")]
+More = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE", autocompletion=complete_settings)]
 """Settings after the first of --set: typer's options take one value each."""

@@ -9,9 +9,10 @@ __all__ = ["report"]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or .jsonl files of a probe.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or .jsonl files of a probe.", metavar="RUN")],
     output: Annotated[
-        Path | None, typer.Option(help="The page, or a folder for it; by default beside a single run's rows.")
+        Path | None,
+        typer.Option(help="The page, or a folder for it; by default report.html in a single run's folder, or here."),
     ] = None,
 ) -> None:
     """Write a page on how runs trained and what their probes measured; several are compared."""

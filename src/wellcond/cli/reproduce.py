@@ -61,7 +61,7 @@ def reproduce(
     # Settings after the first of --set come as arguments: typer's options take one value each.
     more = [one for one in ids or [] if "=" in one]
     if not ids and not whole_queue:
-        raise typer.BadParameter("name claims, or take all that are built with --all", param_hint="ID")
+        raise typer.BadParameter(f"name claims, or --all ({', '.join(complete_claims(''))})", param_hint="ID")
     code = reproduce(
         [one for one in ids or [] if "=" not in one],
         whole_queue=whole_queue,

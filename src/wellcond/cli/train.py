@@ -24,7 +24,11 @@ __all__ = ["train"]
 def train(
     recipe: Annotated[
         str,
-        typer.Argument(help="A recipe: digits, vit_tiny, swin_small, mae_base, …", autocompletion=complete_recipes),
+        typer.Argument(
+            help="A recipe: digits, vit_tiny, swin_small, mae_base, …",
+            metavar="RECIPE",
+            autocompletion=complete_recipes,
+        ),
     ],
     more: More = None,
     output: Annotated[

@@ -115,6 +115,7 @@ def measure(
     where = _device(device)
     name = _plain_name(model_name)
     folder = Path(output) if output is not None else Path(f"measure-{name}")
+    _refuse_run(model_name)
     _check_folder(folder)
     if epsilon is not None and gray is None:
         raise ValueError("epsilon is the exponent of graying, and nothing is grayed: name the method, svd or dct, too")
@@ -180,6 +181,20 @@ def _plain_name(model_name: str) -> str:
     """The name for people and files: of a folder or the Hub only the last part, since paths mean nothing elsewhere."""
     last = re.split(r"[/\\]", model_name.partition(":")[2].rstrip("/\\"))[-1] if ":" in model_name else model_name
     return re.sub(r"[^\w.+-]+", "-", last) or "model"
+
+
+def _refuse_run(name: str) -> None:
+    """A run's folder in the place of a model's name: say how its model is measured."""
+    file = Path(name) / CONFIG
+    if not file.is_file() or records.read_json(file).get("what") != "wellcond train":
+        return
+    config, states = records.Run.open(name).config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
+    given = ",".join(f"{key}={value}" for key, value in config["model_kwargs"].items())
+    command = f"wellcond measure {config['model']}{f' --model-kwargs {given}' if given else ''}"
+    raise ValueError(
+        f"{name} is a run. `wellcond report {name}` shows what was measured while it trained; on other images: "
+        f"{command} --checkpoint {states[-1] if states else 'FILE'}"
+    )
 
 
 def _check_folder(folder: Path) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.families import find_projection
-from wellcond.models.pretrained import FOLDER, HUB, find_pretrained, weights_behind
+from wellcond.models.pretrained import ENDINGS, FOLDER, HUB, find_pretrained, weights_behind
 from wellcond.models.surgery import AttentionSettings
 from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
 from wellcond.words import meant
@@ -189,7 +189,9 @@ def _unknown(name: str) -> str:
     wanted = name.partition(".")[0].lower()
     near = [model for model in known if model.startswith(wanted)][:5]
     hint = f"; did you mean {', '.join(near)}?" if near else meant(wanted, known, most=5)
-    if "/" in name or "\\" in name:
+    if name.endswith(ENDINGS):
+        hint = f"; a file of weights is the checkpoint of a model: wellcond measure MODEL --checkpoint {name}"
+    elif "/" in name or "\\" in name:
         hint = f"; write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder."
     return f"timm knows no model {name!r}{hint or '; timm.list_models() has them all.'}"
 

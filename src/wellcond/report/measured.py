@@ -81,7 +81,7 @@ class Measured:
         why = f" ({self.why_random})" if self.why_random else ""
         return (
             f"Random weights{why}: these numbers say how the model starts, not what training made of it. "
-            "Give a --checkpoint, or --pretrained."
+            "--checkpoint FILE measures trained ones."
         )
 
     @property

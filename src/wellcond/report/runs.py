@@ -65,7 +65,9 @@ def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) ->
 def _open(path: str | Path) -> Run:
     run = Run.open(path)
     if not run.probe_file.is_file() and not (run.path / METRICS).is_file():
-        raise ValueError(f"the folder {path} has no {METRICS} and no {PROBE}; has a run been trained there?")
+        inside = sorted(str(file.parent) for name in (METRICS, PROBE) for file in run.path.glob(f"*/{name}"))
+        runs = f"name its runs: {' '.join(dict.fromkeys(inside))}" if inside else "has a run been trained there?"
+        raise ValueError(f"the folder {path} has no {METRICS} and no {PROBE}; {runs}")
     return run
 
 

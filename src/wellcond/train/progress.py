@@ -52,13 +52,15 @@ class Progress:
         self._bar: RichProgress | None = None
         self._task: Any = None
         self._samples, self._since, self._line, self._moved = 0, time.perf_counter(), 0.0, 0.0
+        self._first: tuple[int, float] | None = None  # step and time of the first rate; compiling is over by then
         self._left_out: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
     def running(self, step: int) -> Iterator[None]:
         self._step = step
         if step and self.show:
-            self._console.print(f"going on from step {step} of {self.total}", highlight=False)
+            on = f"going on from step {step} of {self.total}"
+            self._console.print(on if step < self.total else f"all {step} steps are done already", highlight=False)
         self._since = time.perf_counter()
         if not self.show or not self._console.is_terminal:
             yield
@@ -84,6 +86,7 @@ class Progress:
         now = time.perf_counter()
         self.rate = self._samples / max(1e-9, now - self._since)
         self._samples, self._since, self._loss = 0, now, loss
+        self._first = self._first or (self._step, now)
         self._tell(now)
 
     def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -119,13 +122,15 @@ class Progress:
             self._bar.update(self._task, description=words)
         elif self.show and now - self._line > PLAIN_EVERY:
             self._line = now
-            left = f"  {self._left()} left" if self.rate > 0 else ""
+            left = f"  {self._left(now)} left" if self.rate > 0 else ""
             where = f"step {self._step:,} of {self.total:,}  "
             self._console.print(where + words + left, highlight=False, markup=False, soft_wrap=True)
 
-    def _left(self) -> str:
-        """The time that the steps to come take at this rate: 1:02:03."""
-        return str(timedelta(seconds=round((self.total - self._step) * self._batch / self.rate)))
+    def _left(self, now: float) -> str:
+        """The time that the steps to come take: 1:02:03. Each as long as those before, with what came between them."""
+        step, since = self._first or (self._step, now)
+        each = (now - since) / (self._step - step) if self._step > step else self._batch / self.rate
+        return str(timedelta(seconds=round((self.total - self._step) * each)))
 
 
 class Decoding:

@@ -1,4 +1,4 @@
-"""wellcond measures and improves the conditioning of transformer training.
+"""wellcond measures and improves the conditioning of transformers.
 
     import timm, wellcond
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)

@@ -336,9 +336,7 @@ def overview(found: Sequence[Entry]) -> Any:
         dots = base.mark_point(filled=True, size=60, opacity=1).encode(x=x, color=color)
         panels.append(alt.layer(wanted, spans, dots).properties(width=320, title=unit or "numbers without a unit"))
     caption = "Dots are means over paired seeds, lines their intervals; in the pale bars the whole interval must lie."
-    chart = titled(alt.vconcat(*panels).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
-    # A browser's font may be wider than the one in which the labels were measured.
-    return chart.properties(padding={"left": 72, "right": 24, "top": 12, "bottom": 12})
+    return titled(alt.vconcat(*panels).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
 
 
 # ---- writing the page

@@ -18,7 +18,7 @@ from wellcond.claims.asa_table3 import PAPER as TABLE3
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.imagenet import gpu_hours
-from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided
+from wellcond.verdicts import Part, at_least, not_run, number, out_of_reach, undecided
 
 __all__ = ["ARMS", "CLAIM", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
 
@@ -81,8 +81,8 @@ def lowered(found: Comparison, model: str) -> list[list[float]]:
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     falls = {title: fmean(map(fmean, groups)) for model, title in MODELS.items() if (groups := lowered(found, model))}
-    said = ", ".join(f"{fall:.2f}".replace("-", "−") + f" in {title}" for title, fall in falls.items())
-    return f"Graying lowers the mean of log κ after attention by {said}." if falls else ""
+    said = ", ".join(f"{number(-fall, '+z.2f')} in {title}" for title, fall in falls.items())
+    return f"What graying changes in the mean of log κ after attention: {said}." if falls else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

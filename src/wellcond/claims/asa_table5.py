@@ -17,7 +17,7 @@ from typing import Any
 from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, arm_color, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least
+from wellcond.verdicts import Part, at_least, number
 
 __all__ = ["CLAIM"]
 
@@ -51,7 +51,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     gains = {title: fmean(found.paired(f"{kind}-dct", of=kind).values()) for kind, title in KINDS.items()}
-    said = ", ".join(f"{gain:+.1f}".replace("-", "−") + f" {title}" for title, gain in gains.items())
+    said = ", ".join(f"{number(gain, '+z.1f')} {title}" for title, gain in gains.items())
     return f"What graying adds to masked autoencoding, in points of top-1: {said}."
 
 

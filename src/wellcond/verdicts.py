@@ -37,7 +37,7 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
-    "number",
+    "written",
     "out_of_reach",
     "rank_correlation",
     "reaches",
@@ -289,7 +289,7 @@ def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -
     return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
-def number(value: float, form: str = "z.1f") -> str:
+def written(value: float, form: str = "z.1f") -> str:
     """For prose: with a minus, not a hyphen; `z` in the form is no minus before a zero."""
     return f"{value:{form}}".replace("-", "−")
 
@@ -297,7 +297,7 @@ def number(value: float, form: str = "z.1f") -> str:
 def _signed(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return number(value, ",.0f" if abs(value) >= 1e4 else ".2f")
+    return written(value, ",.0f" if abs(value) >= 1e4 else ".2f")
 
 
 def _part_json(part: Part) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
-from wellcond.verdicts import Interval, Part, in_most, number
+from wellcond.verdicts import Interval, Part, in_most, written
 from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM", "gaps"]
@@ -52,7 +52,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     for found in sets.values():
         means = [gap.mean for gap in gaps(found, "trained")]
         far = sum(mean >= GAP for mean in means)
-        said.append(f"in {far} of {len(means)} blocks on {found.title} (the smallest gap is {number(min(means))})")
+        said.append(f"in {far} of {len(means)} blocks on {found.title} (the smallest gap is {written(min(means))})")
     return (
         f"After training, log κ of attention's output is at least {GAP:g} above the worst of the other sites "
         f"{', '.join(said)}."

@@ -50,9 +50,12 @@ def smallest_distances(found: Comparison) -> dict[int, float]:
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     distances = list(smallest_distances(found).values())
-    nearest = fmean(distances) if distances else 0.0
-    stays = f"stays above the others', by {nearest:.2f} where it is nearest" if nearest > 0 else (
-        f"does not stay above the others', and is at times {-nearest:.2f} below")  # fmt: skip
+    if not distances:
+        stays = "cannot be compared"
+    elif (nearest := fmean(distances)) > 0:
+        stays = f"stays above the others', by {nearest:.2f} where they are nearest"
+    else:
+        stays = f"does not stay above the others': it is up to {-nearest:.2f} below"
     return f"Without the attention skip the training loss on {found.title} {stays}; {_divergence(found, 'no-sa')}."
 
 

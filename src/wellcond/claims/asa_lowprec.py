@@ -24,7 +24,7 @@ from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, 
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images
 from wellcond.train.config import Config
-from wellcond.verdicts import Part, at_least, number, within
+from wellcond.verdicts import Part, at_least, within, written
 
 __all__ = ["CLAIM"]
 
@@ -65,7 +65,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    naive, whole = (number(fmean(found.paired(OURS, of=other).values()), "+z.1f") for other in (NAIVE, WHOLE))
+    naive, whole = (written(fmean(found.paired(OURS, of=other).values()), "+z.1f") for other in (NAIVE, WHOLE))
     return (
         f"Training in bfloat16 with our DCT is {naive} points over the same with a DCT in bfloat16, and {whole} over "
         "training in float32."

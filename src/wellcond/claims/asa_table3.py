@@ -18,7 +18,7 @@ from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, at_least, not_run, number
+from wellcond.verdicts import Interval, Part, at_least, not_run, written
 
 __all__ = ["CLAIM"]
 
@@ -62,7 +62,7 @@ def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     best = [max(arms, key=found.mean) for arms in SWEEPS.values()]
-    gains = [f"{ARMS[arm].title} {number(fmean(found.paired(arm).values()), '+z.1f')}" for arm in best]
+    gains = [f"{ARMS[arm].title} {written(fmean(found.paired(arm).values()), '+z.1f')}" for arm in best]
     lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in SWEEPS.values()))}
     ends = [f"{ARMS[arm].title} {seen.mean:.2f}" for arm, seen in lowest.items() if seen]
     kappas = f"; log κ_out, plain and at the lowest ε: {', '.join(ends)}" if ends else ""

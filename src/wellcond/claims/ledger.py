@@ -34,7 +34,7 @@ HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1",
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
 OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
-BY_ITS_CASES = "Theory, decided case by case, without an interval"
+BY_ITS_CASES = "Without an interval: theory, decided case by case"
 LEAD = """\
 # The claims, and what we found
 

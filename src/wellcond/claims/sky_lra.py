@@ -50,14 +50,15 @@ def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, 
 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
-    said = []
+    said: dict[str, str] = {}  # what an arm gains → over how many tasks
     for arm in MAIN[1:]:
         mine = {name: one for name, one in tasks.items() if name != STAND_IN and one.paired(arm)}
         if found := gains(mine, arm):
-            said.append((f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}", len(mine)))
-    if len({count for _, count in said}) == 1:
-        return f"Points over softmax, the mean of {said[0][1]} tasks: {', '.join(text for text, _ in said)}."
-    by_arm = ", ".join(f"{text} ({count} tasks)" for text, count in said)
+            gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}"
+            said[gain] = f"{len(mine)} task{'s' if len(mine) > 1 else ''}"
+    if len(set(said.values())) == 1:
+        return f"Points over softmax, the mean of {next(iter(said.values()))}: {', '.join(said)}."
+    by_arm = ", ".join(f"{gain} ({over})" for gain, over in said.items())
     return f"Points over softmax, the mean of the tasks that there are: {by_arm}." if said else ""
 
 

@@ -44,9 +44,9 @@ def test_the_finding_counts_the_blocks_and_names_the_smallest_gap():
     tiny = record(weak=3) | {"data": "tiny-imagenet"}
     assert CLAIM.finding([record(), tiny]) == (
         "After training, log κ of attention's output is at least 1.5 above the worst of the other sites in 12 of 12 "
-        "blocks on CIFAR-10 (the smallest gap is 5.0), in 9 of 12 blocks on Tiny-ImageNet (the smallest gap is 0.0)."
+        "blocks on CIFAR-10 (smallest gap 5.0), in 9 of 12 blocks on Tiny-ImageNet (smallest gap 0.0)."
     )
-    assert "in 0 of 12 blocks on CIFAR-10 (the smallest gap is −1.0)" in CLAIM.finding([record(2.99)])
+    assert "in 0 of 12 blocks on CIFAR-10 (smallest gap −1.0)" in CLAIM.finding([record(2.99)])
     assert CLAIM.finding([record() | {"arms": {"both": {"runs": []}}}]) == ""
 
 

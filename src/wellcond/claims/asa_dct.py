@@ -84,18 +84,18 @@ def says(records: Mapping[str, Record]) -> str:
         return " to ".join(dict.fromkeys((min(means, key=float), max(means, key=float))))
 
     return (
-        f"The lowest {100 * LOWEST:.0f} % of the coefficients have {ends('tokens', 'all')} % of the energy of the ten "
-        f"leading directions, by set, and {ends('tokens', 'first')} % of the dominant one's; in the DCT of the image "
+        f"In the DCT of the tokens the lowest {100 * LOWEST:.0f} % of the coefficients have {ends('tokens', 'all')} % "
+        f"of the energy of the ten leading directions, by set, and {ends('tokens', 'first')} % of the dominant one's; in that of the image "
         f"{ends('image', 'all')} % and {ends('image', 'first')} %."
     )
 
 
 def summary(record: Record) -> Iterable[Line]:
-    for where, title in WHERE.items():
-        what, first = f", energy of low frequency {title}", f"{interval(percent(record, where, 'first'))} %"
-        yield Beside(f"{what}: the dominant direction", first, "typically of low frequency")
-        last = percent(record, where, "directions")[-1]
-        yield f"{what}: {interval(percent(record, where, 'all'))} % of the ten directions, {last:.0f} % of the last one"
+    def said(which: str) -> str:
+        return ", ".join(f"{interval(percent(record, where, which))} % {title}" for where, title in WHERE.items())
+
+    yield Beside(", energy of the dominant direction in the lowest tenth", said("first"), "typically low frequencies")
+    yield f", energy of the ten leading directions there: {said('all')}"
 
 
 def figure(records: Sequence[Record]) -> Any:

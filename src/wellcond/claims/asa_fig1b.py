@@ -52,7 +52,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     for found in sets.values():
         means = [gap.mean for gap in gaps(found, "trained")]
         far = sum(mean >= GAP for mean in means)
-        said.append(f"in {far} of {len(means)} blocks on {found.title} (the smallest gap is {written(min(means))})")
+        said.append(f"in {far} of {len(means)} blocks on {found.title} (smallest gap {written(min(means))})")
     return (
         f"After training, log κ of attention's output is at least {GAP:g} above the worst of the other sites "
         f"{', '.join(said)}."

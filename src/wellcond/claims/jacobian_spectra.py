@@ -135,10 +135,11 @@ def says(records: Mapping[str, Record]) -> str:
         for kind, title in SHORT.items():
             means = [fmean(row[name] for row in rows) for rows in record["rows"][kind].values()]
             falls = all(more > less for more, less in pairwise(means))
-            found.append(f"{means[0]:.3g} to {means[-1]:.3g} {title}{'' if falls else ' (not falling at every step)'}")
-        said.append(f"{MEASURES[name]} at {record['tokens']} tokens goes from {', '.join(found)}")
+            steps = "" if falls else " (not falling at every step)"
+            found.append(f"from {means[0]:#.3g} to {means[-1]:#.3g} {title}{steps}")
+        said.append(f"at {record['tokens']} tokens {MEASURES[name]} goes {', '.join(found)}")
     first, *_, last = next(iter(records.values()))["rows"]["skip"]
-    return f"From ε {first} to {last}, of an attention's Jacobian: {'; '.join(said)}."
+    return f"As ε goes from {first} to {last}, of an attention's Jacobian {'; '.join(said)}."
 
 
 def summary(record: Record) -> Iterable[str]:

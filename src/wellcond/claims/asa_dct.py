@@ -85,8 +85,8 @@ def says(records: Mapping[str, Record]) -> str:
 
     return (
         f"In the DCT of the tokens the lowest {100 * LOWEST:.0f} % of the coefficients have {ends('tokens', 'all')} % "
-        f"of the energy of the ten leading directions, by set, and {ends('tokens', 'first')} % of the dominant one's; in that of the image "
-        f"{ends('image', 'all')} % and {ends('image', 'first')} %."
+        f"of the energy of the ten leading directions, by set, and {ends('tokens', 'first')} % of the dominant one's; "
+        f"in that of the image {ends('image', 'all')} % and {ends('image', 'first')} %."
     )
 
 

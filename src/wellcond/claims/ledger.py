@@ -314,7 +314,7 @@ def _named(id_: str) -> str:
 def overview(found: Sequence[Entry]) -> Any:
     """Every statement that has been decided or tried, a panel for each claim, or two if its numbers have two units."""
     alt = altair()
-    rows = [{**row, "label": "\n".join(wrap(row["label"], 92))} for row in _decided(found)]
+    rows = [{**row, "label": _in_lines(row["label"].replace("`", ""))} for row in _decided(found)]
     outcomes = [one for one in VERDICT_COLORS if any(row["outcome"] == one for row in rows)]
     scale = alt.Scale(domain=outcomes, range=[VERDICT_COLORS[one] for one in outcomes])
     color = alt.Color("outcome:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolType="circle"))
@@ -330,6 +330,12 @@ def overview(found: Sequence[Entry]) -> Any:
         panels.append(chart.properties(width=320, height=alt.Step(34 if tall else 20), title=heading))
     caption = "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie."
     return titled(alt.vconcat(*panels, spacing=14).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+
+
+def _in_lines(text: str, width: int = 92) -> str:
+    """Of one length, where one does not hold it all."""
+    lines = math.ceil(len(text) / width)
+    return "\n".join(wrap(text, width if lines == 1 else len(text) // lines + 8))
 
 
 def _label_axis() -> Any:

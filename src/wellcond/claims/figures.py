@@ -71,7 +71,8 @@ def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = 
     """The encoding of a field, of these titles in this order; `among` others they keep their colour."""
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
-    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
+    legend = alt.Legend(title=None, symbolOpacity=1)  # also where a first layer is faint
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), legend=legend)
 
 
 def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:

@@ -8,6 +8,7 @@ from scipy import stats
 
 from wellcond.verdicts import (
     at_least,
+    at_most,
     clopper_pearson,
     combine,
     differences,
@@ -20,6 +21,7 @@ from wellcond.verdicts import (
     smallest_effect,
     undecided,
     within,
+    written,
 )
 
 VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
@@ -173,3 +175,24 @@ def test_what_is_out_of_reach_is_neither_judged_nor_undecided():
 
 def test_an_undecided_part_says_what_was_drawn():
     assert "these 3 groups could have seen" in at_least("a", [-1, 0, 1], 0.0, of="groups").why
+
+
+def test_at_most_is_at_least_the_other_way_round():
+    assert at_most("a", [0.8, 0.81, 0.79], 1.0).outcome == "holds"
+    assert at_most("a", [1.2, 1.21, 1.19], 1.0).outcome == "does not hold"
+    part = at_most("a", [0.8, 1.3, 1.0], 1.0, unit=" ×", of="rounds")
+    assert part.outcome == "undecided"
+    assert "asked: at most 1.00 ×; these 3 rounds could have seen" in part.why
+    assert part.asked == (-math.inf, 1.0)
+
+
+def test_no_difference_of_a_ratio_is_around_one():
+    part = within("a", [1.01, 1.02, 1.0], 0.05, around=1.0)
+    assert (part.outcome, part.asked) == ("holds", (0.95, 1.05))
+    assert part.why.endswith("asked: within 1 ± 0.05")
+    assert within("a", [0.01, 0.02, 0.0], 0.05, around=1.0).outcome == "does not hold"
+
+
+def test_numbers_in_prose_have_a_minus_and_no_minus_before_zero():
+    assert [written(value) for value in (-1.25, -0.01, 2.0)] == ["−1.2", "0.0", "2.0"]
+    assert [written(value, "+z.1f") for value in (-0.5, -0.01, 0.5)] == ["−0.5", "+0.0", "+0.5"]

@@ -2,6 +2,7 @@
 
     gain = interval([0.4, 0.7, 0.5])                     # mean, low, high: Student's t, since seeds are few
     part = at_least("drop(sa) ≥ 3 × drop(mlp)", [16.1, 15.2, 17.0], 0.0)     # decided by the interval, not by the mean
+    part = at_most("a ratio", [0.8, 0.7, 0.9], 1.0)
     part = within("no difference", [0.2, -0.1, 0.3], 1.0)                    # equivalence: the interval inside ± 1
     combine([part, …]).verdict                                               # "holds in part"
     clopper_pearson(0, 400)                              # (0.0, 0.0092): the exact interval of a rate
@@ -28,6 +29,7 @@ __all__ = [
     "Part",
     "Whole",
     "at_least",
+    "at_most",
     "clopper_pearson",
     "combine",
     "differences",
@@ -35,6 +37,7 @@ __all__ = [
     "interval",
     "judgement",
     "not_run",
+    "written",
     "out_of_reach",
     "rank_correlation",
     "reaches",
@@ -165,7 +168,17 @@ def at_least(
     """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
     or of what else was drawn."""
     part = reaches(name, interval(values, confidence=confidence), bound, unit=unit)
-    return part if part.outcome != "undecided" else _with_power(part, values, unit, confidence, of)
+    return _with_power(part, values, unit, confidence, of)
+
+
+def at_most(
+    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds",
+) -> Part:  # fmt: skip
+    """Is the mean at most `bound`? The other way round."""
+    found, asked = interval(values, confidence=confidence), f"asked: at most {_signed(bound)}{unit}"
+    part = _inside(name, found, (-math.inf, bound), asked, unit=unit)
+    return _with_power(part, values, unit, confidence, of)
 
 
 def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
@@ -174,14 +187,17 @@ def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part
 
 
 def within(
-    name: str, values: Sequence[float], margin: float, *, unit: str = "", confidence: float = CONFIDENCE
-) -> Part:
-    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0."""
+    name: str, values: Sequence[float], margin: float, *, around: float = 0.0, unit: str = "",
+    confidence: float = CONFIDENCE,
+) -> Part:  # fmt: skip
+    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0. A
+    ratio has none `around` 1."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
     found = interval(values, confidence=confidence)
-    part = _inside(name, found, (-margin, margin), f"asked: within ± {margin:g}{unit}", unit=unit)
-    return part if part.outcome != "undecided" else _with_power(part, values, unit, confidence)
+    asked = f"asked: within {f'{around:g} ' if around else ''}± {margin:g}{unit}"
+    part = _inside(name, found, (around - margin, around + margin), asked, unit=unit)
+    return _with_power(part, values, unit, confidence)
 
 
 def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *, unit: str) -> Part:
@@ -195,6 +211,9 @@ def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *
 
 
 def _with_power(part: Part, values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> Part:
+    """Where it is undecided, what these values could have decided."""
+    if part.outcome != "undecided":
+        return part
     return replace(part, why=f"{part.why}; {_could_see(values, unit, confidence, of)}")
 
 
@@ -270,10 +289,15 @@ def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -
     return f"these {len(values)} {of} could have seen a distance of {effect:.2g}{unit}"
 
 
+def written(value: float, form: str = "z.1f") -> str:
+    """For prose: with a minus, not a hyphen; `z` in the form is no minus before a zero."""
+    return f"{value:{form}}".replace("-", "−")
+
+
 def _signed(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return (f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2f}").replace("-", "−")
+    return written(value, ",.0f" if abs(value) >= 1e4 else ".2f")
 
 
 def _part_json(part: Part) -> dict[str, Any]:

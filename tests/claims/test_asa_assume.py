@@ -101,6 +101,9 @@ def test_assume1_is_decided_by_the_interval_of_the_correlation():
     assert [part.found.mean for part in whole.parts] == pytest.approx([1.0, 1.0])
     assert [part.found.count for part in whole.parts] == [9, 12]
     assert claim.verdict([assume1(follows=False)]).verdict == "does not hold"
+    said = "In small ViTs, the rank correlation of the network's log κ with its worst block's is "
+    assert claim.finding([assume1(follows=True)]) == f"{said}1.00 by input and 1.00 by parameters."
+    assert "1.00" not in claim.finding([assume1(follows=False)])
     assert len(asa_assume1.pairs(assume1(follows=True), "params")) == 12
     line = claim.lines(assume1(follows=True))[1]
     assert "over 36 states of 12 trainings; the worst is an attention in 18" in line
@@ -135,10 +138,14 @@ def test_assume2_compares_each_jacobian_with_its_own_output():
     assert asa_assume2.pairs(record, "sa", "params")[0][0] == (5.0, 7.0)
     whole = CLAIMS["asa-assume2"].verdict([record])
     assert whole.verdict == "holds in part"
-    assert {part.name.split(": log")[0]: part.found.mean for part in whole.parts if part.outcome != "holds"} == {
+    assert {part.name.split(" (")[0]: part.found.mean for part in whole.parts if part.outcome != "holds"} == {
         "MLP without its skip, by its normed input": pytest.approx(-1.0)
     }
     assert len(whole.parts) == 6
+    assert CLAIMS["asa-assume2"].finding([record]) == (
+        "Rank correlation of log κ of a block's output with its Jacobian's: attention 1.00 with its skip, 1.00 without "
+        "it, 1.00 by its parameters; MLP 1.00 with its skip, −1.00 without it, 1.00 by its parameters."
+    )
 
 
 def test_models_differ_from_the_plain_one_in_what_they_are_named_for(tmp_path):

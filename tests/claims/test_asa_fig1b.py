@@ -40,6 +40,16 @@ def test_ten_of_twelve_blocks_decide(weak, sa, verdict):
     assert f"in {12 - weak if sa == 9.0 else 0} of 12 blocks" in found.parts[0].why
 
 
+def test_the_finding_counts_the_blocks_and_names_the_smallest_gap():
+    tiny = record(weak=3) | {"data": "tiny-imagenet"}
+    assert CLAIM.finding([record(), tiny]) == (
+        "After training, log κ of attention's output is at least 1.5 above the worst of the other sites in 12 of 12 "
+        "blocks on CIFAR-10 (smallest gap 5.0), in 9 of 12 blocks on Tiny-ImageNet (smallest gap 0.0)."
+    )
+    assert "in 0 of 12 blocks on CIFAR-10 (smallest gap −1.0)" in CLAIM.finding([record(2.99)])
+    assert CLAIM.finding([record() | {"arms": {"both": {"runs": []}}}]) == ""
+
+
 def test_an_interval_around_the_bound_is_undecided():
     found = CLAIM.verdict([record(5.49)], sets=["cifar10"])  # 1.49, 1.50, 1.51 above the others
     assert found.verdict == "undecided"

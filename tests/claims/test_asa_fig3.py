@@ -4,7 +4,7 @@ from rich.console import Console
 from wellcond.claims.arms import SKIPS
 from wellcond.claims.asa_fig1c import CLAIM as FIG1C
 from wellcond.claims.asa_fig3 import ARMS, CLAIM
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import Beside, Options
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.sets import parse_data
 from wellcond.records import read_json
@@ -60,10 +60,25 @@ def test_figure_and_lines_have_the_papers_numbers_beside_ours():
     assert shown["linear attention", "sa", "trained"] == pytest.approx(9.1)
     assert len(shown) == 2 * 3 * 2
     assert [(row["set"], row["paper"]) for row in rows if "paper" in row] == [("linear attention", v) for v in (3, 6)]
-    lines = CLAIM.lines(record())
-    assert any("linear attention, trained: mean log κ in 3.10" in line and "sa is 2.94 × in" in line for line in lines)
-    assert any("12 matrices beyond float32" in line for line in lines)
-    assert lines[-1] == "CIFAR-10: the paper's linear attention goes from 3 to 6, 2 × in"
+    beside = [line for line in CLAIM.lines(record()) if isinstance(line, Beside)]
+    assert [(line.what, line.paper) for line in beside] == [
+        ("CIFAR-10, linear attention, trained: mean log κ", "in 3, sa 6; 2 × in")
+    ]
+    assert beside[0].ours.startswith("in 3.10 [2.85, 3.35], sa 9.10")
+    assert beside[0].ours.endswith("sa is 2.94 × in; 12 matrices beyond float32, counted as its ceiling")
+
+
+def test_the_finding_has_each_attention_before_and_after():
+    assert CLAIM.finding([record()]) == (
+        "In a ViT-Tiny trained on CIFAR-10, linear attention takes log κ from 3.1 to 9.1, and after the skip it is "
+        "3.5; softmax takes log κ from 4.1 to 12.1, and after the skip it is 4.6."
+    )
+    assert "linear attention takes log κ from 3.1 to 2.1," in CLAIM.finding([record(linear=(3.0, 2.0, 3.4))])
+    old = record()
+    for arm in old["arms"].values():
+        for run in arm["runs"]:
+            run["log_kappa"]["trained"].pop("in")
+    assert CLAIM.finding([old]) == ""
 
 
 def test_softmax_is_the_run_of_asa_fig1c():

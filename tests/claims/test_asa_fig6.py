@@ -44,6 +44,14 @@ def test_every_set_is_asked_for():
     assert "below the 85 % asked" in CLAIM.verdict([poor], sets=["cifar10"]).parts[0].why
 
 
+def test_the_finding_has_the_drop_on_each_set():
+    gain = record("tiny-imagenet", skip=(55.0, 55.1, 55.2), without=(55.5, 55.6, 55.7))
+    assert CLAIM.finding([record(without=(91.1, 91.2, 91.0)), gain]) == (
+        "Without its skip a ConvMixer loses, in points, 3.0 on CIFAR-10, −0.5 on Tiny-ImageNet."
+    )
+    assert "0.0 on CIFAR-10" in CLAIM.finding([record(without=(94.11, 94.21, 94.01))])
+
+
 def test_figure_and_lines_have_the_papers_word_for_it():
     rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
     assert {row["arm"]: row["paper"] for row in rows} == {

@@ -111,7 +111,7 @@ def test_table3_takes_the_best_of_those_inside_the_range():
     for run in unseen["arms"]["both"]["runs"]:
         run["kappa"] = None
     assert {part.outcome for part in TABLE3.verdict([unseen]).parts} == {"holds", "not run"}
-    assert any("κ_in None" in str(line) for line in TABLE3.lines(unseen))
+    assert any("κ_in not seen" in str(line) for line in TABLE3.lines(unseen))
 
 
 def test_table3_shows_the_papers_vit_base():
@@ -157,6 +157,32 @@ def test_the_least_fall_is_over_neighbours_and_leaves_broken_seeds_out():
     assert falls[3] == pytest.approx([0.2, 5.95 - 5.71, 0.2])
     found["arms"]["svd-0.9"]["runs"][1]["kappa"]["out"][3] = math.nan
     assert len(least_falls(FIG4._comparison(found), [PLAIN, "svd-0.9", "svd-0.7"], "out")[3]) == 2
+
+
+def test_findings_have_the_numbers_with_their_signs():
+    found = record(TABLE2, GAIN | {"linear-dct-0.95": 44.0})
+    assert TABLE2.finding([found]) == (
+        "What graying adds to a ViT-Tiny on Tiny-ImageNet, in points: softmax + SVD +1.5, softmax + DCT +1.4, "
+        "linear + SVD +1.3, linear + DCT −1.0."
+    )
+    found["arms"]["linear"]["runs"] = []
+    assert "linear" not in TABLE2.finding([found])
+    found = record(TABLE3, BEST)
+    best = "The best ε of each method, and its points over plain: SVD ε 0.7 +1.5, DCT ε 0.95 +1.4"
+    assert TABLE3.finding([found]) == (
+        f"{best}; log κ_out, plain and at the lowest ε: plain 7.11, SVD ε 0.5 6.11, DCT ε 0.85 6.11."
+    )
+    for arm in found["arms"].values():
+        for run in arm["runs"]:
+            run["kappa"] = None
+    assert TABLE3.finding([found]) == f"{best}."
+    found = record(FIG4)
+    for run in found["arms"]["svd-0.7"]["runs"]:
+        run["kappa"]["out"][1] = 0.0
+    assert FIG4.finding([found]) == (
+        "log κ of +sa is ordered by ε at so many marks of training: 10 of 11 (SVD), 11 of 11 (DCT); at its end it is "
+        "plain 7.11, SVD ε 0.9 6.91, SVD ε 0.7 6.51, SVD ε 0.5 6.11, DCT ε 0.97 6.91, DCT ε 0.95 6.71, DCT ε 0.9 6.31."
+    )
 
 
 # ---- running

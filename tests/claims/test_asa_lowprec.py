@@ -53,6 +53,14 @@ def test_lines_and_figure_have_every_precision():
     assert [row["arm"] for row in rows] == [arm.title for arm in CLAIM.arms.values()]
 
 
+def test_the_finding_has_both_differences_with_their_signs():
+    assert CLAIM.finding([record()]) == (
+        "Training in bfloat16 with our DCT is +2.0 points over the same with a DCT in bfloat16, and +0.1 over training "
+        "in float32."
+    )
+    assert "is −0.3 points over the same" in CLAIM.finding([record(naive=90.35)])
+
+
 def test_the_arms_of_a_pair_differ_in_the_dct_alone():
     data = parse_data(["cifar10=hf:x"])[0]
     configs = {arm: CLAIM.configure(Options(scale="lab", data=(data,)), data, arm) for arm in CLAIM.arms}

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from wellcond.claims import asa_fig5, asa_table4, asa_table5
 from wellcond.claims import runs as runs_module
-from wellcond.claims.asa_table4 import ARMS, MODELS, lowered
 from wellcond.claims.claim import Options
+from wellcond.claims.five_models import ARMS, MODELS, lowered
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.sets import parse_data
 from wellcond.data import open_data
@@ -102,11 +102,16 @@ def test_kappa_decides_model_by_model_and_accuracy_is_out_of_reach():
 
 
 def test_the_finding_is_one_sentence():
-    assert asa_table4.CLAIM.finding([record()]).startswith(
-        "Graying lowers the mean of log κ after attention by 0.20 in ViT-B, 0.20 in ViT-S"
+    some = record(weak=["swin_small"])
+    some["arms"]["cait_s24-dct"]["runs"] = []
+    assert asa_table4.CLAIM.finding([some]) == (
+        "What graying changes in the mean of log κ after attention: −0.20 in ViT-B, −0.20 in ViT-S, +0.20 in Swin-S, "
+        "−0.20 in PVT v2 b3."
     )
     found = asa_fig5.CLAIM.finding([fig5([0.2] * 10 + [-0.2] * 2)])
-    assert found == "Graying lowers log κ after attention in 10 of 12 layers, by 0.13 on average."
+    assert found == "With graying, log κ after attention is lower in 10 of 12 layers, on average −0.13."
+    some["arms"]["vit_base"]["runs"] = []
+    assert asa_fig5.CLAIM.finding([some]) == ""
 
 
 def test_a_model_that_is_not_respectable_or_not_trained_decides_nothing():

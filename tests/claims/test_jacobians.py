@@ -134,6 +134,19 @@ def test_each_step_down_in_epsilon_has_to_lower_it():
     assert [part.outcome for part in missing.parts][-1] == "not run"
 
 
+def test_the_finding_has_both_ends_of_epsilon_and_whether_it_falls_in_between():
+    claim = CLAIMS["asa-fig7"]
+    assert claim.finding([made(noise=0.0)]) == (
+        "As ε goes from 1 to 0.5, of an attention's Jacobian at 64 tokens log κ goes from 20.0 to 18.5 with its skip, "
+        "from 20.0 to 18.5 without it, from 20.0 to 18.5 by its parameters."
+    )
+    rises = made(falls=(0.5, -0.5, 0.5), noise=0.0)
+    rises["rows"]["skip"] = made(noise=0.0)["rows"]["skip"]
+    both = claim.finding([rises, made(exact=False, noise=0.0)])
+    assert "18.5 with its skip, from 20.0 to 19.5 without it (not falling at every step), from 20.0 to" in both
+    assert "; at 197 tokens ln σmax/σ at the upper decile goes from 20.0 to 18.5 with its skip" in both
+
+
 def test_what_lies_beyond_float64_is_counted():
     record = copy.deepcopy(made())
     record["rows"]["bare"]["1"][0]["capped"] = True

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import shutil
 import sys
@@ -10,6 +11,7 @@ from wellcond.claims import ledger
 from wellcond.claims.catalogue import OURS
 from wellcond.claims.figures import altair
 from wellcond.records import write_record
+from wellcond.verdicts import Interval, Part
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +45,7 @@ def test_without_evidence_every_claim_is_listed_as_such(evidence, tmp_path):
     for id_ in OURS:
         assert f"| {id_} |" in text
     assert text.count("| no evidence yet |") == len(OURS)
-    assert f"no evidence yet {len(OURS)}" in text
+    assert f"no evidence yet: {len(OURS)}" in text
 
 
 def test_smoke_is_never_a_verdict(evidence, tmp_path):
@@ -87,12 +89,41 @@ def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evid
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
     chart = ledger.overview(ledger.entries(evidence)).to_dict()
-    panels = {panel["title"]: panel for panel in chart["vconcat"]}
-    points = panels["points"]["layer"][0].get("data") or panels["points"]["data"]
-    assert [(row["mean"], row["from"], row["outcome"]) for row in points["values"]] == [(pytest.approx(16), 0, "holds")]
-    assert [row["label"].partition(":")[0] for row in panels["without an interval"]["data"]["values"]] == sorted(
+    points, theory = chart["vconcat"]
+    assert points["title"]["text"][0].startswith("asa-fig1c: removing the attention skip")
+    rows = (points["layer"][0].get("data") or points["data"])["values"]
+    assert [(row["mean"], row["from"], row["outcome"]) for row in rows] == [(pytest.approx(16), 0, "holds")]
+    assert rows[0]["label"] == "CIFAR-10: drop(sa) ≥ 3 × drop(mlp), that is drop(sa) − 3 × drop(mlp) ≥ 0"
+    assert {layer["encoding"]["x"].get("title") for layer in points["layer"]} == {None, "points"}
+    assert [row["label"].partition(":")[0] for row in theory["data"]["values"]] == sorted(
         [path.stem for path in (evidence / "theory").glob("*.json")], key=OURS.index
     )
+
+
+def test_the_chart_has_a_panel_for_each_unit_of_a_claim_and_no_label_is_cut():
+    def part(name, unit, outcome="holds", high=2.0):
+        found = Interval(mean=1.0, low=0.5, high=high, count=3)
+        return Part(name=name, outcome=outcome, why="", found=found, asked=(0.0, math.inf), unit=unit)
+
+    parts = (part("a", "points"), part("κ " * 80, ""), part("b", "points", "undecided", 4.0))
+    entry = ledger.Entry(id="asa-table3", verdict="undecided", parts=parts)
+    points, kappa = ledger.overview([entry]).to_dict()["vconcat"]
+    rows = {row["label"]: row for row in (points.get("data") or points["layer"][0]["data"])["values"]}
+    assert {label: (row["from"], row["to"], row["high"]) for label, row in rows.items()} == {
+        "a": (0.0, pytest.approx(4.2), 2.0), "b": (0.0, pytest.approx(4.2), 4.0),
+    }  # fmt: skip
+    (label,) = [row["label"] for row in (kappa.get("data") or kappa["layer"][0]["data"])["values"]]
+    assert label.replace("\n", " ") == ("κ " * 80).strip()
+    assert max(map(len, label.split("\n"))) <= 92
+
+
+def test_sets_come_in_the_claims_own_order(evidence, tmp_path):
+    for name in ("tiny-imagenet", "cifar100", "cifar10"):
+        write_record(evidence / "asa-fig1c" / f"lab-{name}.json", lab_record(name), seed=0)
+    (entry,) = [one for one in ledger.entries(evidence) if one.id == "asa-fig1c"]
+    places = [entry.finding.index(f"22.0 on {title}") for title in ("CIFAR-10,", "CIFAR-100", "Tiny-ImageNet")]
+    assert places == sorted(places)
+    assert [path.stem for path in entry.files] == ["lab-cifar10", "lab-cifar100", "lab-tiny-imagenet"]
 
 
 def test_theory_enters_as_it_was_found(evidence, tmp_path):

@@ -15,7 +15,7 @@ import sky_records as made
 from wellcond.claims import ledger, sky_approx, sky_fig1, sky_fig2, sky_lra, sky_table1, sky_time
 from wellcond.claims import runs as runs_module
 from wellcond.claims.catalogue import CLAIMS
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import Beside, Options
 from wellcond.claims.lra import ARMS, STAND_IN, TASKS
 from wellcond.claims.lra_measurements import spectrum
 from wellcond.claims.reproduce import reproduce
@@ -72,6 +72,57 @@ def test_lra_without_an_arm_is_shown_and_not_judged():
     assert any("kernelized over softmax" in line for line in CLAIMS["sky-lra"].lines(found[0]))
 
 
+def test_findings_have_the_numbers_of_the_tasks_that_there_are():
+    lra = CLAIMS["sky-lra"]
+    found = made.records("sky-lra", kernelized={"gain": -0.5})
+    gains = "kernelized −0.5, Nyströmformer +1.2, Skyformer +2.0"
+    assert lra.finding(found) == f"Points over softmax, the mean of 4 tasks: {gains}."
+    assert lra.finding(found[:1]) == f"Points over softmax, the mean of 1 task: {gains}."
+    found[0]["arms"]["skyformer"]["runs"] = []
+    assert lra.finding(found).endswith("Nyströmformer +1.2 (4 tasks), Skyformer +2.0 (3 tasks).")
+    found[0]["arms"]["softmax"]["runs"] = []
+    assert lra.finding(found) == f"Points over softmax, the mean of 3 tasks: {gains}."
+    assert lra.finding([one for one in found if one["data"] == STAND_IN]) == ""
+    listops = made.records("sky-time", ["lra_listops"], skyformer={"speed": 4000.0}, softmax={"speed": 5000.0})
+    assert CLAIMS["sky-time"].finding(listops) == (
+        "Skyformer's over softmax's by SDPA: time for 50,000 steps 1.25 (ListOps); peak memory 0.56 (ListOps)."
+    )
+
+
+def test_findings_of_curves_spectra_and_errors():
+    fast, never = (
+        made.record("sky-fig1", task, skyformer={"slow": slow, "speed": 5000.0}, softmax={"speed": 5000.0})
+        for task, slow in (("lra_listops", 0.5), ("lra_image", 3.0))
+    )
+    assert CLAIMS["sky-fig1"].finding([fast, never]) == (
+        "Time until Skyformer is at softmax's best loss, over softmax's own (2: never): ListOps 0.50; Image 2.00."
+    )
+    spectra = [made.record("sky-fig2", task, seeds=1) for task in ("lra_listops", "lra_pathfinder")]
+    assert CLAIMS["sky-fig2"].finding(spectra) == (
+        "ln of the first singular value over the 64th, in the paper's order: Pathfinder 14.6; ListOps 20.9."
+    )
+    approx = CLAIMS["sky-approx"]
+    factor = (512 + 4 * 128) / (512 + 128)
+    errors = "The smallest error of the others over Skyformer's, with 128 landmarks (above 1: it is nearest): "
+    assert approx.finding([made.record("sky-approx", "lra_text")]) == f"{errors}Text {factor:.2f}."
+    lost = made.record("sky-approx", "lra_text")
+    lost["arms"]["softmax"]["runs"][0]["approximations"]["trained"]["512"]["skyformer"] = [None] * 5
+    assert approx.finding([lost]) == f"{errors}Text without a value."
+    ratios = [made.stability("lra_text", skyformer=0.78), made.stability("lra_image", skyformer=1.2)]
+    assert sky_table1.CLAIM.finding(ratios) == (
+        "How far an update moves the embeddings, over softmax's, by task: Nyströmformer 1.00, kernelized 0.80, "
+        "Skyformer 0.78 to 1.20."
+    )
+
+
+def test_the_papers_numbers_stand_beside_ours():
+    lines = {id_: CLAIMS[id_].lines(made.record(id_, "lra_text")) for id_ in ("sky-fig1", "sky-fig2", "sky-approx")}
+    beside = {id_: [line for line in found if isinstance(line, Beside)] for id_, found in lines.items()}
+    assert [line.paper for line in beside["sky-fig1"]] == [f"last loss near {loss}" for loss in (1.4, 1.7, 1.8)]
+    assert [line.paper for line in beside["sky-fig2"]] == ["σ1 140 to 280, σ10 ≈ 0.2, σ64 ≈ 0.0005"]
+    assert [line.paper for line in beside["sky-approx"]][:2] == ["Skyformer 0.36, of BERT", "Skyformer 0.54, of BERT"]
+
+
 @pytest.mark.parametrize(
     ("speed", "memory", "verdict"),
     [(8000.0, 500.0, "holds"), (4000.0, 500.0, "holds in part"), (4000.0, 2000.0, "does not hold")],
@@ -108,9 +159,9 @@ def test_fig1_asks_who_is_earlier_at_softmax_s_best_loss(slow, verdict):
 def test_fig1_says_whether_the_paper_s_remarks_are_seen():
     text, pathfinder = (made.record("sky-fig1", task, softmax={"slow": 4.0}) for task in ("lra_text", "lra_pathfinder"))
     claim = CLAIMS["sky-fig1"]
-    assert "it over-fits: seen" in " ".join(claim.lines(text))
-    assert "softmax stalls: seen" in " ".join(claim.lines(pathfinder))
-    assert "stalls: not seen" in " ".join(claim.lines(made.record("sky-fig1", "lra_pathfinder")))
+    assert "it over-fits: seen" in " ".join(map(str, claim.lines(text)))
+    assert "softmax stalls: seen" in " ".join(map(str, claim.lines(pathfinder)))
+    assert "stalls: not seen" in " ".join(map(str, claim.lines(made.record("sky-fig1", "lra_pathfinder"))))
 
 
 def test_fig2_asks_for_the_published_order():
@@ -121,7 +172,7 @@ def test_fig2_asks_for_the_published_order():
     turned = [made.record("sky-fig2", task, softmax={"decay": 0.5 - made.DECAY[task]}) for task in TASKS]
     assert outcome("sky-fig2", turned) == "does not hold"
     assert outcome("sky-fig2", made.records("sky-fig2", seeds=2)) == "undecided"
-    assert "σ64" in CLAIMS["sky-fig2"].lines(made.record("sky-fig2", "lra_text"))[0]
+    assert "σ64" in str(CLAIMS["sky-fig2"].lines(made.record("sky-fig2", "lra_text"))[0])
     values = made.run("lra_text", "softmax", 0)["attention_spectrum"]["values"]
     found = sky_fig2.depths(CLAIMS["sky-fig2"]._comparison(made.record("sky-fig2", "lra_text")), 64)
     assert found[0] == pytest.approx(torch.tensor(values[0] / values[63]).log().item(), rel=1e-5)
@@ -136,7 +187,7 @@ def test_approx_asks_for_the_order_from_128_landmarks_on():
     for run in lost["arms"]["softmax"]["runs"]:
         run["approximations"]["trained"]["512"]["skyformer"] = [None] * 5
     assert [part.outcome for part in claim.verdict([lost], sets=["lra_text"]).parts] == ["does not hold"] * 3
-    assert "without a value" in " ".join(claim.lines(lost))
+    assert "without a value" in " ".join(map(str, claim.lines(lost)))
     run = made.run("lra_text", "softmax", 0)["approximations"]
     assert sky_approx.advantages(run, 256) > sky_approx.advantages(run, 128) > 0
 

@@ -17,12 +17,12 @@ from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_times, median_ms
 from wellcond.graying import TokenGraying, explain_graying
 from wellcond.models.build import create_model
-from wellcond.numerics.dct import coefficient_floor, dct2, dct_power, dct_power_in, idct2
+from wellcond.numerics.dct import coefficient_floor, dct2, dct_basis, dct_power, dct_power_in, idct2
 from wellcond.numerics.fastpaths import plain_twins
-from wellcond.numerics.fused import tokens_of
+from wellcond.numerics.fused import tokens_of, untokens
 from wellcond.numerics.spectral import power_floor, spectral_power
 
-__all__ = ["dct_errors", "naive_dct", "naive_svd", "run", "step_times"]
+__all__ = ["dct_errors", "grayings", "run", "step_times"]
 
 EPSILONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 MODELS = {16: "vit_base_patch16_224", 4: "swin_small_patch4_window7_224"}
@@ -118,6 +118,40 @@ def naive_dct(tokens: Tensor, epsilon: float, left: Tensor, right: Tensor) -> Te
     peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
     grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
     return left.mT @ grown @ right
+
+
+def grayings(
+    shape: Sequence[int], patch: int, epsilon: float, device: torch.device, *, compiled: bool
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Images of this shape in, images out: not at all, as the paper's algorithms are written, and ours."""
+    sides = (shape[2] // patch) * (shape[3] // patch), shape[1] * patch**2
+    left, right = (dct_basis(side, dtype=torch.float32, device=device) for side in sides)
+
+    def on_tokens(gray: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda images: untokens(gray(tokens_of(images, patch, patch)), images.shape, patch, patch)
+
+    def made(function: Any) -> Callable[[Tensor], Tensor]:
+        return torch.compile(function, fullgraph=True) if compiled else function
+
+    by_products = on_tokens(lambda tokens: naive_dct(tokens, epsilon, left, right))
+    products = made(by_products)
+
+    def in_tf32(images: Tensor) -> Tensor:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return products(images)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return {
+        "plain": lambda images: images,
+        "svd": on_tokens(lambda tokens: naive_svd(tokens, epsilon)),
+        "dct": in_tf32,
+        "dct float32": made(by_products),
+        "our svd": made(TokenGraying("svd", epsilon, patch)),
+        "our dct": made(TokenGraying("dct", epsilon, patch)),
+    }
 
 
 def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:

@@ -536,7 +536,9 @@ class TrainedArms(Claim):
         return with_title(found.title, self.summary(found))
 
     def finding(self, records: Sequence[Record]) -> str:
-        return self.says({record["data"]: self._comparison(record) for record in records})
+        sets = {record["data"]: self._comparison(record) for record in records}
+        sets = {name: found for name, found in sets.items() if found.runs(self.plain)}
+        return self.says(sets) if sets else ""
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = [name for name in SETS if name in {record["data"] for record in records}]

@@ -58,6 +58,12 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
             yield reaches(name, correlation(record, kind), BOUND)
 
 
+def says(records: Mapping[str, Record]) -> str:
+    (record,) = records.values()
+    said = " and ".join(f"{correlation(record, kind).mean:.2f} {title}" for kind, title in BY.items())
+    return f"In small ViTs, the rank correlation of the network's log κ with its worst block's is {said}."
+
+
 def summary(record: Record) -> Iterable[str]:
     for kind, title in BY.items():
         states = [state[kind] for row in record["rows"] for state in row["states"] if kind in state]
@@ -111,6 +117,7 @@ CLAIM = MeasuredOn(
     "this; it is out of reach as a matrix",
     measure=measure,
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

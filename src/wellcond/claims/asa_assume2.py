@@ -14,10 +14,10 @@ from typing import Any
 
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, arm_color, titled
-from wellcond.claims.jacobians import KINDS
+from wellcond.claims.jacobians import KINDS, SHORT
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import measure_models
-from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches
+from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches, written
 
 __all__ = ["CLAIM", "pairs"]
 
@@ -53,8 +53,7 @@ def correlations(record: Record) -> Iterator[tuple[str, str, str, Interval]]:
     """(site, kind, in words, Spearman's)."""
     for site, title in TITLES.items():
         for kind, by in KINDS.items():
-            plus = "+" if OUTPUT[kind] == "plus" else ""
-            words = f"{title} {by}: log κ at {plus}{site} and log κ of the Jacobian"
+            words = f"{title} {by} ({'+' if OUTPUT[kind] == 'plus' else ''}{site})"
             found = rank_correlation(pairs(record, site, kind), confidence=record.get("confidence", CONFIDENCE))
             yield site, kind, words, found
 
@@ -63,6 +62,15 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
     for record in records.values():
         for _, _, words, found in correlations(record):
             yield reaches(f"{words}: rank correlation ≥ {BOUND:g}", found, BOUND)
+
+
+def says(records: Mapping[str, Record]) -> str:
+    (record,) = records.values()
+    said: dict[str, list[str]] = {title: [] for title in TITLES.values()}
+    for site, kind, _, found in correlations(record):
+        said[TITLES[site]].append(f"{written(found.mean, '.2f')} {SHORT[kind]}")
+    by_site = "; ".join(f"{title} {', '.join(found)}" for title, found in said.items())
+    return f"Rank correlation of log κ of a block's output with its Jacobian's: {by_site}."
 
 
 def summary(record: Record) -> Iterable[str]:
@@ -114,6 +122,7 @@ CLAIM = MeasuredOn(
     "assumes this; asa-fig7 has its extreme values",
     measure=measure,
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

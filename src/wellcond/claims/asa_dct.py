@@ -4,11 +4,10 @@
     wellcond reproduce asa-dct --scale lab --data-dir cifar10=data/cifar10 …       # no GPU needed; photographs are made
 
 The paper says it of the dominant singular vector, without a number. Its DCT is that of DCT graying, over the token
-matrix: one cosine transform along the n patches, in their order, and one along the d values of a patch, channel by
-channel. So a direction is u vᵀ, of energy 1, and of its n × d coefficients the tenth with the smallest k/n + l/d is
-low. Judged are the ten leading directions together. Beside it, unjudged: the dominant one alone, which is what the
-paper speaks of, and the same directions as pictures, in the two-dimensional DCT of the image, whose frequencies are
-those that one sees.
+matrix: along the n patches, in their order, and along the d values of a patch, channel by channel. So a direction is
+u vᵀ, of energy 1, and of its n × d coefficients the tenth with the smallest k/n + l/d is low. Judged are the ten
+leading directions together; beside them the dominant one alone, and all as pictures, in the DCT of the image, whose
+frequencies are those that one sees.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import PHOTOGRAPHS, SETS, GivenData, ImageSet
@@ -37,16 +36,12 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     assert isinstance(data.set, ImageSet)
     images = images_of(options, data, IMAGES[options.scale]).double()
     parts = [low_energies(few, data.set.patch_size) for few in images.split(16)]  # in float64, on the CPU
-    shares = {where: torch.cat([part[where] for part in parts]) for where in WHERE}
-    found = {
-        where: {
-            "directions": [round(value, 5) for value in energies.mean(0).tolist()],
-            "all": [round(value, 5) for value in energies.mean(1).tolist()],
-            "first": [round(value, 5) for value in energies[:, 0].tolist()],
-        }
-        for where, energies in shares.items()
-    }
-    return {"images": len(images), "patch": data.set.patch_size, "energies": found}
+    energies = {}
+    for where in WHERE:
+        shares = torch.cat([part[where] for part in parts])
+        kept = {"directions": shares.mean(0), "all": shares.mean(1), "first": shares[:, 0]}
+        energies[where] = {name: [round(value, 5) for value in values.tolist()] for name, values in kept.items()}
+    return {"images": len(images), "patch": data.set.patch_size, "energies": energies}
 
 
 def low_energies(images: Tensor, patch: int) -> dict[str, Tensor]:
@@ -58,9 +53,7 @@ def low_energies(images: Tensor, patch: int) -> dict[str, Tensor]:
     low = lowest(*tokens.shape[1:]).to(tokens)
     in_tokens = torch.einsum("bnr,nd,brd->br", dct(u, -2).square(), low, dct(v, -1).square())
     low = lowest(*images.shape[2:]).to(tokens)
-    pictures = [
-        untokens(u[..., [i]] * v[:, [i]], images.shape, patch, patch) for i in range(u.shape[-1])
-    ]  # one at a time: of an image of 224 pixels each is as large as the image
+    pictures = (untokens(u[..., [i]] * v[:, [i]], images.shape, patch, patch) for i in range(u.shape[-1]))
     in_image = torch.stack([(dct2(picture).square() * low).sum((1, 2, 3)) for picture in pictures], 1)
     return {"tokens": in_tokens, "image": in_image}
 
@@ -75,37 +68,45 @@ def lowest(rows: int, columns: int, share: float = LOWEST) -> Tensor:
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:
     """The interval is over images."""
     for name, record in records.items():
-        found, title = record["energies"]["tokens"], SETS[name].title
         share = f"{100 * ENERGY:.0f} % of the energy in the lowest {100 * LOWEST:.0f} %"
-        asked = f"{title}: the {DIRECTIONS} leading directions have {share}"
-        yield at_least(asked, _percent(found["all"]), 100 * ENERGY, unit=" %", of="images")
+        asked = f"{SETS[name].title}: the {DIRECTIONS} leading directions have {share}"
+        yield at_least(asked, percent(record, "tokens", "all"), 100 * ENERGY, unit=" %", of="images")
 
 
-def _percent(values: Sequence[float]) -> list[float]:
-    return [100 * value for value in values]
+def percent(record: Record, where: str, which: str) -> list[float]:
+    """In the lowest coefficients: of `all` ten directions or the `first`, by image; of `directions`, by direction."""
+    return [100 * value for value in record["energies"][where][which]]
 
 
-def summary(record: Record) -> Iterable[str]:
-    for where, title in WHERE.items():
-        found = record["energies"][where]
-        said = f"{interval(_percent(found['all']))} % for the {len(found['directions'])} leading directions"
-        dominant = f"{interval(_percent(found['first']))} % for the dominant one"
-        yield (
-            f", {title}: of the energy, the lowest {100 * LOWEST:.0f} % of the coefficients have {said}, {dominant}, "
-            f"{100 * found['directions'][-1]:.0f} % for the last of them; the paper: the dominant one typically is of "
-            "low frequency"
-        )
+def says(records: Mapping[str, Record]) -> str:
+    def ends(where: str, which: str) -> str:
+        means = [f"{fmean(percent(record, where, which)):.3g}" for record in records.values()]
+        return " to ".join(dict.fromkeys((min(means, key=float), max(means, key=float))))
+
+    return (
+        f"In the DCT of the tokens the lowest {100 * LOWEST:.0f} % of the coefficients have {ends('tokens', 'all')} % "
+        f"of the energy of the ten leading directions, by set, and {ends('tokens', 'first')} % of the dominant one's; "
+        f"in that of the image {ends('image', 'all')} % and {ends('image', 'first')} %."
+    )
+
+
+def summary(record: Record) -> Iterable[Line]:
+    def said(which: str) -> str:
+        return ", ".join(f"{interval(percent(record, where, which))} % {title}" for where, title in WHERE.items())
+
+    yield Beside(", energy of the dominant direction in the lowest tenth", said("first"), "typically low frequencies")
+    yield f", energy of the ten leading directions there: {said('all')}"
 
 
 def figure(records: Sequence[Record]) -> Any:
     """The share of each direction, by set: in the DCT that graying takes, and in that of the image."""
     alt, panels = altair(), []
     titles = [SETS[record["data"]].title for record in records]
-    for where, title in WHERE.items():
+    for where, heading in WHERE.items():
         rows = [
-            {"set": SETS[record["data"]].title, "direction": at, "energy": 100 * energy}
-            for record in records
-            for at, energy in enumerate(record["energies"][where]["directions"], start=1)
+            {"set": title, "direction": at, "energy": energy}
+            for record, title in zip(records, titles, strict=True)
+            for at, energy in enumerate(percent(record, where, "directions"), start=1)
         ]
         lines = alt.Chart(alt.Data(values=rows)).mark_line(point=True, strokeWidth=2).encode(
             x=alt.X("direction:O", title="singular direction, the dominant one first", axis=alt.Axis(labelAngle=0)),
@@ -114,7 +115,7 @@ def figure(records: Sequence[Record]) -> Any:
             color=arm_color(titles, field="set"),
         )  # fmt: skip
         asked = alt.Chart(alt.Data(values=[{"y": 100 * ENERGY}])).mark_rule(color=INK, strokeDash=[4, 3])
-        panels.append(alt.layer(asked.encode(y="y:Q"), lines).properties(width=360, height=260, title=title))
+        panels.append(alt.layer(asked.encode(y="y:Q"), lines).properties(width=360, height=260, title=heading))
     images = fmean(record["images"] for record in records)
     caption = (
         f"Means over {images:.0f} images of each set, at {records[0]['scale']} scale. Dashed: what is asked of all ten "
@@ -132,6 +133,7 @@ CLAIM = MeasuredOn(
     paper_scale="the paper shows no measurement; on ImageNet-1K it would take a CPU an hour",
     measure=measure,
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -14,7 +14,7 @@ from typing import Any
 from wellcond.claims.arms import SKIPS, Between, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -38,7 +38,7 @@ def grows(name: str, smaller: Comparison, larger: Comparison) -> Part:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     sa, mlp = (
-        ", ".join(f"{fmean(found.drops(arm).values()):.1f} on {found.title}" for found in sets.values())
+        ", ".join(f"{written(fmean(found.drops(arm).values()))} on {found.title}" for found in sets.values())
         for arm in ("no-sa", "no-mlp")
     )
     return f"Without its attention skip a ViT-Tiny loses, in points, {sa}; without its MLP skip {mlp}."

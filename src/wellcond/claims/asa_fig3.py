@@ -8,11 +8,12 @@ Two ViT-Tinys with both skips: linear attention, QKᵀV/16, and softmax, whose r
 trained model. "Near the input's" is taken as within ± 1: the paper's figure has a distance of 3 without the skip.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Part, at_least, within
 from wellcond.words import BLOCK_SITES
@@ -48,7 +49,18 @@ def mean_log_kappa(found: Comparison, arm: str, site: str, when: str = "trained"
     return [fmean(run[when][site]) for run in found.measurements(arm) if "in" in run[when]]
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(sets: Mapping[str, Comparison]) -> str:
+    (found,) = sets.values()
+    said = []
+    for arm in reversed(found.trained):
+        before, sa, after = (mean_log_kappa(found, arm, site) for site in SITES)
+        if before:
+            ends = f"from {fmean(before):.1f} to {fmean(sa):.1f}, and after the skip it is {fmean(after):.1f}"
+            said.append(f"{ARMS[arm].title} takes log κ {ends}")
+    return f"In a ViT-Tiny trained on {found.title}, {'; '.join(said)}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         for when in ("trained", "untrained"):
             means = {site: mean_log_kappa(found, arm, site, when) for site in SITES}
@@ -58,9 +70,9 @@ def summary(found: Comparison) -> Iterable[str]:
             times = fmean(sa / before for sa, before in zip(means["sa"], means["in"], strict=True))
             capped = sum(run["capped"][when] for run in found.measurements(arm))
             beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
-            title = found.arms[arm].title
-            yield f", {title}, {when}: mean log κ {said}; sa is {times:.2f} × in{beyond}"
-    yield f": the paper's linear attention goes from {PAPER['linear']['in']:g} to {PAPER['linear']['sa']:g}, 2 × in"
+            what, ours = f", {ARMS[arm].title}, {when}: mean log κ", f"{said}; sa is {times:.2f} × in{beyond}"
+            paper = ", ".join(f"{site} {value:g}" for site, value in PAPER.get(arm, {}).items())
+            yield Beside(what, ours, f"{paper}; 2 × in") if paper and when == "trained" else f"{what} {ours}"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
@@ -101,6 +113,7 @@ CLAIM = TrainedArms(
     asks="log κ(sa) ≥ 2 × log κ(in) for linear attention; +sa near in for both",
     paper={"cifar10": PAPER},
     judge=judge,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -16,7 +16,7 @@ from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.claim import Line
 from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Part, in_most, not_run
+from wellcond.verdicts import Interval, Part, in_most, not_run
 
 __all__ = ["CLAIM"]
 
@@ -29,8 +29,13 @@ def judge(found: Comparison) -> Iterable[Part]:
     for method, arms in SWEEPS.items():
         order = " > ".join(ARMS[arm].title for arm in (PLAIN, *arms))
         name = f"{METHODS[method]}: κ of +sa in the order {order}, by the smallest step ≥ 0, at ≥ 90 % of the marks"
-        falls = [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
+        falls = falls_of(found, arms)
         yield in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
+
+
+def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
+    """At each mark but the random start: the smallest step from plain to the lowest ε."""
+    return [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
 
 
 def curves(found: Comparison, arm: str) -> list[dict[str, Any]]:
@@ -38,10 +43,13 @@ def curves(found: Comparison, arm: str) -> list[dict[str, Any]]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    found = next(iter(sets.values()))
+    (found,) = sets.values()
     ends = [f"{ARMS[arm].title} {fmean(one['out'][-1] for one in curves(found, arm)):.2f}"
             for arm in found.trained if curves(found, arm)]  # fmt: skip
-    return f"log κ of +sa at the end of training: {', '.join(ends)}."
+    falls = {METHODS[method]: falls_of(found, arms) for method, arms in SWEEPS.items()}
+    marks = [f"{sum(one.low >= 0 for one in seen)} of {len(seen)} ({title})" for title, seen in falls.items() if seen]
+    ordered = f"log κ of +sa is ordered by ε at so many marks of training: {', '.join(marks)}; " if marks else ""
+    return f"{ordered}at its end it is {', '.join(ends)}." if ends else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison, TrainedArms
-from wellcond.claims.asa_table4 import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
-from wellcond.verdicts import Part, in_most, interval, not_run
+from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
+from wellcond.verdicts import Part, in_most, interval, not_run, written
 from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM"]
@@ -40,7 +40,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
     if not falls:
         return ""
     lower = sum(fall > 0 for fall in falls)
-    return f"Graying lowers log κ after attention in {lower} of {len(falls)} layers, by {fmean(falls):.2f} on average."
+    change = written(-fmean(falls), "+z.2f")
+    return f"With graying, log κ after attention is lower in {lower} of {len(falls)} layers, on average {change}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:

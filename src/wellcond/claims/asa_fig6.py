@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.arms import Arm, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, within
+from wellcond.verdicts import Part, within, written
 from wellcond.words import BLOCK_SITES
 
 __all__ = ["CLAIM"]
@@ -36,8 +36,8 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    drops = [f"{fmean(found.drops(NO_SKIP).values()):.1f} on {found.title}" for found in sets.values()]
-    return f"Without its skip a ConvMixer loses, in points, {', '.join(drops)}.".replace("-", "−")
+    drops = [f"{written(fmean(found.drops(NO_SKIP).values()))} on {found.title}" for found in sets.values()]
+    return f"Without its skip a ConvMixer loses, in points, {', '.join(drops)}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -24,7 +24,7 @@ from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, 
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images
 from wellcond.train.config import Config
-from wellcond.verdicts import Part, at_least, within
+from wellcond.verdicts import Part, at_least, within, written
 
 __all__ = ["CLAIM"]
 
@@ -64,10 +64,10 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    found = next(iter(sets.values()))
-    lost, kept = (fmean(found.paired(OURS, of=other).values()) for other in (NAIVE, WHOLE))
+    (found,) = sets.values()
+    naive, whole = (written(fmean(found.paired(OURS, of=other).values()), "+z.1f") for other in (NAIVE, WHOLE))
     return (
-        f"In bfloat16, a DCT in bfloat16 loses {lost:.1f} points against ours, which is {kept:.1f} points from "
+        f"Training in bfloat16 with our DCT is {naive} points over the same with a DCT in bfloat16, and {whole} over "
         "training in float32."
     )
 

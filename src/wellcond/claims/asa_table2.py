@@ -16,7 +16,7 @@ from wellcond.claims.arms import Arm, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
-from wellcond.verdicts import Part, at_least
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -57,11 +57,12 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    found = next(iter(sets.values()))
+    (found,) = sets.values()
     gains = [
-        f"{ARMS[arm].title} {fmean(found.paired(arm, of=plain).values()):+.1f}".replace("-", "−")
+        f"{ARMS[arm].title} {written(fmean(gains.values()), '+z.1f')}"
         for plain, *others in (KINDS["softmax"], KINDS["linear"])
         for arm in others
+        if (gains := found.paired(arm, of=plain))
     ]
     return f"What graying adds to a ViT-Tiny on {found.title}, in points: {', '.join(gains)}."
 

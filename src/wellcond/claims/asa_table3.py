@@ -18,7 +18,7 @@ from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, at_least, not_run
+from wellcond.verdicts import Interval, Part, at_least, not_run, written
 
 __all__ = ["CLAIM"]
 
@@ -60,15 +60,18 @@ def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    found = next(iter(sets.values()))
-    best = {method: max(arms, key=found.mean) for method, arms in SWEEPS.items()}
-    said = [f"{ARMS[arm].title} {fmean(found.paired(arm).values()):+.1f}".replace("-", "−") for arm in best.values()]
-    return f"The best ε of each method, and its points over plain: {', '.join(said)}."
+    (found,) = sets.values()
+    best = [max(arms, key=found.mean) for arms in SWEEPS.values()]
+    gains = [f"{ARMS[arm].title} {written(fmean(found.paired(arm).values()), '+z.1f')}" for arm in best]
+    lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in SWEEPS.values()))}
+    ends = [f"{ARMS[arm].title} {seen.mean:.2f}" for arm, seen in lowest.items() if seen]
+    kappas = f"; log κ_out, plain and at the lowest ε: {', '.join(ends)}" if ends else ""
+    return f"The best ε of each method, and its points over plain: {', '.join(gains)}{kappas}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        ours = ", ".join(f"{title} {kappa(found, arm, where)}" for where, title in ENDS.items())
+        ours = ", ".join(f"{title} {kappa(found, arm, where) or 'not seen'}" for where, title in ENDS.items())
         paper = "top-1 {:g} %, κ_in {:g}, κ_out {:g}".format(*PAPER[arm])
         gain = f", gain {found.interval(found.paired(arm).values())} points" if arm != PLAIN else ""
         yield Beside(f", {ARMS[arm].title}", f"{ours}{gain}; {found.reached(arm)}", f"of a ViT-Base: {paper}")

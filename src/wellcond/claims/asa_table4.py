@@ -13,40 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
-from wellcond.claims.asa_table3 import PAPER as TABLE3
+from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, arm_color, titled
+from wellcond.claims.figures import altair, arm_color, paper_marks, titled
+from wellcond.claims.five_models import ARMS, MODELS, PAPER_KAPPA, SETTINGS, SIDES, lowered
 from wellcond.claims.imagenet import gpu_hours
-from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided
+from wellcond.verdicts import Part, at_least, not_run, out_of_reach, undecided, written
 
-__all__ = ["ARMS", "CLAIM", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
+__all__ = ["CLAIM"]
 
-MODELS = {
-    "vit_base": "ViT-B", "vit_small": "ViT-S", "swin_small": "Swin-S", "cait_s24": "CaiT-S24", "pvt_v2_b3": "PVT v2 b3",
-}  # fmt: skip
-"""ViT-B first, for asa-fig5 is about it."""
-SIDES: dict[str, tuple[str, dict[str, Any]]] = {
-    "": ("plain", {}),
-    "-dct": ("DCT graying", {"gray": "dct", "epsilon": 0.95}),
-}
-ARMS = {
-    f"{model}{side}": Arm(title=f"{title}, {words}", recipe=model, settings=settings)
-    for model, title in MODELS.items()
-    for side, (words, settings) in SIDES.items()
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "smoke": {"model_kwargs": None, "image_size": None, "steps": 4, "batch_size": 32},
-    "lab": {"model_kwargs": {}, "padding": 0, "scale_min": 0.35, "lr": GRID["lab"][1], "probe_samples": 16},
-}
-"""The models as their names have them, for 224 pixels, and at `smoke` scale as their recipes have them."""
 PAPER = {
     "vit_small": (80.2, 95.1), "vit_small-dct": (80.4, 95.2), "vit_base": (81.0, 95.3), "vit_base-dct": (81.3, 95.4),
     "swin_small": (81.3, 95.6), "swin_small-dct": (81.6, 95.6), "cait_s24": (82.6, 96.1), "cait_s24-dct": (82.7, 96.3),
     "pvt_v2_b3": (82.9, 96.0), "pvt_v2_b3-dct": (83.0, 96.1),
 }  # fmt: skip
 """Top-1 and top-5 on ImageNet-1K."""
-PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # the mean of log κ_out
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -69,20 +50,11 @@ def judge(found: Comparison) -> Iterable[Part]:
     )
 
 
-def lowered(found: Comparison, model: str) -> list[list[float]]:
-    """For each group of images, block by block: by how much graying lowers log κ of `+sa`. Empty without the runs."""
-    sides = [found.measurements(f"{model}{side}", "log_kappa_groups") for side in SIDES]
-    if not all(sides):
-        return []
-    pairs = zip(*(side[0] for side in sides), strict=True)
-    return [[plain - grayed for plain, grayed in zip(*pair, strict=True)] for pair in pairs]
-
-
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     falls = {title: fmean(map(fmean, groups)) for model, title in MODELS.items() if (groups := lowered(found, model))}
-    said = ", ".join(f"{fall:.2f}".replace("-", "−") + f" in {title}" for title, fall in falls.items())
-    return f"Graying lowers the mean of log κ after attention by {said}." if falls else ""
+    said = ", ".join(f"{written(-fall, '+z.2f')} in {title}" for title, fall in falls.items())
+    return f"What graying changes in the mean of log κ after attention: {said}." if falls else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -120,11 +92,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     for field in ("log κ of +sa", "top-1, %"):
         y = alt.Y(f"{field}:Q", title=field, scale=alt.Scale(zero=False))
         ours = base.mark_point(filled=True, size=90, opacity=1).encode(y=y, color=arm_color(names, field="side"))
-        paper = base.transform_filter(f"isValid(datum['paper {field}'])").transform_calculate(mark="'the paper'")
-        paper = paper.mark_point(size=80, opacity=1, strokeWidth=1.5).encode(
-            y=f"paper {field}:Q", color=alt.value(INK),
-            shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
-        )  # fmt: skip
+        paper = paper_marks(base, "the paper", field=f"paper {field}")
         panels.append(alt.layer(ours, paper).properties(width=420, height=240))
     caption = (
         f"{found.title} at {found.record['scale']} scale, {found.record['epochs']} epochs, one seed; log κ is the mean "

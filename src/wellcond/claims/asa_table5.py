@@ -16,8 +16,8 @@ from typing import Any
 
 from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, arm_color, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least
+from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -51,7 +51,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     gains = {title: fmean(found.paired(f"{kind}-dct", of=kind).values()) for kind, title in KINDS.items()}
-    said = ", ".join(f"{gain:+.1f}".replace("-", "−") + f" {title}" for title, gain in gains.items())
+    said = ", ".join(f"{written(gain, '+z.1f')} {title}" for title, gain in gains.items())
     return f"What graying adds to masked autoencoding, in points of top-1: {said}."
 
 
@@ -76,8 +76,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     for kind, title in KINDS.items():
         for metric, name in METRICS.items():
             gain = with_interval(found.interval(found.paired(f"{kind}-dct", of=kind, name=metric).values()))
-            row = {"kind": title, "metric": name, **gain, "paper": _paper_gain(kind, metric)}
-            rows.append(row | {"mark": "the paper, ImageNet-1K"})
+            rows.append({"kind": title, "metric": name, **gain, "paper": _paper_gain(kind, metric)})
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("kind:N", sort=list(KINDS.values()), title=None),
         yOffset=alt.YOffset("metric:N", sort=list(METRICS.values())),
@@ -86,10 +85,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     x = alt.X("mean:Q", title="points more with DCT graying")
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, color=color)
     errors = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
-    paper = base.transform_filter("isValid(datum.paper)").mark_point(size=80, opacity=1, strokeWidth=1.5).encode(
-        x="paper:Q", color=alt.value(INK),
-        shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
-    )  # fmt: skip
+    paper = paper_marks(base, "the paper, ImageNet-1K", x=True)
     zero = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0))
     chart = alt.layer(zero, errors, points, paper).properties(width=460, height=160)
     caption = f"{found.title}, ViT-Tiny, {found.record['epochs']} epochs of each training. {seeds_in_words(sets)}"

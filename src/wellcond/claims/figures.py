@@ -33,6 +33,7 @@ __all__ = [
     "can_draw",
     "is_current",
     "paper_lines",
+    "paper_marks",
     "seeds_in_words",
     "site_color",
     "titled",
@@ -70,7 +71,8 @@ def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = 
     """The encoding of a field, of these titles in this order; `among` others they keep their colour."""
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
-    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), title=None)
+    legend = alt.Legend(title=None, symbolOpacity=1)  # also where a first layer is faint
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), legend=legend)
 
 
 def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:
@@ -87,14 +89,20 @@ def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = 
     )
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(dy=14, color="white", fontSize=11) if bars else base.mark_text(dx=20, color=INK)
-    paper = base.transform_filter("datum.paper !== null").transform_calculate(mark=repr(mark))
-    paper = paper.mark_point(shape="diamond", filled=bars, size=90, opacity=1).encode(
-        y="paper:Q",
+    layers = [shown, errors] if bars else [errors, shown]
+    return [*layers, numbers.encode(text="label:N"), paper_marks(base, mark, filled=bars)]
+
+
+def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", filled: bool = False) -> Any:
+    """Diamonds, called `mark` in the legend, at a chart's rows with a field `paper`, a number of the paper's: on the
+    axis y, or `x`."""
+    alt = altair()
+    rows = base.transform_filter(f"isValid(datum['{field}'])").transform_calculate(mark=repr(mark))
+    return rows.mark_point(filled=filled, size=85, opacity=1, strokeWidth=1.5).encode(
+        **{"x" if x else "y": alt.X(f"{field}:Q") if x else alt.Y(f"{field}:Q")},
         shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None),
         color=alt.value(INK),
     )
-    layers = [shown, errors] if bars else [errors, shown]
-    return [*layers, numbers.encode(text="label:N"), paper]
 
 
 def seeds_in_words(sets: Sequence[Any]) -> str:

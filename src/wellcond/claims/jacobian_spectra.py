@@ -22,7 +22,7 @@ from torch import Tensor
 
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, arm_color, titled
-from wellcond.claims.jacobians import KINDS, Half, halves, image_for, small_vit
+from wellcond.claims.jacobians import KINDS, SHORT, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
 from wellcond.models.build import create_model
 from wellcond.models.surgery import gray, ungray
@@ -128,6 +128,20 @@ def falls(asked: str, record: Record, kind: str, name: str) -> Part:
     return min(parts, key=lambda part: (rank.get(part.outcome, 0), part.found.mean if part.found else 0.0))
 
 
+def says(records: Mapping[str, Record]) -> str:
+    said = []
+    for record in records.values():
+        name, found = "log κ" if record["exact"] else "tenth", []
+        for kind, title in SHORT.items():
+            means = [fmean(row[name] for row in rows) for rows in record["rows"][kind].values()]
+            falls = all(more > less for more, less in pairwise(means))
+            steps = "" if falls else " (not falling at every step)"
+            found.append(f"from {means[0]:#.3g} to {means[-1]:#.3g} {title}{steps}")
+        said.append(f"at {record['tokens']} tokens {MEASURES[name]} goes {', '.join(found)}")
+    first, *_, last = next(iter(records.values()))["rows"]["skip"]
+    return f"As ε goes from {first} to {last}, of an attention's Jacobian {'; '.join(said)}."
+
+
 def summary(record: Record) -> Iterable[str]:
     for kind, title in KINDS.items():
         for name in MEASURES if record["exact"] else ("tenth", "hundredth", "rms"):
@@ -180,6 +194,7 @@ def spectra_claim(id_: str, method: str, epsilons: Sequence[float]) -> MeasuredO
         "ViT-Tiny is the lab scale",
         measure=partial(measure, method, epsilons),
         judge=judge,
+        says=says,
         summary=summary,
         figure=figure,
     )

@@ -24,13 +24,14 @@ from wellcond.claims.sets import GivenData
 from wellcond.numerics.jacobian import JacobianSpectrum, jacobian_spectrum
 from wellcond.numerics.singular import measure_conditioning
 
-__all__ = ["KINDS", "MAX_ENTRIES", "Half", "halves", "image_for", "small_vit"]
+__all__ = ["KINDS", "MAX_ENTRIES", "SHORT", "Half", "halves", "image_for", "small_vit"]
 
 KINDS = {
     "skip": "with its skip, by its input",
     "bare": "without its skip, by its normed input",
     "params": "by its parameters",
 }
+SHORT = {"skip": "with its skip", "bare": "without it", "params": "by its parameters"}
 MAX_ENTRIES = 2**28
 SPREAD, STRIDE = 64, 23  # images, and from one seed's to the next
 HALVES = {"sa": ("norm1", "attn"), "mlp": ("norm2", "mlp")}  # in timm's ViT

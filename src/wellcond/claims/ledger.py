@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from wellcond.claims.catalogue import CLAIMS, OURS
@@ -33,6 +34,7 @@ HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1",
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
 OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
+BY_ITS_CASES = "Without an interval: theory, decided case by case"
 LEAD = """\
 # The claims, and what we found
 
@@ -40,8 +42,9 @@ LEAD = """\
 
 ![{alt}]({chart})
 
-A dot is a mean over paired seeds with its interval; the pale bar is where the whole interval has to lie for the
-statement to hold. Claims without runs yet are in the table alone.
+A dot is a mean with its interval, over paired seeds or over what its statement names: images, rounds, trainings. The
+pale bar is where the whole interval has to lie for the statement to hold. Claims without runs yet are in the table
+alone.
 """
 RULES = """\
 ## How it is decided
@@ -204,6 +207,10 @@ def _deciding(evidence: Path, one: Claim) -> tuple[str, dict[Path, dict[str, Any
     for path in sorted((evidence / one.id).glob("*.json")) if one.built else ():
         record = _read(path)
         by_scale.setdefault(str(record.get("scale")), {})[path] = record
+    for scale, found in by_scale.items():  # in the claim's own order of sets
+        order = {name: number for number, name in enumerate(one.sets)}
+        ordered = sorted(found.items(), key=lambda item: order.get(item[1].get("data", ""), len(order)))
+        by_scale[scale] = dict(ordered)
     return next(((scale, by_scale[scale]) for scale in (*SCALES, "smoke") if scale in by_scale), ("", {}))
 
 
@@ -292,51 +299,75 @@ def _decided(found: Sequence[Entry]) -> list[dict[str, Any]]:
         for part in shown:
             assert part.found is not None
             assert part.asked is not None
-            one = part.found.count < 2
-            low, high = (None, None) if one else (part.found.low, part.found.high)
+            low, high = (None, None) if part.found.count < 2 else (part.found.low, part.found.high)
             row = {"mean": part.found.mean, "low": low, "high": high, "asked": list(part.asked), "unit": part.unit}
-            label = f"{entry.id}: {part.name.partition(', that is')[0]}"
-            rows.append({**row, "label": label, "outcome": part.outcome})
+            rows.append({"panel": _named(entry.id), "label": part.name, "outcome": part.outcome, **row})
         if not shown and entry.verdict in VERDICTS:
-            rows.append({"label": f"{entry.id}: {CLAIMS[entry.id].claim}", "outcome": entry.verdict, "unit": None})
-    return rows
+            rows.append({"panel": BY_ITS_CASES, "label": _named(entry.id), "outcome": entry.verdict, "unit": None})
+    return sorted(rows, key=lambda row: row["unit"] is None)
+
+
+def _named(id_: str) -> str:
+    return f"{id_}: {CLAIMS[id_].claim}".replace("`", "")
 
 
 def overview(found: Sequence[Entry]) -> Any:
-    """Every statement that has been decided or tried, by the unit of its number."""
+    """Every statement that has been decided or tried, a panel for each claim, or two if its numbers have two units."""
     alt = altair()
-    rows = _decided(found)
-    color = alt.Color(
-        "outcome:N", title=None, scale=alt.Scale(domain=list(VERDICT_COLORS), range=list(VERDICT_COLORS.values()))
-    )
+    rows = [{**row, "label": _in_lines(row["label"].replace("`", ""))} for row in _decided(found)]
+    outcomes = [one for one in VERDICT_COLORS if any(row["outcome"] == one for row in rows)]
+    scale = alt.Scale(domain=outcomes, range=[VERDICT_COLORS[one] for one in outcomes])
+    color = alt.Color("outcome:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolType="circle"))
     panels = []
-    for unit in dict.fromkeys(row["unit"] for row in rows):
-        mine = [row for row in rows if row["unit"] == unit]
-        y = alt.Y(
-            "label:N", sort=[row["label"] for row in mine], title=None, axis=alt.Axis(labelLimit=460, ticks=False)
+    for panel, unit in dict.fromkeys((row["panel"], row["unit"]) for row in rows):
+        mine = [row for row in rows if (row["panel"], row["unit"]) == (panel, unit)]
+        base = alt.Chart(alt.Data(values=mine)).encode(
+            y=alt.Y("label:N", sort=[row["label"] for row in mine], title=None, axis=_label_axis())
         )
-        if unit is None:
-            dots = alt.Chart(alt.Data(values=mine)).mark_point(filled=True, size=70, opacity=1)
-            panels.append(
-                dots.encode(x=alt.value(8), y=y, color=color).properties(width=320, title="without an interval")
-            )
-            continue
-        ends = [value for row in mine for value in (row["mean"], row["low"], row["high"]) if value is not None]
-        ends += [value for row in mine for value in row["asked"] if math.isfinite(value)]
-        room = 0.05 * (max(ends) - min(ends) or 1.0)
-        domain = [min(ends) - room, max(ends) + room]
-        for row in mine:
-            row["from"], row["to"] = (min(max(end, domain[0]), domain[1]) for end in row.pop("asked"))
-        base = alt.Chart(alt.Data(values=mine)).encode(y=y)
-        x = alt.X("mean:Q", title=unit or "ratio or difference", scale=alt.Scale(domain=domain, nice=False))
-        wanted = base.mark_bar(height=9, color=MUTED, opacity=0.14).encode(
-            x=alt.X("from:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q"
-        )
-        spans = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
-        dots = base.mark_point(filled=True, size=60, opacity=1).encode(x=x, color=color)
-        panels.append(alt.layer(wanted, spans, dots).properties(width=320, title=unit or "numbers without a unit"))
-    caption = "Dots are means over paired seeds, lines their intervals; in the pale bars the whole interval must lie."
-    return titled(alt.vconcat(*panels).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+        chart = _dots(base, color) if unit is None else _intervals(base, mine, unit, color)
+        tall = any("\n" in row["label"] for row in mine)
+        heading = alt.Title(text=wrap(panel, 110), anchor="start", frame="bounds", fontSize=12, offset=6)
+        panels.append(chart.properties(width=320, height=alt.Step(34 if tall else 20), title=heading))
+    caption = "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie."
+    return titled(alt.vconcat(*panels, spacing=14).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+
+
+def _in_lines(text: str, width: int = 92) -> str:
+    """Of one length, where one does not hold it all."""
+    lines = math.ceil(len(text) / width)
+    return "\n".join(wrap(text, width if lines == 1 else len(text) // lines + 8))
+
+
+def _label_axis() -> Any:
+    """Labels of one line or two, as wide in every panel."""
+    alt = altair()
+    raised = {"condition": {"test": "indexof(datum.label, '\\n') >= 0", "value": -7}, "value": 0}
+    lines, width = "split(datum.label, '\\n')", 480
+    return alt.Axis(
+        labelExpr=lines, labelLimit=width, minExtent=width, maxExtent=width, labelOffset=raised, ticks=False
+    )
+
+
+def _dots(base: Any, color: Any) -> Any:
+    return base.mark_point(filled=True, size=70, opacity=1).encode(x=altair().value(8), color=color)
+
+
+def _intervals(base: Any, rows: Sequence[dict[str, Any]], unit: str, color: Any) -> Any:
+    """With pale bars where the intervals have to lie, as far as the axis goes."""
+    alt = altair()
+    ends = [value for row in rows for value in (row["mean"], row["low"], row["high"], *row["asked"])]
+    ends = [value for value in ends if value is not None and math.isfinite(value)]
+    room = 0.05 * (max(ends) - min(ends) or 1.0)
+    domain = [min(ends) - room, max(ends) + room]
+    for row in rows:
+        row["from"], row["to"] = (min(max(end, domain[0]), domain[1]) for end in row.pop("asked"))
+    scale = alt.Scale(domain=domain, nice=False)
+    wanted = base.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=alt.X("from:Q", scale=scale), x2="to:Q")
+    spans = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
+    dots = base.mark_point(filled=True, size=60, opacity=1).encode(
+        x=alt.X("mean:Q", title=unit or None, scale=scale, axis=alt.Axis(tickCount=6)), color=color
+    )
+    return alt.layer(wanted, spans, dots)
 
 
 # ---- writing the page
@@ -345,12 +376,12 @@ def overview(found: Sequence[Entry]) -> Any:
 def _counts(found: Sequence[Entry]) -> str:
     """How many claims have which verdict."""
     verdicts = [entry.verdict for entry in found]
-    counted = [f"{one} {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
+    counted = [f"{one}: {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
     missing = sum(verdict in (NO_EVIDENCE, SMOKE_ONLY) for verdict in verdicts)
     said = ", ".join(counted) or "none is decided"
     return (
         f"{len(found)} claims: of the two papers, of those that followed them, and of our own. **{said.capitalize()}"
-        f"{f'; no evidence yet {missing}' if missing else ''}.** Each has an experiment that anyone can repeat."
+        f"{f'; no evidence yet: {missing}' if missing else ''}.** Each has an experiment that anyone can repeat."
     )
 
 

@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import INK, altair, arm_color, titled
-from wellcond.claims.lra import ARMS, ArenaArms
+from wellcond.claims.lra import ARMS, ArenaArms, column
 from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM", "advantages", "falls"]
@@ -25,7 +26,7 @@ METHODS = {
     "informer": "Informer",
 }  # fmt: skip
 COLORED = ("Linformer", "Performer", "Nyströmformer", "Skyformer", "Informer")  # these two as in every figure
-FROM = 128  # landmarks
+LANDMARKS, FROM = (16, 32, 64, 128, 256), 128
 WEIGHTS = {"initial": "fresh weights", "trained": "trained"}
 PAPER = {
     "initial": {
@@ -37,7 +38,7 @@ PAPER = {
         "2048": (3.02, 2.15, 1.64, 1.26, 0.92), "4096": (3.79, 2.78, 2.16, 1.72, 1.27),
     },
 }  # fmt: skip
-"""Skyformer in Figure 1, read from the picture: BERT's weights, fresh and pretrained, with 16, 32, … 256 landmarks."""
+"""Skyformer in Figure 1, read from the picture: BERT's weights, fresh and pretrained, with LANDMARKS."""
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -81,7 +82,17 @@ def falls(run: Mapping[str, Any], weights: str = "trained") -> float:
     return min(finite, default=-math.inf)
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(tasks: Mapping[str, Comparison]) -> str:
+    said = []
+    for found in tasks.values():
+        if runs := found.measurements("softmax", "approximations"):
+            factor = math.exp(fmean(advantages(run, FROM) for run in runs))
+            said.append(f"{column(found)} {f'{factor:.2f}' if factor else 'without a value'}")
+    what = f"The smallest error of the others over Skyformer's, with {FROM} landmarks (above 1: it is nearest)"
+    return f"{what}: {'; '.join(said)}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     runs = found.measurements("softmax", "approximations")
     for weights, title in WEIGHTS.items() if runs else ():
         for size in runs[0][weights]:
@@ -89,7 +100,10 @@ def summary(found: Comparison) -> Iterable[str]:
             errors = {name: [run[weights][size][name][last] for run in runs] for name in METHODS}
             said = ", ".join(f"{METHODS[name]} {_mean(values)}" for name, values in errors.items())
             norm = fmean(run[weights][size]["norm"] for run in runs)
-            yield f", {title}, n = {size}, {runs[0]['budgets'][last]} landmarks: {said}; the output itself: {norm:.2g}"
+            budget = runs[0]["budgets"][last]
+            what, ours = f", {title}, n = {size}, {budget} landmarks", f"{said}; the output itself {norm:.2g}"
+            paper = dict(zip(LANDMARKS, PAPER[weights].get(size, ()), strict=False)).get(budget)
+            yield Beside(what, ours, f"Skyformer {paper:g}, of BERT") if paper else f"{what}: {ours}"
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -113,8 +127,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
                 if run[weights][size][name][at] is not None
             ]  # fmt: skip
             paper = [
-                {"budget": 16 << at, "error": error, "mark": "Skyformer in the paper, of BERT"}
-                for at, error in enumerate(PAPER[weights].get(size, ()))
+                {"budget": budget, "error": error, "mark": "Skyformer in the paper, of BERT"}
+                for budget, error in zip(LANDMARKS, PAPER[weights].get(size, ()), strict=False)
             ]
             x = alt.X("budget:Q", title="landmarks", scale=alt.Scale(type="log", base=2), axis=alt.Axis(grid=False))
             y = alt.Y("error:Q", title="‖approximate − exact‖", scale=alt.Scale(type="log"))
@@ -149,6 +163,7 @@ CLAIM = ArenaArms(
     judge=judge,
     shows=("approximations",),
     paper=dict.fromkeys(("lra_text", "lra_listops", "imdb_pairs", "lra_pathfinder", "lra_image"), PAPER),
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellcond.claims.arms import Comparison
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, shown
 from wellcond.verdicts import Interval, Part, in_most, not_run
@@ -83,7 +84,13 @@ def _left(run: Mapping[str, Any], level: float) -> float:
     return next((row["step"] for row in rows if row["top1"] > level), rows[-1]["step"]) / rows[-1]["step"]
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(tasks: Mapping[str, Comparison]) -> str:
+    ratios = {column(one): 1 - share.mean for one in tasks.values() if (share := earlier(one)) is not None}
+    said = "; ".join(f"{task} {ratio:.2f}" for task, ratio in ratios.items())
+    return f"Time until Skyformer is at softmax's best loss, over softmax's own (2: never): {said}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     for unit in ("seconds", "steps"):
         if (share := earlier(found, unit)) is not None:
             yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share}"
@@ -93,9 +100,9 @@ def summary(found: Comparison) -> Iterable[str]:
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
             last = found.interval([rows[-1]["loss"] for rows in runs])
             best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
+            what, ours = f", {ARMS[arm].title}", f"last loss {last}, smallest {least}, best accuracy {best} %"
             paper = found.paper.get(arm)
-            beside = f" (the paper: near {paper:g})" if paper else ""
-            yield f", {ARMS[arm].title}: smallest loss {least}, last {last}{beside}, best accuracy {best} %"
+            yield Beside(what, ours, f"last loss near {paper:g}") if paper else f"{what}: {ours}"
     yield from remarks(found)
 
 
@@ -145,6 +152,7 @@ CLAIM = ArenaArms(
     across=judge,
     shows=("validation", "validation_seconds"),
     paper=PAPER,
+    says=says,
     summary=summary,
     figure=figure,
 )

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Comparison
+from wellcond.claims.claim import Beside, Line
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, column
 from wellcond.verdicts import Part, at_least, not_run
@@ -54,15 +55,22 @@ def depths(found: Comparison, index: int) -> dict[int, float]:
     return depths
 
 
-def summary(found: Comparison) -> Iterable[str]:
+def says(tasks: Mapping[str, Comparison]) -> str:
+    ordered = [tasks[name] for name in (*ORDER, *(name for name in tasks if name not in ORDER)) if name in tasks]
+    below = {column(found): depths(found, INDICES[-1]) for found in ordered}
+    said = [f"{task} {fmean(seeds.values()):.1f}" for task, seeds in below.items() if seeds]
+    return f"ln of the first singular value over the 64th, in the paper's order: {'; '.join(said)}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
     curves = [run["attention_spectrum"]["values"] for run in found.runs("softmax") if run.get("attention_spectrum")]
     if not curves:
         return
     means = [fmean(values) for values in zip(*curves, strict=True)]
     said = ", ".join(f"σ{index} = {means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES))
     paper = ", ".join(f"σ{index} ≈ {value:g}" for index, value in found.paper.items())
-    beside = f"the paper: σ1 140 to 280, {paper}" if paper else "the paper does not show it"
-    yield f", softmax, layer 2: {said}; {beside}"
+    what = ", softmax, layer 2"
+    yield Beside(what, said, f"σ1 140 to 280, {paper}") if paper else f"{what}: {said}; the paper does not show it"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
@@ -111,6 +119,7 @@ CLAIM = ArenaArms(
     across=judge,
     shows=("attention_spectrum",),
     paper=PAPER,
+    says=says,
     summary=summary,
     figure=figure,
 )

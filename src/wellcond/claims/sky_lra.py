@@ -13,9 +13,9 @@ from typing import Any
 
 from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, by_set, titled, with_interval
+from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
-from wellcond.verdicts import Part, at_least, not_run
+from wellcond.verdicts import Part, at_least, not_run, written
 
 __all__ = ["CLAIM", "PAPER", "gains"]
 
@@ -50,13 +50,16 @@ def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, 
 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
-    said = []
+    said: dict[str, str] = {}  # what an arm gains → over how many tasks
     for arm in MAIN[1:]:
-        found = gains({name: one for name, one in tasks.items() if name != STAND_IN and one.runs(arm)}, arm)
-        if found:
-            said.append(f"{ARMS[arm].title} {fmean(found.values()):+.1f}".replace("-", "−"))
-    over = len([name for name in tasks if name != STAND_IN])
-    return f"Points over softmax, the mean of {over} tasks: {', '.join(said)}." if said else ""
+        mine = {name: one for name, one in tasks.items() if name != STAND_IN and one.paired(arm)}
+        if found := gains(mine, arm):
+            gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}"
+            said[gain] = f"{len(mine)} task{'s' if len(mine) > 1 else ''}"
+    if len(set(said.values())) == 1:
+        return f"Points over softmax, the mean of {next(iter(said.values()))}: {', '.join(said)}."
+    by_arm = ", ".join(f"{gain} ({over})" for gain, over in said.items())
+    return f"Points over softmax, the mean of the tasks that there are: {by_arm}." if said else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -93,10 +96,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     bars = base.mark_bar(size=26).encode(color=attention_color(tuple(ARMS)))
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(color="white", fontSize=10, baseline="bottom").encode(y=alt.datum(1), text="label:N")
-    marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper, Table 1'")
-    marks = marks.mark_point(filled=True, size=80, opacity=1).encode(
-        y="paper:Q", shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None), color=alt.value(INK)
-    )
+    marks = paper_marks(base, "the paper, Table 1", filled=True)
     chart = by_set([bars, errors, numbers, marks], rows, sets, title=column, width=160, height=240)
     runs = [len(found.runs(arm)) for found in sets for arm in MAIN if found.runs(arm)]
     caption = (

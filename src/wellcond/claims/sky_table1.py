@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
-from wellcond.claims.figures import INK, altair, titled, with_interval
+from wellcond.claims.figures import INK, altair, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
 from wellcond.claims.sets import TASK_SETS, GivenData
@@ -28,7 +28,7 @@ from wellcond.models.sequence import build
 from wellcond.stability import OneCycle, attention_stability
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
-from wellcond.verdicts import Part, at_least, interval, within
+from wellcond.verdicts import Part, at_most, interval, within
 
 __all__ = ["CLAIM", "measure"]
 
@@ -97,10 +97,11 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
             if None in values:
                 yield Part(name=f"{task}, {title}", outcome="undecided", why="a ratio is not finite")
             elif attention == "nystrom":
-                asked = f"{task}: {title}'s ratio inside 1 ± {MARGIN:g}, that is ratio − 1"
-                yield within(asked, [value - 1 for value in values], MARGIN)
+                yield within(
+                    f"{task}: {title}'s ratio inside 1 ± {MARGIN:g}", values, MARGIN, around=1.0, unit=" × softmax's"
+                )
             else:
-                yield at_least(f"{task}: {title}'s ratio below 1, that is 1 − ratio", [1 - v for v in values], 0.0)
+                yield at_most(f"{task}: {title}'s ratio below 1", values, 1.0, unit=" × softmax's")
 
 
 def _title(name: str) -> str:
@@ -112,11 +113,11 @@ def says(records: Mapping[str, Record]) -> str:
     said = []
     for attention in ATTENTIONS:
         values = [record["ratios"][attention]["after"] for record in records.values()]
-        means = [fmean(one) for one in values if None not in one]
-        said.append(f"{ARMS[attention].title} {min(means):.2f} to {max(means):.2f}" if means else "")
-    return (
-        f"An update moves the embeddings so many times as far as softmax's, by task: {', '.join(filter(None, said))}."
-    )
+        means = [f"{fmean(one):.2f}" for one in values if None not in one]
+        if means:
+            ends = dict.fromkeys((min(means, key=float), max(means, key=float)))
+            said.append(f"{ARMS[attention].title} {' to '.join(ends)}")
+    return f"How far an update moves the embeddings, over softmax's, by task: {', '.join(said)}." if said else ""
 
 
 def summary(record: Record) -> Iterable[Line]:
@@ -147,9 +148,7 @@ def figure(records: Sequence[Record]) -> Any:
     for which, title in EMBEDDINGS.items():
         mine = [row for row in rows if row["where"] == title]
         least = min((row["mean"] for row in mine if row.get("mean")), default=1.0)
-        if (
-            which == "before"
-        ):  # thousands of times softmax's: on a logarithmic axis, where an interval may begin below 0
+        if which == "before":  # thousands of times softmax's, on a logarithmic axis: an interval may begin below 0
             mine = [{**row, "low": max(row["low"], least / 2)} if row.get("low") is not None else row for row in mine]
         base = alt.Chart(alt.Data(values=mine)).encode(
             x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)),
@@ -159,13 +158,9 @@ def figure(records: Sequence[Record]) -> Any:
         y = alt.Y("mean:Q", title="τ over softmax's", scale=scale)
         points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=attention_color(ATTENTIONS))
         errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=attention_color(ATTENTIONS))
-        marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper'").mark_point(
-            size=90, opacity=1, strokeWidth=1.5
-        ).encode(
-            y="paper:Q", shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None), color=alt.value(INK)
-        )  # fmt: skip
         one = alt.Chart(alt.Data(values=[{"y": 1}])).mark_rule(color=INK, strokeDash=[4, 3]).encode(y="y:Q")
-        panels.append(alt.layer(one, errors, points, marks).properties(width=420, height=260, title=title))
+        layers = alt.layer(one, errors, points, paper_marks(base, "the paper"))
+        panels.append(layers.properties(width=420, height=260, title=title))
     seeds = fmean(len(record["ratios"][ATTENTIONS[0]]["after"]) for record in records)
     caption = (
         f"Means over {records[0]['steps']} steps and {seeds:g} seeds with 95 % intervals, at {records[0]['scale']} "

@@ -12,7 +12,7 @@ from typing import Any
 
 from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, by_set, titled
+from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled
 from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, seconds, shown, titles
 from wellcond.verdicts import Interval, Part, in_most, not_run
 
@@ -118,10 +118,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         y=alt.Y("ratio:Q", title="× softmax by SDPA", scale=scale), color=attention_color(arms)
     )
     one = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.datum(1))
-    marks = base.transform_filter("isValid(datum.paper)").transform_calculate(mark="'the paper, × its softmax'")
-    marks = marks.mark_point(size=80, opacity=1, strokeWidth=1.5).encode(
-        y="paper:Q", shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None), color=alt.value(INK)
-    )
+    marks = paper_marks(base, "the paper, × its softmax")
     panels = [
         by_set([one, points, marks], [row for row in rows if row["kind"] == title], sets, title=column, width=130,
                height=180).properties(title=title)

@@ -202,6 +202,25 @@ def test_the_shell_completes_settings_and_their_words(typed: str, found: list[st
     assert complete_settings(typed) == found
 
 
+@pytest.mark.parametrize(
+    ("words", "incomplete", "found"),
+    [
+        (["gray", "="], "", ["", "svd", "dct"]),
+        (["gray", "=", "d"], "d", ["dct"]),
+        (["lr", "=", "1", "gray", "=", "s"], "s", ["svd"]),
+        (["gray", "=", "dct", "epsil"], "epsil", ["epsilon="]),
+        (["cifar10", ":", "da"], "da", []),
+    ],
+)
+def test_bash_breaks_settings_into_words(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], incomplete: str, found: list[str]
+) -> None:
+    typed = ["wellcond", "train", "digits", "--set", *words]
+    monkeypatch.setenv("COMP_WORDS", "\n".join(typed))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed) - 1))
+    assert complete_settings(incomplete) == found
+
+
 def test_what_was_given_on_the_command_line_is_known() -> None:
     config = configure("mae_base", scale="smoke", options={"lr": 1e-3, "epochs": None}, settings=["batch-size=64"])
     assert config.given == {"lr", "batch_size"}

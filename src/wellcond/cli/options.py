@@ -4,6 +4,7 @@
 sources. A key press should not wait for torch: recipes load without it, other names are read from source files.
 """
 
+import os
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -58,13 +59,27 @@ def complete_settings(incomplete: str) -> list[str]:
     from wellcond.train.config import Config
     from wellcond.train.settings import fields_of
 
+    before, mark = _broken_off()
+    if mark == ":":  # of --data-dir cifar10:FOLDER: the shell knows folders
+        return []
+    incomplete = f"{before}{mark}{incomplete}"
     words = {field.name: field.choices for field in fields_of(Config)}
     name, equals, value = incomplete.partition("=")
     named = {"attention": complete_attentions, "model": complete_models, "data": complete_data}
     if equals:
         found = named[name](value) if name in named else words.get(name, ())
-        return starting([f"{name}={word}" for word in found], incomplete)
+        whole = starting([f"{name}={word}" for word in found], incomplete)
+        return [one.removeprefix(f"{before}{mark}") for one in whole]
     return starting([f"{name}=" for name in words], incomplete)
+
+
+def _broken_off() -> tuple[str, str]:
+    """(gray, =) while bash completes gray=d: it takes = and : for ends of words, and wants what follows alone."""
+    words, at = os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD") or 0)
+    for mark in (at, at - 1):  # nothing follows yet, or something does
+        if 0 < mark < len(words) and words[mark] in ("=", ":"):
+            return words[mark - 1], words[mark]
+    return "", ""
 
 
 def print_settings(wanted: bool) -> None:

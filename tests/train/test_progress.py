@@ -34,7 +34,7 @@ def test_lines_without_a_terminal(make_config: Callable[..., Config], capsys: py
     told = capsys.readouterr().err
     assert "loss 1.25" in told
     assert "worst: blocks.0 +sa, log κ 3.0" in told
-    assert "validation: top1 0.5" in told
+    assert "step 1  validation: top1 0.5" in told
     assert progress.rate > 0
     assert "step 1 of 10  loss" in told
     quiet = Progress(make_config(), 10, show=False)

@@ -99,7 +99,7 @@ class Progress:
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         if self.show:
             words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self._console.print(f"validation: {words}", highlight=False)
+            self._console.print(f"step {self._step:,}  validation: {words}", highlight=False)
 
     def left_out(self, files: Sequence[tuple[str, str]]) -> None:
         """Name files that cannot be read, with the reason, each once."""

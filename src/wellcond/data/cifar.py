@@ -39,7 +39,7 @@ def cifar_source(which: str, path: Path) -> Source:
     if not folder.is_dir():
         raise ValueError(
             f"there is no folder {folder}; {which}:FOLDER is where torchvision put it, as by "
-            f"torchvision.datasets.{which.upper()}({str(path)!r}, download=True); for your own pictures, --data-dir FOLDER"
+            f"torchvision.datasets.{which.upper()}({str(path)!r}, download=True); your own pictures: --data-dir FOLDER"
         )
     if missing:
         raise ValueError(

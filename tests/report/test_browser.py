@@ -319,7 +319,7 @@ def test_nothing_is_wider_than_a_phone(visit, request, which, scheme):
     page = visit(request.getfixturevalue(which), viewport=PHONE, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     spilling = """() => [...document.querySelectorAll("main *:not(svg *)")].filter((element) => {
-      if (element.closest(".scroll, .wide, pre")) return false;
+      if (element.closest(".scroll, nav, pre")) return false;
       const box = element.getBoundingClientRect();
       return box.width && (box.right > innerWidth + 1 || box.left < -1);
     }).map((element) => element.outerHTML.slice(0, 100))"""

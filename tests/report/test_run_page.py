@@ -82,7 +82,7 @@ def test_the_title_is_what_was_found(probe_rows):
     assert title({"a": named})[0].startswith(f"Stage.{worst['index'] + 1}'s attention output is worst")
     worse = probe_rows(steps=(0, 100), blocks=6, shift=1.0, sites=("+sa",))
     assert re.fullmatch(
-        r"Block \d's stream after attention is worse in b than in a: log κ \+1.00", *title({"a": rows, "b": worse})
+        r"Block \d's stream after attention is worse in b than in a: log κ 1.0 higher", *title({"a": rows, "b": worse})
     )
     assert title({"a": worse, "b": rows})[0].endswith("in b")  # where nothing rose, the worst of all
     for r in rows:

@@ -11,7 +11,7 @@ evidence: it is named "smoke only" and decides nothing.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair, can_draw, is_
 from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
+from wellcond.report.colors import LIGHT
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
 
-__all__ = ["Entry", "check", "claim_of", "entries", "overview", "page", "run"]
+__all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
@@ -33,6 +34,11 @@ HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1",
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
 OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
+OVERVIEW_CAPTION = (
+    "Dots are means over paired seeds, lines their intervals; in the pale bars the whole interval must lie. What has "
+    "the same unit is drawn on the same scale."
+)
+LINE_HIGH, NUMBERS_WIDE = 28, 130  # pixels, in the overview
 LEAD = """\
 # The claims, and what we found
 
@@ -103,8 +109,9 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
     found, chart = entries(evidence), evidence / OVERVIEW
-    if can_draw() or not is_current(chart, made_from=_decided(found)):
-        write_svg(overview(found), chart, made_from=_decided(found))
+    rows = overview_rows(found)
+    if can_draw() or not is_current(chart, made_from=rows):
+        write_svg(titled(overview(rows), OVERVIEW_TITLE, OVERVIEW_CAPTION), chart, made_from=rows)
     write_text(target, page(evidence, target))
     if reference is not None:
         write_text(reference, _reference(evidence, found))
@@ -127,7 +134,7 @@ def check(evidence: Path, target: Path, reference: Path | None = None, readme: P
     wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
     if wanted == found:
         old = [figure for _, figure, files in _figures(evidence) if not is_current(figure, made_from=files)]
-        if not is_current(evidence / OVERVIEW, made_from=_decided(entries(evidence))):
+        if not is_current(evidence / OVERVIEW, made_from=overview_rows(entries(evidence))):
             old.append(evidence / OVERVIEW)
         return f"{old[0]} shows other rows than {evidence} has; wellcond ledger draws it anew" if old else ""
     length = max(len(wanted), len(found))
@@ -284,9 +291,10 @@ def _short(commit: str | None) -> str:
 # ---- all of them at a glance
 
 
-def _decided(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The rows of the chart: a statement with its interval each, and a claim each that is decided without one."""
-    rows: list[dict[str, Any]] = []
+def overview_rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The lines of the chart: a statement with its interval each, by the unit of its number, below a line that names
+    the unit; and a claim each that is decided without a number."""
+    units: dict[str | None, list[dict[str, Any]]] = {}
     for entry in found:
         shown = [part for part in entry.parts if part.found is not None and part.asked is not None]
         for part in shown:
@@ -294,49 +302,97 @@ def _decided(found: Sequence[Entry]) -> list[dict[str, Any]]:
             assert part.asked is not None
             one = part.found.count < 2
             low, high = (None, None) if one else (part.found.low, part.found.high)
-            row = {"mean": part.found.mean, "low": low, "high": high, "asked": list(part.asked), "unit": part.unit}
-            label = f"{entry.id}: {part.name.partition(', that is')[0]}"
-            rows.append({**row, "label": label, "outcome": part.outcome})
+            row = {"claim": entry.id, "statement": part.name.partition(", that is")[0], "outcome": part.outcome}
+            row |= {"mean": part.found.mean, "low": low, "high": high, "from": part.asked[0], "to": part.asked[1]}
+            units.setdefault(part.unit, []).append(row)
         if not shown and entry.verdict in VERDICTS:
-            rows.append({"label": f"{entry.id}: {CLAIMS[entry.id].claim}", "outcome": entry.verdict, "unit": None})
-    return rows
+            row = {"claim": entry.id, "statement": CLAIMS[entry.id].claim, "outcome": entry.verdict}
+            units.setdefault(None, []).append(row)
+    return [row for unit, rows in units.items() for row in _of_unit(unit, rows)]
 
 
-def overview(found: Sequence[Entry]) -> Any:
-    """Every statement that has been decided or tried, by the unit of its number."""
+def _of_unit(unit: str | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A line that names the unit, then its statements, all on one scale, from `left` to `right`."""
+    empty = dict.fromkeys(("claim", "statement", "outcome", "mean", "low", "high", "from", "to"))
+    if unit is None:
+        yield {**empty, "statement": "decided without a number", "unit": "", "left": None, "right": None}
+        yield from ({**empty, **row, "unit": "", "left": None, "right": None} for row in rows)
+        return
+    ends = [row[name] for row in rows for name in ("mean", "low", "high", "from", "to")]
+    ends = [end for end in ends if end is not None and math.isfinite(end)]
+    room = 0.05 * (max(ends) - min(ends) or 1.0)
+    left, right = min(ends) - room, max(ends) + room
+    more = {"unit": unit or "ratio or difference", "left": left, "right": right}
+    yield {**empty, **more, "statement": f"{more['unit']}, from {left:.3g} to {right:.3g}".replace("-", "−")}
+    for row in rows:
+        asked = {name: min(max(row[name], left), right) for name in ("from", "to")}
+        yield {**row, **asked, **more}
+
+
+def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any:
+    """Every statement that has been decided or tried: above its dot and interval, before what was asked for.
+
+    Args:
+        rows: those of `overview_rows`.
+        on_page: for a Chart with these rows, as wide as its place, with a legend that toggles.
+    """
     alt = altair()
-    rows = _decided(found)
+    present = [verdict for verdict in VERDICT_COLORS if any(row["outcome"] == verdict for row in rows)]
     color = alt.Color(
-        "outcome:N", title=None, scale=alt.Scale(domain=list(VERDICT_COLORS), range=list(VERDICT_COLORS.values()))
+        "outcome:N",
+        scale=alt.Scale(domain=present, range=[VERDICT_COLORS[one] for one in present]),
+        legend=None if on_page else alt.Legend(title=None, orient="top"),
     )
-    panels = []
-    for unit in dict.fromkeys(row["unit"] for row in rows):
-        mine = [row for row in rows if row["unit"] == unit]
-        y = alt.Y(
-            "label:N", sort=[row["label"] for row in mine], title=None, axis=alt.Axis(labelLimit=460, ticks=False)
+    scaled = {
+        f"{name}_at": f"isValid(datum['{name}']) ? (datum['{name}'] - datum.left) / (datum.right - datum.left) : null"
+        for name in ("mean", "low", "high", "from", "to")
+    }
+    mean, low, high = (
+        f"format(datum.{one}, abs(datum.{one}) < 10 ? '.2~f' : '.1~f')" for one in ("mean", "low", "high")
+    )
+    interval = f"isValid(datum.low) ? ' [' + {low} + ', ' + {high} + ']' : ''"
+    single = "datum.outcome && !isValid(datum.mean)"
+    base = (
+        alt.Chart(alt.NamedData("rows") if on_page else alt.Data(values=[dict(row) for row in rows]))
+        .transform_filter("indexof(off, datum.outcome) < 0")
+        .transform_calculate(
+            **scaled,
+            high_as=f"{single} ? {LINE_HIGH / 2} : {LINE_HIGH}",
+            text="(datum.claim ? datum.claim + ': ' : '') + datum.statement",
+            number=f"isValid(datum.mean) ? {mean} + ({interval}) : datum.outcome",
         )
-        if unit is None:
-            dots = alt.Chart(alt.Data(values=mine)).mark_point(filled=True, size=70, opacity=1)
-            panels.append(
-                dots.encode(x=alt.value(8), y=y, color=color).properties(width=320, title="without an interval")
-            )
-            continue
-        ends = [value for row in mine for value in (row["mean"], row["low"], row["high"]) if value is not None]
-        ends += [value for row in mine for value in row["asked"] if math.isfinite(value)]
-        room = 0.05 * (max(ends) - min(ends) or 1.0)
-        domain = [min(ends) - room, max(ends) + room]
-        for row in mine:
-            row["from"], row["to"] = (min(max(end, domain[0]), domain[1]) for end in row.pop("asked"))
-        base = alt.Chart(alt.Data(values=mine)).encode(y=y)
-        x = alt.X("mean:Q", title=unit or "ratio or difference", scale=alt.Scale(domain=domain, nice=False))
-        wanted = base.mark_bar(height=9, color=MUTED, opacity=0.14).encode(
-            x=alt.X("from:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q"
+        .transform_window(end="sum(high_as)")
+        .transform_calculate(
+            dot_at=f"datum.end - {LINE_HIGH / 4}",
+            text_at=f"datum.dot_at - (isValid(datum.mean) ? {0.44 * LINE_HIGH} : 0)",
         )
-        spans = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
-        dots = base.mark_point(filled=True, size=60, opacity=1).encode(x=x, color=color)
-        panels.append(alt.layer(wanted, spans, dots).properties(width=320, title=unit or "numbers without a unit"))
-    caption = "Dots are means over paired seeds, lines their intervals; in the pale bars the whole interval must lie."
-    return titled(alt.vconcat(*panels).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+        .encode(tooltip=[alt.Tooltip("text:N", title="statement"), "number:N", "outcome:N"])
+    )
+    height = sum(LINE_HIGH / (2 if row["outcome"] and row["mean"] is None else 1) for row in rows)
+    across = alt.Scale(domain=[0, 1], range=[0, alt.expr(f"width - {NUMBERS_WIDE}")], nice=False)
+    down = alt.Scale(domain=[0, height], range=[0, height], nice=False)
+
+    def x(name: str) -> Any:
+        return alt.X(f"{name}_at:Q", scale=across, axis=None)
+
+    def y(name: str) -> Any:
+        return alt.Y(f"{name}_at:Q", scale=down, axis=None)
+
+    dots = base.transform_filter("isValid(datum.mean)").encode(y=y("dot"))
+    told, headings = (base.transform_filter(one).encode(y=y("text")) for one in ("datum.outcome", "!datum.outcome"))
+    left = {"align": "left", "baseline": "middle", "fontSize": 11, "limit": alt.expr("width")}
+    layers = [
+        dots.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=x("from"), x2="to_at:Q"),
+        dots.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high_at:Q", color=color),
+        dots.mark_point(filled=True, size=60, opacity=1).encode(x=x("mean"), color=color),
+        told.mark_text(align="right", baseline="middle", fontSize=11).encode(
+            x=alt.value(alt.expr("width")), y=y("dot"), text="number:N", color=color
+        ),
+        told.mark_text(**left, color=LIGHT["ink"]).encode(x=alt.value(0), text="text:N"),
+        headings.mark_text(**left, color=MUTED, fontWeight="bold").encode(x=alt.value(0), text="text:N"),
+    ]
+    width: Any = "container" if on_page else 760
+    return alt.layer(*layers, params=[alt.param(name="off", value=[]).param]).properties(width=width, height=height)
 
 
 # ---- writing the page

@@ -199,7 +199,7 @@ class Axis:
         axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
         if self.log:
             scale |= {"type": "log", "base": self.base}
-            axis = {"labelExpr": LOG_LABEL}
+            axis = {"labelExpr": LOG_LABEL, "tickCount": 5}
         if self.log and self.base != 10:  # else a short axis would have round ticks, and not its powers
             low, high = (math.log(end, self.base) for end in scale["domain"])
             powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
@@ -226,8 +226,6 @@ class Chart:
     """Of a chart that zooms."""
     description: str = ""
     """What it shows, for those who cannot see it; the table of its numbers says the rest."""
-    wide: bool = False
-    """It does not shrink to the page; on a narrow screen it scrolls."""
 
     @property
     def id(self) -> str:
@@ -269,7 +267,7 @@ class Chart:
             "figure",
             tag("h3", self.title, anchor(self.id)),
             _legend(self.looks) if legend else None,
-            tag("div", tag("div", class_="vega"), class_="drawing wide" if self.wide else "drawing"),
+            tag("div", tag("div", class_="vega"), class_="drawing"),
             Html(f'<script type="application/json">{script_json(content)}</script>'),
             caption,
             tag("div", numbers, class_="foot needs-script", hidden=True),
@@ -445,7 +443,7 @@ def _draw_heat(
         tooltip=[alt.Tooltip(f"{name}:N", title=title) for name, title in TOLD.items()],
     )  # fmt: skip
     scale = alt.Scale(type="quantize", domain=[low, high], range=[light for light, _ in HEAT])
-    colors = alt.Legend(title="log κ", orient="top", gradientLength=225, format="~g", direction="horizontal")
+    colors = alt.Legend(title="log κ", orient="bottom", type="gradient", gradientLength=270, format="~g")
     missing = alt.value("transparent")
     cells = base.mark_rect(strokeWidth=alt.expr("bandwidth('x') > 8 ? 2 : 0")).encode(
         color=alt.condition(

@@ -209,7 +209,7 @@ for (const chart of charts) {
       tool("↺", "Show all", () => zoom(chart, 0)),
     );
     const drawing = chart.figure.querySelector(".drawing");
-    drawing.tabIndex = 0;
+    Object.assign(drawing, { tabIndex: 0, role: "group", ariaLabel: `${titleOf(chart)}: plus and minus zoom, arrows move, 0 shows all` });
     drawing.addEventListener("keydown", (event) => {
       if (!KEYS[event.key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
@@ -229,7 +229,7 @@ if (charts.length) {
   const about = { title: document.querySelector("h1").textContent, width: 1100 };
   about.lead = document.querySelector(".lead")?.textContent ?? "";
   const card = () => copy("card.png", picture(charts[0], about).then((view) => png(view, 1)));
-  document.querySelector("header").append(tool("Copy as a card", "Copy title and first chart as a picture to share", card));
+  document.querySelector("header").prepend(tool("Copy as a card", "Copy title and first chart as a picture to share", card));
 }
 
 // ---- numbers, for those who cannot see a chart or want to read it off

@@ -25,7 +25,8 @@ from .markup import Html, file_stem, format_number, join, tag
 
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "slider", "table", "tiles"]
 
-TILES_MANY = 4  # more than these stand in two columns on a phone, and their numbers wrap
+TILES_MANY = 3  # more than these stand in two columns on a phone, and their numbers wrap
+CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples)))"
 WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
 
 
@@ -82,6 +83,7 @@ class Page:
             tag("meta", name="twitter:card", content="summary"),
             tag("link", rel="icon", href="data:,"),
             Html(f"<style>{stylesheet()}\n{_file('page.css')}</style>"),
+            Html(f"<noscript><style>{CHARTS_ALONE} {{ display: none; }}</style></noscript>"),
         )
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 

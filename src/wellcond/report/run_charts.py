@@ -66,6 +66,8 @@ class Shown:
     events: Sequence[Event] = ()
     probe: Iterable[Mapping[str, Any]] | None = None
     """The rows of its probe; None where it had none."""
+    shape: tuple[int, int] | None = None
+    """Tokens and width of its matrices of image patches, where all have the same."""
 
     @property
     def logged(self) -> bool:
@@ -151,7 +153,7 @@ def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
             ends=ends,
             caption=MARKS if run is drawn[-1] else "",
             steps=steps,
-            legend=run is drawn[0],
+            legend=run is drawn[-1],
         )
         for run in drawn
     ]
@@ -218,7 +220,8 @@ def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
     charts = chart("Training loss", Axis("loss"), lambda run: run.trained("loss"), "Of the batch of each logged step.")
     for name in names:
         title = {"loss": "Validation loss", "top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}.get(name)
-        y = Axis(name if name.isidentifier() else "value", "share right" if name in ("top1", "top5") else name)
+        field, share = name if name.isidentifier() else "value", name in ("top1", "top5")
+        y = Axis(field, "share right", least=0.1) if share else Axis(field, name)
         charts += chart(title or f"Validation {name}", y, lambda run, name=name: run.metric(name), VALIDATED)
     for field, (title, y, caption) in OTHERS.items():
         charts += chart(title, y, lambda run, field=field: run.trained(field), caption)
@@ -371,7 +374,7 @@ def attention(runs: Sequence[Readings]) -> list[Chart]:
         ]
         if rows:
             here = {run: look for run, look in looks.items() if any(row["run"] == run for row in rows)}
-            y = Axis(name, label)
+            y = Axis(name, label, least=1.0)  # nats, both
             told = caption + _alone(here, runs)
             charts.append(line_chart(rows, title=title, x=BLOCK, y=y, by="run", looks=here, caption=told))
     return charts

@@ -8,7 +8,7 @@ import pytest
 
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import OURS
-from wellcond.claims.figures import altair
+from wellcond.claims.figures import altair, svg
 from wellcond.records import write_record
 
 ROOT = Path(__file__).parents[2]
@@ -86,13 +86,17 @@ def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
 def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evidence):
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
-    chart = ledger.overview(ledger.entries(evidence)).to_dict()
-    panels = {panel["title"]: panel for panel in chart["vconcat"]}
-    points = panels["points"]["layer"][0].get("data") or panels["points"]["data"]
-    assert [(row["mean"], row["from"], row["outcome"]) for row in points["values"]] == [(pytest.approx(16), 0, "holds")]
-    assert [row["label"].partition(":")[0] for row in panels["without an interval"]["data"]["values"]] == sorted(
+    rows = ledger.overview_rows(ledger.entries(evidence))
+    heading, points, *others = rows
+    assert heading["statement"].startswith("points, from −")
+    assert (points["mean"], points["from"], points["outcome"]) == (pytest.approx(16), 0, "holds")
+    assert points["left"] < points["low"] <= points["mean"] <= points["high"] <= points["to"] == points["right"]
+    assert [row["claim"] for row in others if row["outcome"]] == sorted(
         [path.stem for path in (evidence / "theory").glob("*.json")], key=OURS.index
     )
+    drawn = svg(ledger.overview(rows))
+    for text in (f"{points['claim']}: {points['statement']}", "16 [16, 16]", heading["statement"]):
+        assert f">{text}<" in drawn
 
 
 def test_theory_enters_as_it_was_found(evidence, tmp_path):

@@ -26,7 +26,7 @@ from .markup import Html, file_stem, format_number, join, tag
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "slider", "table", "tiles"]
 
 TILES_MANY = 3  # more than these stand in two columns on a phone, and their numbers wrap
-CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples)))"
+CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples, [hidden])))"
 WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
 
 

@@ -148,7 +148,7 @@ def _map_section(
             text += " Each run shows its latest measurement up to that step."
         if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
             text += f" It stops at {len(steps)} of {all_of:,} steps, the worst of each stretch; probe.jsonl has all."
-        parts.append(tag("p", text, class_="caption"))
+        parts.append(tag("p", text, class_="caption needs-script", hidden=True))
     if len(drawn) > HEAT_MAPS_MOST:
         parts.append(f"The heat maps show the first {HEAT_MAPS_MOST} runs.")
     return [part for part in parts if part is not None]

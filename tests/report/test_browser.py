@@ -175,6 +175,8 @@ def test_lines_by_block_have_a_band_behind_them(tabs):
     assert (
         "90 % of the blocks of trained ViTs" in page.locator("#by-block-and-site .grid figcaption").first.inner_text()
     )
+    assert ends(page, "log-kappa-by-block-sa", "y")[0] > 0  # a band of its own scale would begin at 0, without a grid
+    assert page.locator("#log-kappa-by-block-sa .role-axis-grid line").count() > 2
 
 
 def test_lines_are_hidden_and_shown_in_all_small_multiples(tabs):

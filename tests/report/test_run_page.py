@@ -92,6 +92,19 @@ def test_the_title_is_what_was_found(probe_rows):
     assert title({"a": probe_rows(blocks=0, outside=("tokens",))}) == ["log κ of the raw patches is 8.6"]
 
 
+def test_the_card_shows_the_chart_of_the_finding(probe_rows):
+    rows, worse = probe_rows(blocks=6), probe_rows(blocks=6, shift=1.0, sites=("+sa",))
+    for runs, shown in (
+        ({"a": rows}, None),
+        ({"a": rows, "b": worse}, "log-kappa-by-block-after-sa"),
+        ({"a": worse, "b": rows}, "log-kappa-by-block-and-site-b"),
+    ):
+        html = conditioning_page(runs).to_html()
+        found = re.search('data-card="(.*?)"', html)
+        assert (found[1] if found else None) == shown
+        assert shown is None or f'<figure class="chart" id="{shown}">' in html
+
+
 def test_the_title_of_a_training_is_how_far_it_came():
     def title(*runs):
         return headings(run_page(runs).to_html(), 1)[0]

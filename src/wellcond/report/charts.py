@@ -30,6 +30,7 @@ __all__ = [
 
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 HEIGHT, CELL_HEIGHT = 240, 34  # pixels
+LEGEND_ROOM = 24  # pixels: a reader's font may be wider than the one that a picture was measured with
 LARGEST, SMALLEST = 1e250, 1e-250  # beyond them an axis, with its margins, would leave the doubles
 DASHES = [5, 4]
 LOG_LABEL = "datum.label && format(datum.value, datum.value >= 1e5 || datum.value < 1e-3 ? '.0e' : ',~g')"
@@ -61,7 +62,8 @@ def titled(chart: Any, title: str, *captions: str) -> Any:
     alt = altair()
     lines = [line for caption in captions for line in _lines(caption)]
     heading = alt.Title(text=title, subtitle=lines, anchor="start", fontSize=14, subtitleFontSize=11)
-    return chart.properties(title=heading, background="white", padding=12, config=_style())
+    room = {"left": 12, "top": 12, "right": 12 + LEGEND_ROOM, "bottom": 12}
+    return chart.properties(title=heading, background="white", padding=room, config=_style())
 
 
 def svg(chart: Any) -> str:
@@ -394,7 +396,8 @@ def _draw_lines(
         )
     if band:
         once = all_rows.transform_aggregate(rows="count()")
-        ends = {"y": alt.datum(band.low, type="quantitative"), "y2": alt.datum(band.high)}
+        low = alt.YDatum(band.low, type="quantitative", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+        ends = {"y": low, "y2": alt.datum(band.high)}
         layers.insert(0, once.mark_rect(color=LIGHT["muted"], opacity=0.14, clip=True).encode(**ends))
     return _layered(layers, params, HEIGHT)
 

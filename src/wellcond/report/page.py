@@ -37,12 +37,14 @@ class Page:
         title: what was found; it is also what a link to the page shows.
         lead: one sentence more.
         about: what the page is of, above the title.
+        card: the title of the chart that is on the card to share; by default the first.
     """
 
-    def __init__(self, title: str, lead: Any = "", *, about: str = "", footer: Iterable[Any] = ()):
+    def __init__(self, title: str, lead: Any = "", *, about: str = "", card: str = "", footer: Iterable[Any] = ()):
         self.title = title
         self.lead = lead
         self.about = about
+        self.card = card
         self.footer: list[Any] = list(footer)
         self.blocks: list[Any] = []
 
@@ -67,6 +69,7 @@ class Page:
             footer,
             Html(f'<script type="application/json" id="dark">{script_json(dark_of_light())}</script>'),
             [Html(f"<script>{script}</script>") for script in scripts],
+            data_card=file_stem(self.card) if self.card else None,
         )
         described = str(self.lead) or self.title
         head = tag(

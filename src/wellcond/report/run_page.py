@@ -25,7 +25,9 @@ from .page import Page, bullets, code_block, note, paragraph, section, slider, t
 from .readings import SITE_WORDS, Readings, bounded
 from .reference import Band
 from .run_charts import (
+    BY_BLOCK,
     HEAT_MAPS_MOST,
+    MAP,
     RUNS_MOST,
     Points,
     Shown,
@@ -85,8 +87,8 @@ def run_page(
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
-    found, sentence = _kappa_finding(measured) if measured else _training_finding(runs)
-    page = Page(found, sentence, about=title or _subject(runs, logged), footer=[_written()])
+    found, sentence, card = _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    page = Page(found, sentence, about=title or _subject(runs, logged), card=card, footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
         notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
@@ -164,15 +166,20 @@ def _subject(runs: Sequence[Shown], logged: bool) -> str:
 # ---- what was found, as a title and a sentence
 
 
-def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str]:
-    """The worst place of a run; of several the largest rise."""
+def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
+    """The worst place of a run; of several the largest rise. A sentence more, and the chart that shows it, if not the
+    first."""
+
+    def card(run: Readings) -> str:
+        return f"{MAP}, {run.run}" if len(runs) > 1 else ""
+
     first = runs[0]
     for run in runs:
         if failure := first_failure(run):
             step, block, site = failure
             of = f" of {run.run}" if len(runs) > 1 else ""
             where = _place(run, block, site)
-            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first)
+            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -180,17 +187,18 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str]:
         by = f"log κ {'at least ' if found.sense == 'at least' else ''}{found.change:.1f} higher"
         by = by if math.isfinite(found.change) else str(found)
         worse = f"{where[0].upper()}{where[1:]} is worse in {found.run} than in {first.run}: {by}"
-        return worse, _sentence(first, next(run for run in runs if run.run == found.run))
+        chart = BY_BLOCK.format(found.site) if found.block else ""
+        return worse, _sentence(first, next(run for run in runs if run.run == found.run)), chart
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     if not worst:
         site = first.outside[0]
         at = first.steps[-1], "", site
         value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
-        return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first)
+        return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first), ""
     state, run = max(worst, key=lambda pair: _rank(pair[0]))
     where = _place(run, state.block, state.worst_site)
     of = f", in {run.run}" if len(runs) > 1 else ""
-    return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run)
+    return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run), card(run)
 
 
 def _place(run: Readings, block: str, site: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import OURS
-from wellcond.claims.figures import altair
+from wellcond.claims.figures import altair, svg
 from wellcond.records import write_record
 from wellcond.verdicts import Interval, Part
 
@@ -88,33 +88,37 @@ def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
 def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evidence):
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
-    chart = ledger.overview(ledger.entries(evidence)).to_dict()
-    points, theory = chart["vconcat"]
-    assert points["title"]["text"][0].startswith("asa-fig1c: removing the attention skip")
-    rows = (points["layer"][0].get("data") or points["data"])["values"]
-    assert [(row["mean"], row["from"], row["outcome"]) for row in rows] == [(pytest.approx(16), 0, "holds")]
-    assert rows[0]["label"] == "CIFAR-10: drop(sa) ≥ 3 × drop(mlp), that is drop(sa) − 3 × drop(mlp) ≥ 0"
-    assert {layer["encoding"]["x"].get("title") for layer in points["layer"]} == {None, "points"}
-    assert [row["label"].partition(":")[0] for row in theory["data"]["values"]] == sorted(
+    rows = ledger.overview_rows(ledger.entries(evidence))
+    heading, points, *others = rows
+    assert heading["statement"].startswith("asa-fig1c: removing the attention skip")
+    assert heading["statement"].endswith("(points)")
+    assert (points["mean"], points["from"], points["outcome"]) == (pytest.approx(16), 0, "holds")
+    assert points["left"] < points["low"] <= points["mean"] <= points["high"] <= points["to"] == points["right"]
+    assert [row["claim"] for row in others if row["outcome"]] == sorted(
         [path.stem for path in (evidence / "theory").glob("*.json")], key=OURS.index
     )
+    drawn = svg(ledger.overview(rows))
+    for text in (points["statement"], "16 [16, 16]", heading["statement"]):
+        assert f">{text}<" in drawn
 
 
-def test_the_chart_has_a_panel_for_each_unit_of_a_claim_and_no_label_is_cut():
+def test_the_chart_has_a_heading_and_a_scale_for_each_unit_of_a_claim():
     def part(name, unit, outcome="holds", high=2.0):
         found = Interval(mean=1.0, low=0.5, high=high, count=3)
         return Part(name=name, outcome=outcome, why="", found=found, asked=(0.0, math.inf), unit=unit)
 
-    parts = (part("a", "points"), part("κ " * 80, ""), part("b", "points", "undecided", 4.0))
-    entry = ledger.Entry(id="asa-table3", verdict="undecided", parts=parts)
-    points, kappa = ledger.overview([entry]).to_dict()["vconcat"]
-    rows = {row["label"]: row for row in (points.get("data") or points["layer"][0]["data"])["values"]}
-    assert {label: (row["from"], row["to"], row["high"]) for label, row in rows.items()} == {
-        "a": (0.0, pytest.approx(4.2), 2.0), "b": (0.0, pytest.approx(4.2), 4.0),
-    }  # fmt: skip
-    (label,) = [row["label"] for row in (kappa.get("data") or kappa["layer"][0]["data"])["values"]]
-    assert label.replace("\n", " ") == ("κ " * 80).strip()
-    assert max(map(len, label.split("\n"))) <= 92
+    parts = (part("a", "points"), part("`κ`", ""), part("b", "points", "undecided", 4.0))
+    entries = [
+        ledger.Entry(id=name, verdict="undecided", parts=parts[:n]) for name, n in (("asa-table3", 3), ("asa-fig2", 1))
+    ]
+    rows = ledger.overview_rows(entries)
+    assert [row["statement"] for row in rows if row["outcome"]] == ["a", "b", "κ", "a"]
+    assert [row["statement"].partition(":")[0] for row in rows if not row["outcome"]] == ["asa-table3"] * 2 + [
+        "asa-fig2"
+    ]
+    assert [(row["from"], row["to"]) for row in rows if row["outcome"]] == [
+        (0.0, pytest.approx(right)) for right in (4.2, 4.2, 2.1, 2.1)
+    ]
 
 
 def test_sets_come_in_the_claims_own_order(evidence, tmp_path):

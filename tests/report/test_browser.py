@@ -112,6 +112,12 @@ def ends(page, figure, axis="x"):
     return page.evaluate(f"view('{figure}').scale('{axis}').domain()")
 
 
+def boxes(page, selector):
+    """left, top, right and bottom of all such elements."""
+    found = page.locator(selector).evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().toJSON())")
+    return [tuple(box[side] for side in ("left", "top", "right", "bottom")) for box in found]
+
+
 @pytest.fixture(scope="module")
 def tabs(visit_once, request):
     """Pages that are opened once and used by all, each with a word for its views."""
@@ -169,11 +175,13 @@ def test_lines_by_block_have_a_band_behind_them(tabs):
     assert (
         "90 % of the blocks of trained ViTs" in page.locator("#by-block-and-site .grid figcaption").first.inner_text()
     )
+    assert ends(page, "log-kappa-by-block-sa", "y")[0] > 0  # a band of its own scale would begin at 0, without a grid
+    assert page.locator("#log-kappa-by-block-sa .role-axis-grid line").count() > 2
 
 
 def test_lines_are_hidden_and_shown_in_all_small_multiples(tabs):
     page = tabs("two_runs")
-    figures = "[...document.querySelectorAll('#by-block-and-site .grid figure')]"
+    figures = "[...document.querySelectorAll('#by-block-and-site .multiples:last-of-type figure')]"
     count = f"{figures}.map((figure) => figure.querySelectorAll('.mark-line path').length)"
     settle(page)
     for _ in range(
@@ -319,15 +327,25 @@ def test_nothing_is_wider_than_a_phone(visit, request, which, scheme):
     page = visit(request.getfixturevalue(which), viewport=PHONE, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     spilling = """() => [...document.querySelectorAll("main *:not(svg *)")].filter((element) => {
-      if (element.closest(".scroll, .wide, pre")) return false;
+      if (element.closest(".scroll, nav, pre")) return false;
       const box = element.getBoundingClientRect();
       return box.width && (box.right > innerWidth + 1 || box.left < -1);
     }).map((element) => element.outerHTML.slice(0, 100))"""
     assert page.evaluate(spilling) == []
 
 
-def test_a_page_stays_small(one_run, two_runs, large_model):
-    assert max(path.stat().st_size for path in (one_run, two_runs, large_model)) < 2e6
+def test_the_finding_and_the_heat_map_are_above_the_fold_of_a_phone(visit, one_run):
+    page = visit(one_run, viewport=PHONE)
+    cells = boxes(page, f"#{MAP} .mark-rect path")
+    assert len(cells) >= 5 * 4
+    assert max(bottom for _, _, _, bottom in cells) <= PHONE["height"]
+    rows = {top: right for _, top, right, _ in boxes(page, ".tiles > div")}
+    assert len(rows) > 2
+    assert set(map(round, rows.values())) == {PHONE["width"] - 16}  # no row of tiles ends with an empty cell
+
+
+def test_a_page_stays_small(one_run, two_runs, large_model, demo_page):
+    assert max(path.stat().st_size for path in (one_run, two_runs, large_model, demo_page)) < 2e6
 
 
 def test_colours_follow_the_scheme(tabs):
@@ -373,6 +391,9 @@ def test_without_script_words_and_tables_are_complete(visit, one_run):
     assert not page.locator(".stepper").is_visible()
     assert not page.get_by_text("Numbers", exact=True).first.is_visible()
     assert page.locator("td", has_text="blocks.4").first.is_visible()
+    assert page.locator("figure.chart:visible, .legend:visible").count() == 0  # no empty boxes
+    assert page.get_by_role("heading", name="Words").is_visible()
+    assert not page.locator("#attention h2").is_visible()  # which has nothing but charts
 
 
 def test_the_policy_allows_our_scripts_alone(tabs):
@@ -404,4 +425,17 @@ def test_a_photograph_and_its_spectrum_follow_the_slider(tabs):
     smallest = {line: float([row for row in table if row[0] == line][-1][3]) for line in ("as they are", "SVD")}
     assert smallest["SVD"] == pytest.approx(smallest["as they are"] ** 0.5, rel=1e-3)
     assert f"κ = {1 / smallest['SVD']:,.0f} by SVD" in told
-    assert page.locator("#larger-evidence-statement-by-statement .mark-symbol path").count() > 5
+
+
+def test_the_evidence_can_be_read_on_a_phone_and_toggled(visit, demo_page):
+    page = visit(demo_page, viewport=PHONE)
+    figure = page.locator("#larger-evidence-statement-by-statement")
+    dots, texts = (f"#{figure.get_attribute('id')} .mark-{mark}" for mark in ("symbol path", "text text"))
+    before = len(boxes(page, dots))
+    assert before > 5
+    assert len(boxes(page, texts)) > 2 * before  # each has its statement and its number
+    [(start, _, end, _)] = boxes(page, f"#{figure.get_attribute('id')}")
+    assert all(start <= left <= right <= end for left, _, right, _ in boxes(page, f"{dots}, {texts}"))
+    figure.get_by_role("button", name="undecided").click()
+    settle(page)
+    assert 0 < len(boxes(page, dots)) < before

@@ -82,7 +82,7 @@ def test_the_title_is_what_was_found(probe_rows):
     assert title({"a": named})[0].startswith(f"Stage.{worst['index'] + 1}'s attention output is worst")
     worse = probe_rows(steps=(0, 100), blocks=6, shift=1.0, sites=("+sa",))
     assert re.fullmatch(
-        r"Block \d's stream after attention is worse in b than in a: log κ \+1.00", *title({"a": rows, "b": worse})
+        r"Block \d's stream after attention is worse in b than in a: log κ 1.0 higher", *title({"a": rows, "b": worse})
     )
     assert title({"a": worse, "b": rows})[0].endswith("in b")  # where nothing rose, the worst of all
     for r in rows:
@@ -90,6 +90,19 @@ def test_the_title_is_what_was_found(probe_rows):
             r |= {"value": math.nan, "status": "non_finite"}
     assert title({"a": rows}) == ["NaN or infinity from step 100 on, first in block 2's attention output"]
     assert title({"a": probe_rows(blocks=0, outside=("tokens",))}) == ["log κ of the raw patches is 8.6"]
+
+
+def test_the_card_shows_the_chart_of_the_finding(probe_rows):
+    rows, worse = probe_rows(blocks=6), probe_rows(blocks=6, shift=1.0, sites=("+sa",))
+    for runs, shown in (
+        ({"a": rows}, None),
+        ({"a": rows, "b": worse}, "log-kappa-by-block-after-sa"),
+        ({"a": worse, "b": rows}, "log-kappa-by-block-and-site-b"),
+    ):
+        html = conditioning_page(runs).to_html()
+        found = re.search('data-card="(.*?)"', html)
+        assert (found[1] if found else None) == shown
+        assert shown is None or f'<figure class="chart" id="{shown}">' in html
 
 
 def test_the_title_of_a_training_is_how_far_it_came():

@@ -35,6 +35,23 @@ def test_a_run_folder_gets_its_page(make_run):
     assert str(run.parent) not in text  # no path of this machine
 
 
+def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_path):
+    runs = [make_run(name, steps=(0, 50)) for name in ("a", "b")]
+
+    def page(shapes, task="classify"):
+        for run, shape in zip(runs, shapes, strict=False):
+            write_json(run / "config.json", {"config": {"model": "vit", "task": task}, "shape": shape})
+        return report_runs(runs[: len(shapes)], tmp_path / "page.html").read_text(encoding="utf-8")
+
+    for shapes in ([[65, 192]], [[65, 192]] * 2):
+        text = page(shapes)
+        assert "where 90 % of the blocks of ViT-Tinys lie in our evidence" in text
+        assert "Shaded: where 90 % of the blocks of trained ViT-Tinys lie" in text
+    assert "Shaded" not in page([[65, 192], [17, 64]])  # of two shapes, one band would be wrong for one of them
+    assert "Shaded" not in page([[65, 192]], task="sequence")
+    assert "Shaded" not in page([None])
+
+
 def test_runs_without_a_probe_have_the_same_page_and_are_compared(make_run, tmp_path):
     RunWriter(path=tmp_path / "plain").log(TrainRow(step=50, loss=2.5, lr=0.1))
     assert report_runs([tmp_path / "plain"]) == tmp_path / "plain" / "report.html"

@@ -86,7 +86,10 @@ def test_losses_are_those_of_their_own_rows(visit, trained, name):
     assert float(tiles["training loss"]) == pytest.approx(training[-1][1], rel=1e-3)
     assert float(tiles["validation loss"]) == pytest.approx(validation[-1][1], rel=1e-3)
     assert tiles["top-1"] == f"{accuracies['top-1'][-1][1]:.1%}"
-    assert page.locator("aside li").first.inner_text() == "Step 7: going on with other <data>"
+    assert (
+        page.locator("aside", has_text="What happened").locator("li").first.inner_text()
+        == "Step 7: going on with other <data>"
+    )
     assert page.title().endswith(f"Training of {read_json(folder / 'config.json')['config']['model']}")
 
 

@@ -245,6 +245,9 @@ def test_the_probe_changes_no_bit(make_config: Make, tmp_path: Path) -> None:
         kappas = [row for row in rows if row["name"] == "log_kappa"]
         assert sorted({row["step"] for row in kappas}) == [0, 3, 6, 9, 10]
         assert len(kappas) == 5 * 2 * 4  # steps × blocks × sites, each once
+        tokens, width = records.Run.open(tmp_path / folder).about["shape"]  # what a page compares with others
+        assert (tokens - 1) ** 0.5 % 1 == 0
+        assert width == settings["model_kwargs"]["embed_dim"]
     assert not (tmp_path / "without/probe.jsonl").exists()
 
 

@@ -11,10 +11,9 @@ evidence: it is named "smoke only" and decides nothing.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from wellcond.claims.catalogue import CLAIMS, OURS
@@ -23,10 +22,11 @@ from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair, can_draw, is_
 from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
+from wellcond.report.colors import LIGHT
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
 
-__all__ = ["Entry", "check", "claim_of", "entries", "overview", "page", "run"]
+__all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
@@ -34,7 +34,10 @@ HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1",
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
 OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
-BY_ITS_CASES = "Without an interval: theory, decided case by case"
+OVERVIEW_CAPTION = (
+    "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie. Each claim has its own scale."
+)
+LINE_HIGH, NUMBERS_WIDE = 28, 130  # pixels, in the overview
 LEAD = """\
 # The claims, and what we found
 
@@ -106,8 +109,9 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
     found, chart = entries(evidence), evidence / OVERVIEW
-    if can_draw() or not is_current(chart, made_from=_decided(found)):
-        write_svg(overview(found), chart, made_from=_decided(found))
+    rows = overview_rows(found)
+    if can_draw() or not is_current(chart, made_from=rows):
+        write_svg(titled(overview(rows), OVERVIEW_TITLE, OVERVIEW_CAPTION), chart, made_from=rows)
     write_text(target, page(evidence, target))
     if reference is not None:
         write_text(reference, _reference(evidence, found))
@@ -130,7 +134,7 @@ def check(evidence: Path, target: Path, reference: Path | None = None, readme: P
     wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
     if wanted == found:
         old = [figure for _, figure, files in _figures(evidence) if not is_current(figure, made_from=files)]
-        if not is_current(evidence / OVERVIEW, made_from=_decided(entries(evidence))):
+        if not is_current(evidence / OVERVIEW, made_from=overview_rows(entries(evidence))):
             old.append(evidence / OVERVIEW)
         return f"{old[0]} shows other rows than {evidence} has; wellcond ledger draws it anew" if old else ""
     length = max(len(wanted), len(found))
@@ -291,83 +295,123 @@ def _short(commit: str | None) -> str:
 # ---- all of them at a glance
 
 
-def _decided(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The rows of the chart: a statement with its interval each, and a claim each that is decided without one."""
-    rows: list[dict[str, Any]] = []
+def overview_rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The lines of the chart: below a line that names a claim, its statements with their intervals, by unit; last the
+    claims that are decided without a number."""
+    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for entry in found:
         shown = [part for part in entry.parts if part.found is not None and part.asked is not None]
         for part in shown:
             assert part.found is not None
             assert part.asked is not None
             low, high = (None, None) if part.found.count < 2 else (part.found.low, part.found.high)
-            row = {"mean": part.found.mean, "low": low, "high": high, "asked": list(part.asked), "unit": part.unit}
-            rows.append({"panel": _named(entry.id), "label": part.name, "outcome": part.outcome, **row})
+            row = {"claim": entry.id, "statement": _plain(part.name.partition(", that is")[0]), "outcome": part.outcome}
+            row |= {"mean": part.found.mean, "low": low, "high": high, "from": part.asked[0], "to": part.asked[1]}
+            groups.setdefault((entry.id, part.unit), []).append(row)
         if not shown and entry.verdict in VERDICTS:
-            rows.append({"panel": BY_ITS_CASES, "label": _named(entry.id), "outcome": entry.verdict, "unit": None})
-    return sorted(rows, key=lambda row: row["unit"] is None)
+            row = {"claim": entry.id, "statement": _named(entry.id), "outcome": entry.verdict}
+            groups.setdefault(("", None), []).append(row)
+    last = sorted(groups, key=lambda group: group[1] is None)
+    return [row for claim, unit in last for row in _on_one_scale(claim, unit, groups[claim, unit])]
 
 
-def _named(id_: str) -> str:
-    return f"{id_}: {CLAIMS[id_].claim}".replace("`", "")
+def _named(claim: str) -> str:
+    return _plain(f"{claim}: {CLAIMS[claim].claim}")
 
 
-def overview(found: Sequence[Entry]) -> Any:
-    """Every statement that has been decided or tried, a panel for each claim, or two if its numbers have two units."""
-    alt = altair()
-    rows = [{**row, "label": _in_lines(row["label"].replace("`", ""))} for row in _decided(found)]
-    outcomes = [one for one in VERDICT_COLORS if any(row["outcome"] == one for row in rows)]
-    scale = alt.Scale(domain=outcomes, range=[VERDICT_COLORS[one] for one in outcomes])
-    color = alt.Color("outcome:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolType="circle"))
-    panels = []
-    for panel, unit in dict.fromkeys((row["panel"], row["unit"]) for row in rows):
-        mine = [row for row in rows if (row["panel"], row["unit"]) == (panel, unit)]
-        base = alt.Chart(alt.Data(values=mine)).encode(
-            y=alt.Y("label:N", sort=[row["label"] for row in mine], title=None, axis=_label_axis())
-        )
-        chart = _dots(base, color) if unit is None else _intervals(base, mine, unit, color)
-        tall = any("\n" in row["label"] for row in mine)
-        heading = alt.Title(text=wrap(panel, 110), anchor="start", frame="bounds", fontSize=12, offset=6)
-        panels.append(chart.properties(width=320, height=alt.Step(34 if tall else 20), title=heading))
-    caption = "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie."
-    return titled(alt.vconcat(*panels, spacing=14).resolve_scale(color="shared"), OVERVIEW_TITLE, caption)
+def _plain(text: str) -> str:
+    return text.replace("`", "")
 
 
-def _in_lines(text: str, width: int = 92) -> str:
-    """Of one length, where one does not hold it all."""
-    lines = math.ceil(len(text) / width)
-    return "\n".join(wrap(text, width if lines == 1 else len(text) // lines + 8))
-
-
-def _label_axis() -> Any:
-    """Labels of one line or two, as wide in every panel."""
-    alt = altair()
-    raised = {"condition": {"test": "indexof(datum.label, '\\n') >= 0", "value": -7}, "value": 0}
-    lines, width = "split(datum.label, '\\n')", 480
-    return alt.Axis(
-        labelExpr=lines, labelLimit=width, minExtent=width, maxExtent=width, labelOffset=raised, ticks=False
-    )
-
-
-def _dots(base: Any, color: Any) -> Any:
-    return base.mark_point(filled=True, size=70, opacity=1).encode(x=altair().value(8), color=color)
-
-
-def _intervals(base: Any, rows: Sequence[dict[str, Any]], unit: str, color: Any) -> Any:
-    """With pale bars where the intervals have to lie, as far as the axis goes."""
-    alt = altair()
-    ends = [value for row in rows for value in (row["mean"], row["low"], row["high"], *row["asked"])]
-    ends = [value for value in ends if value is not None and math.isfinite(value)]
+def _on_one_scale(claim: str, unit: str | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A heading, then the statements, all on one scale, from `left` to `right`."""
+    empty = dict.fromkeys(("claim", "statement", "outcome", "mean", "low", "high", "from", "to"))
+    if unit is None:
+        yield {
+            **empty,
+            "statement": "Without an interval: decided case by case",
+            "unit": "",
+            "left": None,
+            "right": None,
+        }
+        yield from ({**empty, **row, "unit": "", "left": None, "right": None} for row in rows)
+        return
+    ends = [row[name] for row in rows for name in ("mean", "low", "high", "from", "to")]
+    ends = [end for end in ends if end is not None and math.isfinite(end)]
     room = 0.05 * (max(ends) - min(ends) or 1.0)
-    domain = [min(ends) - room, max(ends) + room]
+    left, right = min(ends) - room, max(ends) + room
+    more = {"unit": unit.strip(), "left": left, "right": right}
+    yield {**empty, **more, "statement": _named(claim) + (f" ({more['unit']})" if more["unit"] else "")}
     for row in rows:
-        row["from"], row["to"] = (min(max(end, domain[0]), domain[1]) for end in row.pop("asked"))
-    scale = alt.Scale(domain=domain, nice=False)
-    wanted = base.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=alt.X("from:Q", scale=scale), x2="to:Q")
-    spans = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
-    dots = base.mark_point(filled=True, size=60, opacity=1).encode(
-        x=alt.X("mean:Q", title=unit or None, scale=scale, axis=alt.Axis(tickCount=6)), color=color
+        asked = {name: min(max(row[name], left), right) for name in ("from", "to")}
+        yield {**row, **asked, **more}
+
+
+def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any:
+    """Every statement that has been decided or tried: above its dot and interval, before what was asked for.
+
+    Args:
+        rows: those of `overview_rows`.
+        on_page: for a Chart with these rows, as wide as its place, with a legend that toggles.
+    """
+    alt = altair()
+    present = [verdict for verdict in VERDICT_COLORS if any(row["outcome"] == verdict for row in rows)]
+    color = alt.Color(
+        "outcome:N",
+        scale=alt.Scale(domain=present, range=[VERDICT_COLORS[one] for one in present]),
+        legend=None if on_page else alt.Legend(title=None, orient="top"),
     )
-    return alt.layer(wanted, spans, dots)
+    scaled = {
+        f"{name}_at": f"isValid(datum['{name}']) ? (datum['{name}'] - datum.left) / (datum.right - datum.left) : null"
+        for name in ("mean", "low", "high", "from", "to")
+    }
+    mean, low, high = (
+        f"format(datum.{one}, abs(datum.{one}) < 0.1 ? '.1~r' : abs(datum.{one}) < 10 ? '.2~f' : '.1~f')"
+        for one in ("mean", "low", "high")
+    )
+    interval = f"isValid(datum.low) ? ' [' + {low} + ', ' + {high} + ']' : ''"
+    single = "datum.outcome && !isValid(datum.mean)"
+    base = (
+        alt.Chart(alt.NamedData("rows") if on_page else alt.Data(values=[dict(row) for row in rows]))
+        .transform_filter("indexof(off, datum.outcome) < 0")
+        .transform_calculate(
+            **scaled,
+            high_as=f"{single} ? {LINE_HIGH / 2} : {LINE_HIGH}",
+            text="datum.statement",
+            number=f"isValid(datum.mean) ? {mean} + ({interval}) : datum.outcome",
+        )
+        .transform_window(end="sum(high_as)")
+        .transform_calculate(
+            dot_at=f"datum.end - {LINE_HIGH / 4}",
+            text_at=f"datum.dot_at - (isValid(datum.mean) ? {0.44 * LINE_HIGH} : 0)",
+        )
+        .encode(tooltip=[alt.Tooltip("text:N", title="statement"), "number:N", "outcome:N"])
+    )
+    height = sum(LINE_HIGH / (2 if row["outcome"] and row["mean"] is None else 1) for row in rows)
+    across = alt.Scale(domain=[0, 1], range=[0, alt.expr(f"width - {NUMBERS_WIDE}")], nice=False)
+    down = alt.Scale(domain=[0, height], range=[0, height], nice=False)
+
+    def x(name: str) -> Any:
+        return alt.X(f"{name}_at:Q", scale=across, axis=None)
+
+    def y(name: str) -> Any:
+        return alt.Y(f"{name}_at:Q", scale=down, axis=None)
+
+    dots = base.transform_filter("isValid(datum.mean)").encode(y=y("dot"))
+    told, headings = (base.transform_filter(one).encode(y=y("text")) for one in ("datum.outcome", "!datum.outcome"))
+    left = {"align": "left", "baseline": "middle", "fontSize": 11, "limit": alt.expr("width")}
+    layers = [
+        dots.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=x("from"), x2="to_at:Q"),
+        dots.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high_at:Q", color=color),
+        dots.mark_point(filled=True, size=60, opacity=1).encode(x=x("mean"), color=color),
+        told.mark_text(align="right", baseline="middle", fontSize=11).encode(
+            x=alt.value(alt.expr("width")), y=y("dot"), text="number:N", color=color
+        ),
+        told.mark_text(**left, color=LIGHT["ink"]).encode(x=alt.value(0), text="text:N"),
+        headings.mark_text(**left, color=MUTED, fontWeight="bold").encode(x=alt.value(0), text="text:N"),
+    ]
+    width: Any = "container" if on_page else 760
+    return alt.layer(*layers, params=[alt.param(name="off", value=[]).param]).properties(width=width, height=height)
 
 
 # ---- writing the page

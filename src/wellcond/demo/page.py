@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wellcond.claims import ledger
+from wellcond.claims.figures import VERDICT_COLORS
 from wellcond.data.digits import VALIDATION as DIGITS
 from wellcond.demo.graying import CURVE, EPSILONS, PATCH, SIZE, Grayed, Photograph, shown
 from wellcond.demo.training import TrainedArm, mean_log_kappa
@@ -113,17 +114,21 @@ def _hero_section(name: str, found: list[Grayed]) -> Html:
         for method, title in NAMES.items()
     ]
     n, d = (SIZE // PATCH) ** 2, 3 * PATCH**2
+    about = paragraph(
+        f"A transformer reads {SIZE} × {SIZE} pixels as {n} patches, each a row of {d} values: the token matrix X. "
+        "Its singular values σ are the strengths of its directions, and κ is the largest over the smallest. "
+        "Graying raises them, relative to the largest, to the power ε, or does so to the coefficients of a cosine "
+        "transform, which is cheaper. At ε = 1 nothing changes; in the pictures brightness and contrast are those "
+        "of the photograph."
+    )
     return section(
         "A photograph, grayed",
         slider("epsilon", epsilons, "ε", at=at),
-        tag("div", tag("div", images, class_="photos"), _spectrum(name, found, epsilons), class_="hero"),
-        told,
-        paragraph(
-            f"A transformer reads {SIZE} × {SIZE} pixels as {n} patches, each a row of {d} values: the token matrix X. "
-            "Its singular values σ are the strengths of its directions, and κ is the largest over the smallest. "
-            "Graying raises them, relative to the largest, to the power ε, or does so to the coefficients of a cosine "
-            "transform, which is cheaper. At ε = 1 nothing changes; in the pictures brightness and contrast are those "
-            "of the photograph."
+        tag(
+            "div",
+            tag("div", tag("div", images, class_="photos"), told, about),
+            _spectrum(name, found, epsilons),
+            class_="hero",
         ),
     )
 
@@ -178,17 +183,14 @@ def _evidence_section(evidence: Path | None) -> Html:
         return section("What is decided", text)
     verdicts = [entry.verdict for entry in decided]
     counted = ", ".join(f"{verdicts.count(one)} {one}" for one in VERDICTS if one in verdicts)
-    rows = [
-        {"claim": entry.id, "verdict": entry.verdict, "statement": part.name, "outcome": part.outcome, "why": part.why}
-        for entry in decided
-        for part in entry.parts
-    ]
+    rows = ledger.overview_rows(decided)
     chart = Chart(
         title="Larger evidence, statement by statement",
-        drawing=lambda: ledger.overview(entries).properties(title=""),
-        rows=rows or [{"claim": entry.id, "verdict": entry.verdict} for entry in decided],
-        wide=True,
-        caption="Dots are means over paired seeds with their intervals; in the pale bars the whole interval must lie.",
+        drawing=lambda: ledger.overview(rows, on_page=True),
+        rows=rows,
+        by="outcome",
+        looks={one: Look(VERDICT_COLORS[one]) for one in VERDICTS if any(row["outcome"] == one for row in rows)},
+        caption=ledger.OVERVIEW_CAPTION,
     )
     return section(
         "What is decided",

@@ -278,25 +278,24 @@ def _measure(
     model: nn.Module, run: str, probed: Mapping[str, Any], sample: ImageSample, device: torch.device, exact: str,
     console: Console,
 ) -> tuple[list[records.Row], list[str], tuple[int, int] | None]:  # fmt: skip
-    """The rows, what the probe noted, and (tokens, width) of the blocks' output where all have the same."""
+    """The rows, what the probe noted, and (tokens, width) of its matrices where all have the same."""
     probe = Probe(model, run=run, exact="float64" if exact == "float64" else True, **probed)
-    with _Shapes(model) as shapes:
-        _run(probe, sample, device, console)
+    _run(probe, sample, device, console)
     rows, notes = probe.rows(), list(probe.notes)
     beyond = {site for *_, site in lower_bounds(rows)} if exact == "auto" else set()
     if not beyond:
-        return rows, notes, shapes.shape
+        return rows, notes, probe.shape
     sites = [site for site in SITES if site in beyond]
     if device.type == "mps":  # it has no float64
-        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; device=cpu can see it."], shapes.shape
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; device=cpu can see it."], probe.shape
     finer = Probe(model, run=run, exact="float64", **{**probed, "sites": sites})
     try:
         _run(finer, sample, device, console, f"{', '.join(sites)} again, in float64")
     except ValueError as error:  # no memory for it
-        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32, and in float64 {error}"], shapes.shape
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32, and in float64 {error}"], probe.shape
     seen = {_key(row): row for row in finer.rows()}
     notes.append(f"{', '.join(sites)}: in float64, since κ of some samples is beyond what float32 can see.")
-    return [seen.get(_key(row), row) for row in rows], notes, shapes.shape
+    return [seen.get(_key(row), row) for row in rows], notes, probe.shape
 
 
 @torch.no_grad()
@@ -319,31 +318,6 @@ def _settle_norms(model: nn.Module, sample: ImageSample, device: torch.device) -
 
 def _key(row: records.Row) -> tuple[Any, ...]:
     return row["block"], row["site"], row["name"]
-
-
-class _Shapes:
-    """Watches what the blocks give out: (tokens, width), as far as that is one shape."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.found: set[tuple[int, ...]] = set()
-        self.blocks = [block.module for block in find_blocks(model)]
-
-    def __enter__(self) -> "_Shapes":
-        self.hooks = [block.register_forward_hook(self._see) for block in self.blocks]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _see(self, block: nn.Module, inputs: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
-        self.found.add(tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else ())
-
-    @property
-    def shape(self) -> tuple[int, int] | None:
-        shape = next(iter(self.found)) if len(self.found) == 1 else ()
-        return (shape[0], shape[1]) if len(shape) == 2 else None
 
 
 def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Console, what: str = "") -> None:

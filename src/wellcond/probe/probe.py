@@ -123,6 +123,8 @@ class Probe:
         self.near_unit = near_unit
         self.notes: list[str] = []
         """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
+        self.shape: tuple[int, int] | None = None
+        """Tokens and width of the matrices inside of blocks, as last measured, where all have the same."""
         self._asked = (sites, blocks)
         self._given = samples is not None
         self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
@@ -384,6 +386,8 @@ class Probe:
     def _measure(self, done: Pass) -> Sums:
         if any(tensor.is_meta for tensor in done.tensors.values()):
             raise ValueError("the model is on the meta device, where tensors hold no numbers; load its weights first")
+        shapes = {(tensor.shape[1], tensor.shape[2]) for place, tensor in done.tensors.items() if place.index >= 0}
+        self.shape = shapes.pop() if len(shapes) == 1 else None
         return Sums.measure(
             self._places,
             done.tensors,

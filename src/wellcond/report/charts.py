@@ -30,6 +30,7 @@ __all__ = [
 
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 HEIGHT, CELL_HEIGHT = 240, 34  # pixels
+LEGEND_ROOM = 24  # pixels: a reader's font may be wider than the one that a picture was measured with
 LARGEST, SMALLEST = 1e250, 1e-250  # beyond them an axis, with its margins, would leave the doubles
 DASHES = [5, 4]
 LOG_LABEL = "datum.label && format(datum.value, datum.value >= 1e5 || datum.value < 1e-3 ? '.0e' : ',~g')"
@@ -61,7 +62,8 @@ def titled(chart: Any, title: str, *captions: str) -> Any:
     alt = altair()
     lines = [line for caption in captions for line in _lines(caption)]
     heading = alt.Title(text=title, subtitle=lines, anchor="start", fontSize=14, subtitleFontSize=11)
-    return chart.properties(title=heading, background="white", padding=12, config=_style())
+    room = {"left": 12, "top": 12, "right": 12 + LEGEND_ROOM, "bottom": 12}
+    return chart.properties(title=heading, background="white", padding=room, config=_style())
 
 
 def svg(chart: Any) -> str:
@@ -199,7 +201,7 @@ class Axis:
         axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
         if self.log:
             scale |= {"type": "log", "base": self.base}
-            axis = {"labelExpr": LOG_LABEL}
+            axis = {"labelExpr": LOG_LABEL, "tickCount": 5}
         if self.log and self.base != 10:  # else a short axis would have round ticks, and not its powers
             low, high = (math.log(end, self.base) for end in scale["domain"])
             powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
@@ -226,8 +228,6 @@ class Chart:
     """Of a chart that zooms."""
     description: str = ""
     """What it shows, for those who cannot see it; the table of its numbers says the rest."""
-    wide: bool = False
-    """It does not shrink to the page; on a narrow screen it scrolls."""
 
     @property
     def id(self) -> str:
@@ -269,7 +269,7 @@ class Chart:
             "figure",
             tag("h3", self.title, anchor(self.id)),
             _legend(self.looks) if legend else None,
-            tag("div", tag("div", class_="vega"), class_="drawing wide" if self.wide else "drawing"),
+            tag("div", tag("div", class_="vega"), class_="drawing"),
             Html(f'<script type="application/json">{script_json(content)}</script>'),
             caption,
             tag("div", numbers, class_="foot needs-script", hidden=True),
@@ -396,7 +396,8 @@ def _draw_lines(
         )
     if band:
         once = all_rows.transform_aggregate(rows="count()")
-        ends = {"y": alt.datum(band.low, type="quantitative"), "y2": alt.datum(band.high)}
+        low = alt.YDatum(band.low, type="quantitative", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+        ends = {"y": low, "y2": alt.datum(band.high)}
         layers.insert(0, once.mark_rect(color=LIGHT["muted"], opacity=0.14, clip=True).encode(**ends))
     return _layered(layers, params, HEIGHT)
 
@@ -445,7 +446,7 @@ def _draw_heat(
         tooltip=[alt.Tooltip(f"{name}:N", title=title) for name, title in TOLD.items()],
     )  # fmt: skip
     scale = alt.Scale(type="quantize", domain=[low, high], range=[light for light, _ in HEAT])
-    colors = alt.Legend(title="log κ", orient="top", gradientLength=225, format="~g", direction="horizontal")
+    colors = alt.Legend(title="log κ", orient="bottom", type="gradient", gradientLength=270, format="~g")
     missing = alt.value("transparent")
     cells = base.mark_rect(strokeWidth=alt.expr("bandwidth('x') > 8 ? 2 : 0")).encode(
         color=alt.condition(

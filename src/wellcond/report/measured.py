@@ -99,14 +99,7 @@ class Measured:
 
     @property
     def about_reference(self) -> list[str]:
-        if self.like is None or self.shape is None:
-            return []
-        tokens, width = self.shape
-        other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
-        other = "" if self.shape == (self.like.tokens, self.like.width) else other
-        them = self.like.them if self.like.runs > 1 else f"a {self.like.them}"
-        where = f"where 90 % of the blocks of {them} lie in our evidence"
-        return [f"{', '.join(self.reference)}: {where}, {self.like.about}{other}."]
+        return [self.like.beside(self.shape, self.reference)] if self.like and self.shape else []
 
     def page(self) -> Page:
         """The untrained model comes first: it is what the other is compared with."""

@@ -135,7 +135,7 @@ async function picture(chart, card) {
   const { title, lead, width } = card ?? { title: titleOf(chart) + moved.join(""), lead: "", width: 720 };
   const spec = filled(chart, { legends: true, background: "white", padding: 16 });
   const size = width > 1000 ? 30 : 15;
-  const lines = lead ? wrapped(lead, 80) : [];
+  const lines = lead ? wrapped(lead, 100) : [];
   const head = { text: wrapped(title, width / size / 0.56), subtitle: lines, anchor: "start", fontSize: size };
   if (!spec.title) spec.title = { ...head, subtitleFontSize: 0.65 * size, offset: 16 };
   if (spec.width) Object.assign(spec, { width, autosize: { type: "pad" } });
@@ -209,7 +209,7 @@ for (const chart of charts) {
       tool("↺", "Show all", () => zoom(chart, 0)),
     );
     const drawing = chart.figure.querySelector(".drawing");
-    drawing.tabIndex = 0;
+    Object.assign(drawing, { tabIndex: 0, role: "group", ariaLabel: `${titleOf(chart)}: plus and minus zoom, arrows move, 0 shows all` });
     drawing.addEventListener("keydown", (event) => {
       if (!KEYS[event.key] || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
@@ -228,8 +228,9 @@ for (const chart of charts) {
 if (charts.length) {
   const about = { title: document.querySelector("h1").textContent, width: 1100 };
   about.lead = document.querySelector(".lead")?.textContent ?? "";
-  const card = () => copy("card.png", picture(charts[0], about).then((view) => png(view, 1)));
-  document.querySelector("header").append(tool("Copy as a card", "Copy title and first chart as a picture to share", card));
+  const shown = charts.find((chart) => chart.figure.id === document.body.dataset.card) ?? charts[0];
+  const card = () => copy("card.png", picture(shown, about).then((view) => png(view, 1)));
+  document.querySelector("header").prepend(tool("Copy as a card", "Copy title and main chart as a picture to share", card));
 }
 
 // ---- numbers, for those who cannot see a chart or want to read it off

@@ -25,7 +25,8 @@ from .markup import Html, file_stem, format_number, join, tag
 
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "slider", "table", "tiles"]
 
-TILES_MANY = 4  # more than these stand in two columns on a phone, and their numbers wrap
+TILES_MANY = 3  # more than these stand in two columns on a phone, and their numbers wrap
+CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples, [hidden])))"
 WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
 
 
@@ -36,12 +37,14 @@ class Page:
         title: what was found; it is also what a link to the page shows.
         lead: one sentence more.
         about: what the page is of, above the title.
+        card: the title of the chart that is on the card to share; by default the first.
     """
 
-    def __init__(self, title: str, lead: Any = "", *, about: str = "", footer: Iterable[Any] = ()):
+    def __init__(self, title: str, lead: Any = "", *, about: str = "", card: str = "", footer: Iterable[Any] = ()):
         self.title = title
         self.lead = lead
         self.about = about
+        self.card = card
         self.footer: list[Any] = list(footer)
         self.blocks: list[Any] = []
 
@@ -66,6 +69,7 @@ class Page:
             footer,
             Html(f'<script type="application/json" id="dark">{script_json(dark_of_light())}</script>'),
             [Html(f"<script>{script}</script>") for script in scripts],
+            data_card=file_stem(self.card) if self.card else None,
         )
         described = str(self.lead) or self.title
         head = tag(
@@ -82,6 +86,7 @@ class Page:
             tag("meta", name="twitter:card", content="summary"),
             tag("link", rel="icon", href="data:,"),
             Html(f"<style>{stylesheet()}\n{_file('page.css')}</style>"),
+            Html(f"<noscript><style>{CHARTS_ALONE} {{ display: none; }}</style></noscript>"),
         )
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 

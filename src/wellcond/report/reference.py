@@ -11,7 +11,7 @@ All of it stands in reference.json, which `wellcond ledger` writes from evidence
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
@@ -60,6 +60,14 @@ class ReferenceModels:
         """How many and what they are, in words that go on after a comma."""
         many = f"{self.runs} runs" if self.runs > 1 else "one run"
         return f"{many} on {', '.join(self.sets)}, {self.shape}"
+
+    def beside(self, shape: tuple[int, int], which: Iterable[str]) -> str:
+        """What to know where the bands of `which` (trained, untrained) stand beside matrices of this shape."""
+        tokens, width = shape
+        other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
+        other = "" if shape == (self.tokens, self.width) else other
+        them = self.them if self.runs > 1 else f"a {self.them}"
+        return f"{', '.join(which)}: where 90 % of the blocks of {them} lie in our evidence, {self.about}{other}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ STEP, BLOCK = Axis("step", whole=True), Axis("place", "block", whole=True)
 KAPPA = Axis("log_kappa", "log κ", least=3.0)
 METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
 """What the metrics of a validation are called on a page; others keep their names."""
+MAP, BY_BLOCK = "log κ by block and site", "log κ by block, {}"  # the titles of a run's map, and of a site's lines
 VALIDATED = "Over the whole validation set."
 OTHERS = {
     "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's groups."),
@@ -66,6 +67,8 @@ class Shown:
     events: Sequence[Event] = ()
     probe: Iterable[Mapping[str, Any]] | None = None
     """The rows of its probe; None where it had none."""
+    shape: tuple[int, int] | None = None
+    """Tokens and width of its matrices of image patches, where all have the same."""
 
     @property
     def logged(self) -> bool:
@@ -145,13 +148,13 @@ def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
                 {**place, "log_kappa": cell.value, "status": cell.status, "capped": capped, "samples": cell.samples}
                 for place, cell, capped in _cells(run, steps, run.sites)
             ],
-            title="log κ by block and site" + (f", {run.run}" if len(runs) > 1 else ""),
+            title=MAP + (f", {run.run}" if len(runs) > 1 else ""),
             columns=[block.place for block in run.blocks],
             lines=run.sites,
             ends=ends,
             caption=MARKS if run is drawn[-1] else "",
             steps=steps,
-            legend=run is drawn[0],
+            legend=run is drawn[-1],
         )
         for run in drawn
     ]
@@ -174,7 +177,7 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int], bands: Mapping[str,
             here = {runs[0].run: Look(SITE_COLORS[site])}
         caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
         about: dict[str, Any] = {"caption": caption, "steps": steps, "band": bands.get(site)}
-        charts.append(line_chart(rows, title=f"log κ by block, {site}", x=BLOCK, y=y, by="run", looks=here, **about))
+        charts.append(line_chart(rows, title=BY_BLOCK.format(site), x=BLOCK, y=y, by="run", looks=here, **about))
     return charts
 
 
@@ -218,7 +221,8 @@ def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
     charts = chart("Training loss", Axis("loss"), lambda run: run.trained("loss"), "Of the batch of each logged step.")
     for name in names:
         title = {"loss": "Validation loss", "top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}.get(name)
-        y = Axis(name if name.isidentifier() else "value", "share right" if name in ("top1", "top5") else name)
+        field, share = name if name.isidentifier() else "value", name in ("top1", "top5")
+        y = Axis(field, "share right", least=0.1) if share else Axis(field, name)
         charts += chart(title or f"Validation {name}", y, lambda run, name=name: run.metric(name), VALIDATED)
     for field, (title, y, caption) in OTHERS.items():
         charts += chart(title, y, lambda run, field=field: run.trained(field), caption)
@@ -263,13 +267,19 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
 
 def _of_runs(runs: Sequence[Readings], end: int) -> list[Chart]:
     charts, looks = [], looks_of([run.run for run in runs])
-    for site in SITE_COLORS:
-        lines = {run.run: [(step, run.mean(step, site)) for step in run.steps] for run in runs if site in run.sites}
+    by_site = {
+        site: {run.run: [(step, run.mean(step, site)) for step in run.steps] for run in runs if site in run.sites}
+        for site in SITE_COLORS
+    }
+    values = [value for lines in by_site.values() for points in lines.values() for _, value in points]
+    low, high = KAPPA.domain(values)
+    y = Axis(KAPPA.field, KAPPA.title, ends=(low, high))
+    for site, lines in by_site.items():
         if lines:
             title = f"log κ over training, {site}"
             caption = "Mean over blocks." + _alone(lines, runs) + _below_truth(runs, site)
             here = {name: looks[name] for name in lines}
-            charts.append(_over_steps(lines, title=title, y=KAPPA, caption=caption, looks=here, by="run", last=end))
+            charts.append(_over_steps(lines, title=title, y=y, caption=caption, looks=here, by="run", last=end))
     return charts
 
 
@@ -371,7 +381,7 @@ def attention(runs: Sequence[Readings]) -> list[Chart]:
         ]
         if rows:
             here = {run: look for run, look in looks.items() if any(row["run"] == run for row in rows)}
-            y = Axis(name, label)
+            y = Axis(name, label, least=1.0)  # nats, both
             told = caption + _alone(here, runs)
             charts.append(line_chart(rows, title=title, x=BLOCK, y=y, by="run", looks=here, caption=told))
     return charts

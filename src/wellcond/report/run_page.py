@@ -25,7 +25,9 @@ from .page import Page, bullets, code_block, note, paragraph, section, slider, t
 from .readings import SITE_WORDS, Readings, bounded
 from .reference import Band
 from .run_charts import (
+    BY_BLOCK,
     HEAT_MAPS_MOST,
+    MAP,
     RUNS_MOST,
     Points,
     Shown,
@@ -43,6 +45,7 @@ __all__ = ["conditioning_page", "run_page"]
 
 ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the table of what to do
 SENTENCES_MOST = 2  # in one row
+BESIDE_MOST = 16  # blocks of heat maps that fit beside each other
 EVENTS_MOST = 12  # of one run; metrics.jsonl has all
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
@@ -84,8 +87,8 @@ def run_page(
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
-    found, sentence = _kappa_finding(measured) if measured else _training_finding(runs)
-    page = Page(found, sentence, about=title or _subject(runs, logged), footer=[_written()])
+    found, sentence, card = _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    page = Page(found, sentence, about=title or _subject(runs, logged), card=card, footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
         notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
@@ -138,14 +141,16 @@ def _map_section(
     bands = {
         site: Shaded(span.low, span.high, f"where 90 % of the blocks of {name} lie") for site, span in spans.items()
     }
-    parts: list[Any] = [slider("step", steps, "step"), *maps, grid(*by_block(drawn, steps, bands))]
+    beside = len(maps) > 1 and max(len(run.blocks) for run in drawn) <= BESIDE_MOST
+    shown = [grid(*maps)] if beside else maps
+    parts: list[Any] = [slider("step", steps, "step"), *shown, grid(*by_block(drawn, steps, bands))]
     if len(steps) > 1:
         text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
         if len(drawn) > 1:
             text += " Each run shows its latest measurement up to that step."
         if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
             text += f" It stops at {len(steps)} of {all_of:,} steps, the worst of each stretch; probe.jsonl has all."
-        parts.append(tag("p", text, class_="caption"))
+        parts.append(tag("p", text, class_="caption needs-script", hidden=True))
     if len(drawn) > HEAT_MAPS_MOST:
         parts.append(f"The heat maps show the first {HEAT_MAPS_MOST} runs.")
     return [part for part in parts if part is not None]
@@ -161,32 +166,39 @@ def _subject(runs: Sequence[Shown], logged: bool) -> str:
 # ---- what was found, as a title and a sentence
 
 
-def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str]:
-    """The worst place of a run; of several the largest rise."""
+def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
+    """The worst place of a run; of several the largest rise. A sentence more, and the chart that shows it, if not the
+    first."""
+
+    def card(run: Readings) -> str:
+        return f"{MAP}, {run.run}" if len(runs) > 1 else ""
+
     first = runs[0]
     for run in runs:
         if failure := first_failure(run):
             step, block, site = failure
             of = f" of {run.run}" if len(runs) > 1 else ""
             where = _place(run, block, site)
-            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first)
+            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
         where = _place(first, found.block, found.site)
-        return f"{where[0].upper()}{where[1:]} is worse in {found.run} than in {first.run}: log κ {found}", _sentence(
-            first
-        )
+        by = f"log κ {'at least ' if found.sense == 'at least' else ''}{found.change:.1f} higher"
+        by = by if math.isfinite(found.change) else str(found)
+        worse = f"{where[0].upper()}{where[1:]} is worse in {found.run} than in {first.run}: {by}"
+        chart = BY_BLOCK.format(found.site) if found.block else ""
+        return worse, _sentence(first, next(run for run in runs if run.run == found.run)), chart
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     if not worst:
         site = first.outside[0]
         at = first.steps[-1], "", site
         value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
-        return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first)
+        return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first), ""
     state, run = max(worst, key=lambda pair: _rank(pair[0]))
     where = _place(run, state.block, state.worst_site)
     of = f", in {run.run}" if len(runs) > 1 else ""
-    return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run)
+    return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run), card(run)
 
 
 def _place(run: Readings, block: str, site: str) -> str:
@@ -198,11 +210,18 @@ def _place(run: Readings, block: str, site: str) -> str:
     return f"{name}'s {SITE_NAMES[site]}"
 
 
-def _sentence(run: Readings) -> str:
-    """What the run's means say of its skips, at the last step."""
-    last = run.steps[-1]
-    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(last, site))}
-    texts = {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
+def _means(run: Readings) -> dict[str, str]:
+    """log κ by site at the last step, mean over blocks."""
+    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.steps[-1], site))}
+    return {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
+
+
+def _sentence(run: Readings, other: Readings | None = None) -> str:
+    """What the run's means say of its skips, at the last step; or what they are in two runs."""
+    last, texts = run.steps[-1], _means(run)
+    if other and (both := {site: text for site, text in _means(other).items() if site in texts}):
+        changes = ", ".join(f"{texts[site]} to {text} at {site}" for site, text in both.items())
+        return f"From {run.run} to {other.run}, log κ (natural logarithm, mean over blocks) goes from {changes}."
     when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
     said = [
         f"{texts[site]} where {name} puts out its tokens and {texts[f'+{site}']} after its skip"
@@ -408,22 +427,25 @@ def _first_section(runs: Sequence[Readings]) -> Html:
 
 def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int) -> Html:
     """Blocks of which the same is to be said share a row, with the numbers of the worst of them."""
-    rows = []
+    rows, advised = [], any(not said.startswith("–") for (_, said), _ in groups)
     for (run, said), states in groups:
         first = states[0]
         more = tag("span", f" and {len(states) - 1} more", title=", ".join(state.block for state in states))
         name = [first.block, more if len(states) > 1 else None]
-        cells = [name, first.worst_site, _number(first), "–" if said.startswith("–") else said]
+        cells = [name, first.worst_site, _number(first), *(["–" if said.startswith("–") else said] if advised else ())]
         rows.append([run, *cells] if several else cells)
-    more = f" {left_out} more rows are left out." if left_out > 0 else ""
-    caption = (
-        f"At the last step, each block where it is worst.{more} The sentences are rules of thumb: a log κ of 10 or "
-        "more after an add, a logit of 50 or more, and the like. They name what may help, not what will."
-    )
+    caption = "At the last step, each block where it is worst."
+    caption += f" {left_out} more rows are left out." if left_out > 0 else ""
+    if advised:
+        caption += (
+            " The sentences are rules of thumb: a log κ of 10 or more after an add, a logit of 50 or more, and the "
+            "like. They name what may help, not what will."
+        )
     start = 1 if several else 0
-    header = [*(["run"] if several else []), "block", "worst at", "log κ", "what to do"]
+    header = [*(["run"] if several else []), "block", "worst at", "log κ", *(["what to do"] if advised else ())]
     blocks = [states[0].block for _, states in groups]
-    return table(header, rows, numeric={start + 2}, prose={start + 3}, caption=caption, blocks=blocks)
+    prose = {start + 3} if advised else ()
+    return table(header, rows, numeric={start + 2}, prose=prose, caption=caption, blocks=blocks)
 
 
 def _words_section(runs: Sequence[Readings]) -> Html:

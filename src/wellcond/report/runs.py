@@ -30,11 +30,13 @@ from wellcond.records import (
 
 from .measured import UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
+from .reference import reference
 from .run_charts import Shown
 from .run_page import run_page
 
 __all__ = ["report_runs"]
 
+IMAGE_TASKS = ("classify", "linear_probe")  # whose matrices are those of our evidence
 T = TypeVar("T")
 
 
@@ -86,14 +88,19 @@ def _runs_page(runs: Sequence[Run]) -> Page:
     for name, run in zip(_names([run.probe_file for run in runs]), runs, strict=True):
         shown.append(_shown(name, run, notes))
         notes += _measured_notes(name, run.probe_file)
-    return run_page(shown, notes=notes)
+    shapes = {run.shape for run in shown if run.probe is not None}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None or (like := reference().nearest(*shape)) is None:
+        return run_page(shown, notes=notes)
+    notes.insert(0, like.beside(shape, ["trained"]))
+    return run_page(shown, notes=notes, reference={f"trained {like.them}": like.trained})
 
 
 def _shown(name: str, run: Run, notes: list[str]) -> Shown:
     """All that the page needs of a run. What lies beside the probe's rows may be damaged: that becomes a note."""
     rows: list[Any] = _read(run.probe_file, lambda: run.probe, notes)
     metrics = run.path / METRICS
-    model = recipe = ""
+    model, recipe, shape = "", "", None
     train: list[TrainRow] = []
     validation: list[ValidationRow] = []
     events: list[Event] = []
@@ -107,12 +114,13 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
         notes.append(f"The losses are not shown: {str(error).replace(str(metrics), _short(metrics))}")
     try:
         model, recipe = run.model, str(run.config.get("recipe") or "")
+        shape = run.about.get("shape") if run.config.get("task") in IMAGE_TASKS else None
     except (ValueError, OSError) as error:
         why = str(error).replace(str(run.path), run.path.name)  # a page names no folders of a machine
         notes.append(f"{_short(run.path / CONFIG)} cannot be read ({why}).")
     shown = Shown(name=name, model=model, recipe=recipe, train=train, validation=validation, events=events)
     if rows:
-        return replace(shown, probe=rows)
+        return replace(shown, probe=rows, shape=tuple(shape) if shape else None)
     if not shown.logged or run.probe_file.name != PROBE:  # a file by itself was asked for
         raise ValueError(
             f"{run.probe_file if run.probe_file.is_file() else metrics} has no rows yet; nothing is there to draw"

@@ -401,6 +401,9 @@ class _Run:
         assert self.probe is not None
         rows = [row for row in self.probe.rows() if row["step"] == step]
         self.probe.clear()  # they are in the file: a long training would fill the memory with them
+        if self.probe.shape and self.folder.writes and "shape" not in self.folder.read().about:
+            with contextlib.suppress(OSError):  # a page without reference bands is no reason to stop
+                self.folder.describe(shape=self.probe.shape)
         self.folder.measured(rows)
         self.tracker.log(summary(rows), step=step)
         self.progress.measured(rows)

@@ -5,11 +5,13 @@ A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} 
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -34,6 +36,15 @@ def preload() -> None:
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         wellcond.cli.app(["train", "--settings"], standalone_mode=False)  # what parsing a command imports
+    if importlib.util.find_spec("vl_convert"):
+        import altair  # noqa: F401
+
+        from wellcond.report import page
+
+        # Not here: it starts threads, which do not survive a fork.
+        made = "from wellcond.report import page; print(page._charting(), end='')"
+        script = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True).stdout
+        page._charting = lambda: script
 
 
 def start(request: dict[str, Any]) -> int:

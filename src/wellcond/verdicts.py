@@ -12,6 +12,7 @@ A part is decided where its whole interval lies on one side. Where it does not, 
 smallest effect that these runs would have seen four times out of five. Theory and claims judge by the same words.
 """
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,6 +128,11 @@ def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confide
     Pairs of one group, as the blocks and states of one training, are alike, so that they are drawn together
     (a cluster bootstrap, the same for the same numbers). ValueError where all pairs have one value.
     """
+    return _rank_correlation(tuple(tuple(map(tuple, group)) for group in groups if len(group)), confidence)
+
+
+@functools.lru_cache(maxsize=64)  # verdict, finding and figure of a claim ask for the same
+def _rank_correlation(groups: tuple[tuple[tuple[float, ...], ...], ...], confidence: float) -> Interval:
     import numpy as np
     from scipy.stats import rankdata
 
@@ -136,7 +142,7 @@ def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confide
         scale = float(np.sqrt((ranks**2).sum(0).prod()))
         return float(ranks.prod(1).sum()) / scale if scale else math.nan
 
-    parts = [np.asarray(group, dtype=float).reshape(-1, 2) for group in groups if len(group)]
+    parts = [np.asarray(group, dtype=float) for group in groups]
     found = correlation(range(len(parts))) if parts else math.nan
     if not math.isfinite(found):
         raise ValueError("a rank correlation needs several pairs, of more than one value each")

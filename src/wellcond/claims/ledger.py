@@ -112,7 +112,7 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
     rows = overview_rows(found)
     if can_draw() or not is_current(chart, made_from=rows):
         write_svg(titled(overview(rows), OVERVIEW_TITLE, OVERVIEW_CAPTION), chart, made_from=rows)
-    write_text(target, page(evidence, target))
+    write_text(target, page(evidence, target, found))
     if reference is not None:
         write_text(reference, _reference(evidence, found))
     if readme is not None:
@@ -122,19 +122,19 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
 
 def check(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> str:
     """Why the page, the reference or the table is not that of the evidence, in words; empty where they are."""
+    now = entries(evidence)
     for path, is_readme in ((reference, False), (readme, True)):
         if path is None:
             continue
-        now = entries(evidence)
         text = _with_headlines(path, now) if is_readme else _reference(evidence, now)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             return f"{path} is not what {evidence} says; wellcond ledger writes it anew"
     if not target.exists():
         return f"there is no {target}; wellcond ledger writes it"
-    wanted, found = (text.splitlines() for text in (page(evidence, target), target.read_text(encoding="utf-8")))
+    wanted, found = (text.splitlines() for text in (page(evidence, target, now), target.read_text(encoding="utf-8")))
     if wanted == found:
         old = [figure for _, figure, files in _figures(evidence) if not is_current(figure, made_from=files)]
-        if not is_current(evidence / OVERVIEW, made_from=overview_rows(entries(evidence))):
+        if not is_current(evidence / OVERVIEW, made_from=overview_rows(now)):
             old.append(evidence / OVERVIEW)
         return f"{old[0]} shows other rows than {evidence} has; wellcond ledger draws it anew" if old else ""
     length = max(len(wanted), len(found))
@@ -168,9 +168,9 @@ def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
     return "\n".join([before + begin, *lines, end + after])
 
 
-def page(evidence: Path, target: Path) -> str:
-    """The page as text; its links start from `target`."""
-    found = entries(evidence)
+def page(evidence: Path, target: Path, found: Sequence[Entry] | None = None) -> str:
+    """The page as text, of these entries or those of the evidence; its links start from `target`."""
+    found = entries(evidence) if found is None else found
     sets = [one for one in IMAGE_SETS.values() if one.respectable]
     respectable = ", ".join(f"{one.title} {100 * one.respectable:g}" for one in sets)
     epochs = ", ".join(f"{one.title} {one.epochs}" for one in sets)

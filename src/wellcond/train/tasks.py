@@ -86,12 +86,13 @@ class Classify:
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, labels = model(*batch.inputs).float(), batch.targets
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        return {
+        counted = {
             "loss": nn.functional.cross_entropy(logits, labels, reduction="sum").double(),
             "top1": top[:, 0].sum().double(),
             "top5": top.any(1).sum().double(),
             "count": _number(len(labels), logits.device),
         }
+        return {name: value for name, value in counted.items() if name != "top5" or logits.shape[1] > 5}
 
 
 class LinearProbe(Classify):

@@ -10,6 +10,7 @@ import pytest
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import OURS
 from wellcond.claims.figures import altair, svg
+from wellcond.claims.overview import overview, overview_rows
 from wellcond.records import write_record
 from wellcond.verdicts import Interval, Part
 
@@ -88,7 +89,7 @@ def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
 def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evidence):
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     shutil.copytree(ROOT / "evidence" / "theory", evidence / "theory")
-    rows = ledger.overview_rows(ledger.entries(evidence))
+    rows = overview_rows(ledger.entries(evidence))
     heading, points, *others = rows
     assert heading["statement"].startswith("asa-fig1c: removing the attention skip")
     assert heading["statement"].endswith("(points)")
@@ -97,7 +98,7 @@ def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evid
     assert [row["claim"] for row in others if row["outcome"]] == sorted(
         [path.stem for path in (evidence / "theory").glob("*.json")], key=OURS.index
     )
-    drawn = svg(ledger.overview(rows))
+    drawn = svg(overview(rows))
     for text in (points["statement"], "16 [16, 16]", heading["statement"]):
         assert f">{text}<" in drawn
 
@@ -111,7 +112,7 @@ def test_the_chart_has_a_heading_and_a_scale_for_each_unit_of_a_claim():
     entries = [
         ledger.Entry(id=name, verdict="undecided", parts=parts[:n]) for name, n in (("asa-table3", 3), ("asa-fig2", 1))
     ]
-    rows = ledger.overview_rows(entries)
+    rows = overview_rows(entries)
     assert [row["statement"] for row in rows if row["outcome"]] == ["a", "b", "κ", "a"]
     assert [row["statement"].partition(":")[0] for row in rows if not row["outcome"]] == ["asa-table3"] * 2 + [
         "asa-fig2"

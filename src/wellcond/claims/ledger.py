@@ -9,20 +9,19 @@ evidence: it is named "smoke only" and decides nothing.
 """
 
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wellcond.claims.catalogue import CLAIMS, OURS
 from wellcond.claims.claim import Beside, Claim, Line, Statement
-from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair, can_draw, is_current, titled, write_svg
+from wellcond.claims.figures import can_draw, is_current, titled, write_svg
+from wellcond.claims.overview import CAPTION, TITLE, overview, overview_rows
 from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.records import read_json, write_text
-from wellcond.report.colors import LIGHT
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
 
@@ -33,11 +32,7 @@ NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
 HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra")
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
-OVERVIEW, OVERVIEW_TITLE = "overview.svg", "What we found, statement by statement"
-OVERVIEW_CAPTION = (
-    "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie. Each claim has its own scale."
-)
-LINE_HIGH, NUMBERS_WIDE = 28, 130  # pixels, in the overview
+OVERVIEW = "overview.svg"
 LEAD = """\
 # The claims, and what we found
 
@@ -111,7 +106,7 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
     found, chart = entries(evidence), evidence / OVERVIEW
     rows = overview_rows(found)
     if can_draw() or not is_current(chart, made_from=rows):
-        write_svg(titled(overview(rows), OVERVIEW_TITLE, OVERVIEW_CAPTION), chart, made_from=rows)
+        write_svg(titled(overview(rows), TITLE, CAPTION), chart, made_from=rows)
     write_text(target, page(evidence, target, found))
     if reference is not None:
         write_text(reference, _reference(evidence, found))
@@ -174,7 +169,7 @@ def page(evidence: Path, target: Path, found: Sequence[Entry] | None = None) -> 
     sets = [one for one in IMAGE_SETS.values() if one.respectable]
     respectable = ", ".join(f"{one.title} {100 * one.respectable:g}" for one in sets)
     epochs = ", ".join(f"{one.title} {one.epochs}" for one in sets)
-    lead = LEAD.format(counts=_counts(found), alt=OVERVIEW_TITLE, chart=_link(evidence / OVERVIEW, target))
+    lead = LEAD.format(counts=_counts(found), alt=TITLE, chart=_link(evidence / OVERVIEW, target))
     rules = RULES.format(evidence=_link(evidence, target), smoke=SMOKE_ONLY, respectable=respectable, epochs=epochs)
     parts = [lead, _table(found), rules]
     parts += [_section(entry, target) for entry in found if entry.files]
@@ -290,128 +285,6 @@ def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _short(commit: str | None) -> str:
     return (commit or "unknown")[:12]
-
-
-# ---- all of them at a glance
-
-
-def overview_rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The lines of the chart: below a line that names a claim, its statements with their intervals, by unit; last the
-    claims that are decided without a number."""
-    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
-    for entry in found:
-        shown = [part for part in entry.parts if part.found is not None and part.asked is not None]
-        for part in shown:
-            assert part.found is not None
-            assert part.asked is not None
-            low, high = (None, None) if part.found.count < 2 else (part.found.low, part.found.high)
-            row = {"claim": entry.id, "statement": _plain(part.name.partition(", that is")[0]), "outcome": part.outcome}
-            row |= {"mean": part.found.mean, "low": low, "high": high, "from": part.asked[0], "to": part.asked[1]}
-            groups.setdefault((entry.id, part.unit), []).append(row)
-        if not shown and entry.verdict in VERDICTS:
-            row = {"claim": entry.id, "statement": _named(entry.id), "outcome": entry.verdict}
-            groups.setdefault(("", None), []).append(row)
-    last = sorted(groups, key=lambda group: group[1] is None)
-    return [row for claim, unit in last for row in _on_one_scale(claim, unit, groups[claim, unit])]
-
-
-def _named(claim: str) -> str:
-    return _plain(f"{claim}: {CLAIMS[claim].claim}")
-
-
-def _plain(text: str) -> str:
-    return text.replace("`", "")
-
-
-def _on_one_scale(claim: str, unit: str | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A heading, then the statements, all on one scale, from `left` to `right`."""
-    empty = dict.fromkeys(("claim", "statement", "outcome", "mean", "low", "high", "from", "to"))
-    if unit is None:
-        yield {
-            **empty,
-            "statement": "Without an interval: decided case by case",
-            "unit": "",
-            "left": None,
-            "right": None,
-        }
-        yield from ({**empty, **row, "unit": "", "left": None, "right": None} for row in rows)
-        return
-    ends = [row[name] for row in rows for name in ("mean", "low", "high", "from", "to")]
-    ends = [end for end in ends if end is not None and math.isfinite(end)]
-    room = 0.05 * (max(ends) - min(ends) or 1.0)
-    left, right = min(ends) - room, max(ends) + room
-    more = {"unit": unit.strip(), "left": left, "right": right}
-    yield {**empty, **more, "statement": _named(claim) + (f" ({more['unit']})" if more["unit"] else "")}
-    for row in rows:
-        asked = {name: min(max(row[name], left), right) for name in ("from", "to")}
-        yield {**row, **asked, **more}
-
-
-def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any:
-    """Every statement that has been decided or tried: above its dot and interval, before what was asked for.
-
-    Args:
-        rows: those of `overview_rows`.
-        on_page: for a Chart with these rows, as wide as its place, with a legend that toggles.
-    """
-    alt = altair()
-    present = [verdict for verdict in VERDICT_COLORS if any(row["outcome"] == verdict for row in rows)]
-    color = alt.Color(
-        "outcome:N",
-        scale=alt.Scale(domain=present, range=[VERDICT_COLORS[one] for one in present]),
-        legend=None if on_page else alt.Legend(title=None, orient="top"),
-    )
-    scaled = {
-        f"{name}_at": f"isValid(datum['{name}']) ? (datum['{name}'] - datum.left) / (datum.right - datum.left) : null"
-        for name in ("mean", "low", "high", "from", "to")
-    }
-    mean, low, high = (
-        f"format(datum.{one}, abs(datum.{one}) < 0.1 ? '.1~r' : abs(datum.{one}) < 10 ? '.2~f' : '.1~f')"
-        for one in ("mean", "low", "high")
-    )
-    interval = f"isValid(datum.low) ? ' [' + {low} + ', ' + {high} + ']' : ''"
-    single = "datum.outcome && !isValid(datum.mean)"
-    base = (
-        alt.Chart(alt.NamedData("rows") if on_page else alt.Data(values=[dict(row) for row in rows]))
-        .transform_filter("indexof(off, datum.outcome) < 0")
-        .transform_calculate(
-            **scaled,
-            high_as=f"{single} ? {LINE_HIGH / 2} : {LINE_HIGH}",
-            text="datum.statement",
-            number=f"isValid(datum.mean) ? {mean} + ({interval}) : datum.outcome",
-        )
-        .transform_window(end="sum(high_as)")
-        .transform_calculate(
-            dot_at=f"datum.end - {LINE_HIGH / 4}",
-            text_at=f"datum.dot_at - (isValid(datum.mean) ? {0.44 * LINE_HIGH} : 0)",
-        )
-        .encode(tooltip=[alt.Tooltip("text:N", title="statement"), "number:N", "outcome:N"])
-    )
-    height = sum(LINE_HIGH / (2 if row["outcome"] and row["mean"] is None else 1) for row in rows)
-    across = alt.Scale(domain=[0, 1], range=[0, alt.expr(f"width - {NUMBERS_WIDE}")], nice=False)
-    down = alt.Scale(domain=[0, height], range=[0, height], nice=False)
-
-    def x(name: str) -> Any:
-        return alt.X(f"{name}_at:Q", scale=across, axis=None)
-
-    def y(name: str) -> Any:
-        return alt.Y(f"{name}_at:Q", scale=down, axis=None)
-
-    dots = base.transform_filter("isValid(datum.mean)").encode(y=y("dot"))
-    told, headings = (base.transform_filter(one).encode(y=y("text")) for one in ("datum.outcome", "!datum.outcome"))
-    left = {"align": "left", "baseline": "middle", "fontSize": 11, "limit": alt.expr("width")}
-    layers = [
-        dots.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=x("from"), x2="to_at:Q"),
-        dots.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high_at:Q", color=color),
-        dots.mark_point(filled=True, size=60, opacity=1).encode(x=x("mean"), color=color),
-        told.mark_text(align="right", baseline="middle", fontSize=11).encode(
-            x=alt.value(alt.expr("width")), y=y("dot"), text="number:N", color=color
-        ),
-        told.mark_text(**left, color=LIGHT["ink"]).encode(x=alt.value(0), text="text:N"),
-        headings.mark_text(**left, color=MUTED, fontWeight="bold").encode(x=alt.value(0), text="text:N"),
-    ]
-    width: Any = "container" if on_page else 760
-    return alt.layer(*layers, params=[alt.param(name="off", value=[]).param]).properties(width=width, height=height)
 
 
 # ---- writing the page

@@ -15,6 +15,7 @@ import numpy as np
 
 from wellcond.claims import ledger
 from wellcond.claims.figures import VERDICT_COLORS
+from wellcond.claims.overview import CAPTION, overview, overview_rows
 from wellcond.data.digits import VALIDATION as DIGITS
 from wellcond.demo.graying import CURVE, EPSILONS, PATCH, SIZE, Grayed, Photograph, shown
 from wellcond.demo.training import TrainedArm, mean_log_kappa
@@ -183,14 +184,14 @@ def _evidence_section(evidence: Path | None) -> Html:
         return section("What is decided", text)
     verdicts = [entry.verdict for entry in decided]
     counted = ", ".join(f"{verdicts.count(one)} {one}" for one in VERDICTS if one in verdicts)
-    rows = ledger.overview_rows(decided)
+    rows = overview_rows(decided)
     chart = Chart(
         title="Larger evidence, statement by statement",
-        drawing=lambda: ledger.overview(rows, on_page=True),
+        drawing=lambda: overview(rows, on_page=True),
         rows=rows,
         by="outcome",
         looks={one: Look(VERDICT_COLORS[one]) for one in VERDICTS if any(row["outcome"] == one for row in rows)},
-        caption=ledger.OVERVIEW_CAPTION,
+        caption=CAPTION,
     )
     return section(
         "What is decided",

@@ -7,6 +7,7 @@ what the theory needs there: three half-precision products stand for one in sing
 """
 
 import functools
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -16,7 +17,6 @@ from ..constants import kept_constants
 from ..power_fit import FoldedFit
 from .geometry import Geometry
 from .gram import gram, largest_eigenvalue
-from .lanes import side_by_side
 from .spd_inverse import negative_inverse
 from .spectral_power_kernels import SCALE, apply_kernel, fold_kernel, iterate_kernel, join_kernel, sum_kernel
 
@@ -41,11 +41,36 @@ def spectral_power_in_place_layout(
     for start in range(0, x.shape[0], chunk):
         count = 2 if x.is_cuda and min(n, d) > 128 and len(x) - start >= 64 else 1
         parts = zip(x[start : start + chunk].chunk(count), out[start : start + chunk].chunk(count), strict=True)
-        side_by_side(
+        _on_streams(
             x.device,
             [functools.partial(_gray_chunk, *part, n, d, geometry, fit, restore_scale) for part in parts],
         )
     return out
+
+
+def _on_streams(device: torch.device, works: Sequence[Callable[[], object]]) -> None:
+    """Calls every function, the first on the current stream; what they read was made, and stays alive, on that one.
+
+    What they allocate belongs to their own streams, so they must free it themselves: by returning.
+    """
+    if len(works) == 1 or device.type != "cuda":
+        for work in works:
+            work()
+        return
+    here = torch.cuda.current_stream(device)
+    lanes = [_lane(str(device), number) for number in range(len(works) - 1)]
+    for lane in lanes:
+        lane.wait_stream(here)
+    for lane, work in zip([here, *lanes], works, strict=True):
+        with torch.cuda.stream(lane):
+            work()
+    for lane in lanes:
+        here.wait_stream(lane)
+
+
+@functools.cache
+def _lane(device: str, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _gray_chunk(

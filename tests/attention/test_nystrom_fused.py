@@ -36,6 +36,25 @@ def plain(q, k, v, d, iterations=6, scale=None):
         return _by_segments(q, k, v, None, None, scale or 1 / math.sqrt(q.shape[-1]), d, iterations)
 
 
+def plain_masked(q, k, v, keep, d, iterations=6, scale=0.3):
+    from wellcond.attention.masks import KeyMask
+    from wellcond.attention.nystrom import _by_segments
+
+    with plain_twins():
+        return _by_segments(q, k, v, KeyMask(keep=keep), keep, scale, d, iterations)
+
+
+def masks(m, *kinds):
+    """(b, 1, m): of each kind a row; a number is a length, "holes" a mask with many, "late" one that begins late."""
+    rows = []
+    for kind in kinds:
+        row = torch.arange(m) < kind if isinstance(kind, int) else torch.rand(m) < 0.6
+        if kind == "late":
+            row = torch.arange(m) >= 2 * m // 3
+        rows.append(row)
+    return torch.stack(rows)[:, None]
+
+
 def assert_close(found, want, tolerance):
     for one, other in zip(found, want, strict=True):
         assert one.isfinite().all()
@@ -102,6 +121,128 @@ def test_as_many_steps_as_there_may_be(dtype, tolerance, device):
         lambda q, k, v: plain(q, k, v, 40, steps, 0.25),
         tolerance,
     )
+
+
+MASKS = {
+    "lengths": (300, 8, 8, 12, (300, 151, 40, 13)),
+    "holes": (150, 8, 12, 10, ("holes", "late", 150, "holes")),
+    "few": (70, 8, 8, 20, (20, 19, 1, 0, 21)),
+    "none": (40, 4, 4, 5, (0,)),
+    "beyond a share": (1100, 4, 4, 6, (1100, 3, 500, "late")),
+    "one landmark": (50, 4, 4, 1, (50, 1, 0, "holes")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(kind, dtype, device):
+    """Each sample by itself: errors of one are not hidden by another's size."""
+    m, p, c, d, rows = MASKS[kind]
+    keep = masks(m, *rows).to(device)
+    tensors = tokens((len(rows), 1, m, m, p, c, d), device, dtype)
+    weight, found = with_gradients(
+        lambda *t: fused_nystrom(*t, keep, num_landmarks=d, num_iterations=6, scale=0.3), tensors
+    )
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    _, want = with_gradients(lambda *t: plain_masked(*t, keep, d), wide, weight)
+    for b in range(len(rows)):
+        assert_close([t[b] for t in found], [t[b] for t in want], max(3e-4, TOLERANCE[dtype]))  # as without masks
+    gone = ~keep[..., None].expand_as(tensors[1][..., :1])
+    for gradient in found[2:]:
+        assert (gradient * gone == 0).all()
+
+
+def test_few_tokens_are_softmax(device):
+    from wellcond.attention import softmax_attention
+
+    keep = masks(60, 9, 16, 1).to(device)
+    both_ways(
+        tokens((3, 2, 60, 60, 8, 8, 16), device),
+        lambda *t: fused_nystrom(*t, keep, num_landmarks=16, num_iterations=6, scale=0.3),
+        lambda *t: softmax_attention(*t, keep[:, :, None], scale=0.3),
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_masks_of_any_shape_and_no_batch_mates(shape, device):
+    """Of each head, of each sample, one for all; what is masked may be anything."""
+    keep = torch.rand(*shape, 50, device=device) < 0.5
+    tensors = tokens((2, 2, 50, 50, 8, 8, 7), device)
+    settings = {"num_landmarks": 7, "num_iterations": 6, "scale": 0.3}
+    weight, found = with_gradients(lambda *t: fused_nystrom(*t, keep, **settings), tensors)
+    every = keep.expand(2, 2, 50)
+    _, same = with_gradients(lambda *t: fused_nystrom(*t, every, **settings), tensors, weight)
+    assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
+    one = [t.detach()[1:2].requires_grad_() for t in tensors]
+    _, alone = with_gradients(lambda *t: fused_nystrom(*t, every[1:2], **settings), one, weight[1:2])
+    assert all(torch.equal(a[1:2], b) for a, b in zip(found, alone, strict=True))
+    hidden = [t.detach().masked_fill(~every[..., None], torch.nan) for t in tensors[1:]]
+    out = fused_nystrom(tensors[0].detach(), *hidden, keep, **settings)
+    assert torch.equal(out, found[0])
+
+
+def test_a_mask_that_keeps_all(device):
+    tensors = tokens((2, 2, 70, 70, 8, 8, 10), device)
+    settings = {"num_landmarks": 10, "num_iterations": 6, "scale": 0.3}
+    keep = torch.ones(2, 1, 70, dtype=torch.bool, device=device)
+    weight, found = with_gradients(lambda *t: fused_nystrom(*t, keep, **settings), tensors)
+    _, same = with_gradients(lambda *t: fused_nystrom(*t, **settings), tensors, weight)
+    assert_close(found, [t.double() for t in same], 1e-6)
+
+
+def test_many_tokens_are_numbered_in_blocks(device, monkeypatch):
+    from wellcond.numerics.triton import nystrom_plan
+
+    keep = masks(150, "holes", 100, 0, "late").to(device)
+    tensors = tokens((4, 1, 150, 150, 4, 4, 6), device)
+    settings = {"num_landmarks": 6, "num_iterations": 4, "scale": 0.3}
+    weight, whole = with_gradients(lambda *t: fused_nystrom(*t, keep, **settings), tensors)
+    monkeypatch.setattr(nystrom_plan, "MOST_RANKS", 32)
+    monkeypatch.setattr(nystrom_plan, "_plans", Kept(9))
+    _, found = with_gradients(lambda *t: fused_nystrom(*t, keep, **settings), tensors, weight)
+    assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
+
+
+def test_masks_in_the_operators_of_compiled_code(device):
+    keep = masks(45, 45, 30, 3, 0).to(device)
+    tensors = tokens((4, 2, 45, 45, 8, 12, 6), device)
+    settings = (keep, 6, 3, 0.3)
+    weight, eager = with_gradients(
+        lambda *t: fused_nystrom(*t, keep, num_landmarks=6, num_iterations=3, scale=0.3), tensors
+    )  # fmt: skip
+    for wanted in (True, False):
+        _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, *settings, wanted)[0], tensors, weight)  # noqa: B023
+        assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+        torch.library.opcheck(
+            nystrom_fused._forward_op, (*tensors, *settings, wanted), test_utils=("test_schema", "test_faketensor")
+        )  # fmt: skip
+
+
+def test_which_masks_the_kernels_get(device, monkeypatch):
+    """Boolean ones of keys that are the queries' too; all others are left to plain operations."""
+    from wellcond.attention import nystrom
+
+    called = []
+
+    def fused(*given, **settings):
+        called.append(given[3])
+        return fused_nystrom(*given, **settings)
+
+    monkeypatch.setattr(nystrom, "can_fuse", lambda *_, **__: True)
+    monkeypatch.setattr(nystrom, "fused_nystrom", fused)
+    q, k, v = (t.detach() for t in tokens((2, 2, 30, 30, 8, 8, 4), device))
+    keep = masks(30, 30, 11).to(device)[:, None]
+    out = nystrom_attention(q, k, v, keep, num_landmarks=4)
+    assert len(called) == 1
+    assert called[0].shape == (2, 1, 30)
+    assert_close([out], [nystrom_attention(*(t.double() for t in (q, k, v)), keep.clone(), num_landmarks=4)], 1e-4)
+    called.clear()
+    nystrom_attention(q, k, v, torch.zeros(30, device=device), num_landmarks=4)
+    nystrom_attention(q, k, v, keep, num_landmarks=4, query_mask=keep)
+    nystrom_attention(q, k, v, num_landmarks=4, query_mask=keep)
+    nystrom_attention(q[:, :, :20], k, v, keep, num_landmarks=4)
+    assert not called
 
 
 @pytest.mark.parametrize("larger", [1e3, 1e6])
@@ -180,8 +321,8 @@ def bfloat16_parts(a):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has bfloat16 itself")
-@pytest.mark.parametrize("smooth", [False, True])
-def test_what_bfloat16_parts_lose(smooth, monkeypatch):
+@pytest.mark.parametrize("kind", ["rough", "smooth", "masked"])
+def test_what_bfloat16_parts_lose(kind, monkeypatch):
     """The kernels for bfloat16, which the interpreter has not: its values in float32, in the same two parts.
 
     Nothing but the rounding of results may be left to err: 100 times less than bfloat16's own, 1.7e-3.
@@ -198,13 +339,15 @@ def test_what_bfloat16_parts_lose(smooth, monkeypatch):
     monkeypatch.setattr(nystrom_plan, "_plans", Kept(9))
     for module in (landmark_sides, nystrom_sides):
         monkeypatch.setattr(module, "two_parts", bfloat16_parts)
-    tensors = [t.detach() for t in tokens((1, 1, 210, 180, 32, 32, 50), "cpu")]
-    if smooth:  # neighbours alike, as segments hope
+    n = 180 if kind == "masked" else 210
+    tensors = [t.detach() for t in tokens((1, 1, n, 180, 32, 32, 50), "cpu")]
+    if kind == "smooth":  # neighbours alike, as segments hope
         tensors = [t.cumsum(2) / 8 for t in tensors]
+    keep = masks(180, 150) if kind == "masked" else None
     both_ways(
         [t.bfloat16().float().requires_grad_() for t in tensors],
-        lambda q, k, v: fused_nystrom(q, k, v, num_landmarks=50, num_iterations=6, scale=0.18),
-        lambda q, k, v: plain(q, k, v, 50, scale=0.18),
+        lambda q, k, v: fused_nystrom(q, k, v, keep, num_landmarks=50, num_iterations=6, scale=0.18),
+        lambda q, k, v: plain(q, k, v, 50, scale=0.18) if keep is None else plain_masked(q, k, v, keep, 50, 6, 0.18),
         5e-5,
     )
 
@@ -257,23 +400,23 @@ def test_the_operators_of_compiled_code(device):
     weight, eager = with_gradients(
         lambda *t: fused_nystrom(*t, num_landmarks=6, num_iterations=3, scale=0.3), tensors
     )  # fmt: skip
-    _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, True)[0], tensors, weight)
+    _, compiled = with_gradients(lambda *t: nystrom_fused._forward_op(*t, None, 6, 3, 0.3, True)[0], tensors, weight)
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
     with torch.no_grad():
-        out, *nothing = nystrom_fused._forward_op(*tensors, 6, 3, 0.3, False)
+        out, *nothing = nystrom_fused._forward_op(*tensors, None, 6, 3, 0.3, False)
     assert torch.equal(out, eager[0])
     assert not any(t.numel() for t in nothing)
     for wanted, given in ((True, tensors), (False, [t.detach() for t in tensors])):
         torch.library.opcheck(
-            nystrom_fused._forward_op, (*given, 6, 3, 0.3, wanted), test_utils=("test_schema", "test_faketensor")
+            nystrom_fused._forward_op, (*given, None, 6, 3, 0.3, wanted), test_utils=("test_schema", "test_faketensor")
         )  # fmt: skip
 
 
 def test_a_graph_compiled_without_a_gradient_may_get_one(device):
     """Exported under no_grad, or a region compiled there and called elsewhere: the forward pass is run once more."""
     tensors = tokens((1, 2, 45, 38, 8, 12, 6), device)
-    weight, want = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, True)[0], tensors)
-    _, found = with_gradients(lambda *t: nystrom_fused._forward_op(*t, 6, 3, 0.3, False)[0], tensors, weight)
+    weight, want = with_gradients(lambda *t: nystrom_fused._forward_op(*t, None, 6, 3, 0.3, True)[0], tensors)
+    _, found = with_gradients(lambda *t: nystrom_fused._forward_op(*t, None, 6, 3, 0.3, False)[0], tensors, weight)
     assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
 
 
@@ -351,6 +494,19 @@ def test_on_a_gpu(dtype, n, width, landmarks):
 
     def attend(q, k, v):
         return nystrom_attention(q, k, v, num_landmarks=landmarks)
+
+    both_ways(tensors, attend, attend, TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "landmarks"), [(777, 128), (2048, 64)])
+def test_masks_on_a_gpu(dtype, n, landmarks):
+    tensors = [torch.randn(4, 2, n, 32, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+    keep = masks(n, n, n // 3, landmarks // 2, "holes").cuda()[:, None]
+
+    def attend(q, k, v):
+        return nystrom_attention(q, k, v, keep, num_landmarks=landmarks)
 
     both_ways(tensors, attend, attend, TOLERANCE[dtype])
 

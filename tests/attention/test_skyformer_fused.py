@@ -1,5 +1,6 @@
 """Skyformer's fused path, in the interpreter or on a GPU, against the formula in float64 and its autograd."""
 
+import contextlib
 import math
 
 import pytest
@@ -110,6 +111,85 @@ def test_masks_of_any_strides(device):
     assert torch.equal(found, want)
 
 
+def ends_at(ends, m, device, holes=False):
+    """A mask (b, 1, m) for each end; with holes in it, but never at the last key."""
+    keep = torch.arange(m) < torch.tensor(ends)[:, None]
+    if holes:
+        keep &= torch.rand(len(ends), m, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[[i for i, end in enumerate(ends) if end], [end - 1 for end in ends if end]] = True
+    return keep[:, None].to(device)
+
+
+@contextlib.contextmanager
+def no_zeros_by_chance():
+    """What is only allocated holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("m", "ends"),
+    [(200, [0, 1, 64, 128, 150, 200]), (1100, [0, 640, 700, 1100])],  # one share; two, of 640 at most
+)
+@pytest.mark.parametrize("holes", [False, True])
+def test_shares_end_with_the_last_key_that_counts(m, ends, holes, device):
+    b, h, n, d = len(ends) // 2, 2, 40, 12
+    keep = ends_at(ends, m, device, holes).view(b, h, m)
+    q, k, v, rows = (torch.randn(b, h, t, 8, device=device).requires_grad_() for t in (n, m, m, d))
+    at = torch.cat([torch.arange(6, device=device), torch.linspace(0, m - 1, 6, device=device).long()])
+    weight = torch.randn(b, h, n, 8, device=device)
+    for tensors, settings in (
+        ((q, k, v, rows), {"rows": rows}),
+        ((q, k, v), {"positions": at, "of_queries": 6}),  # tokens that are masked may be landmarks, with a gradient
+    ):
+        with no_zeros_by_chance():
+            out = fused_skyformer(q, k, v, keep, **settings, scale=0.3, gamma=0.125)
+            found = torch.autograd.grad((out * weight).sum(), tensors)
+        wide = [t.detach().double().requires_grad_() for t in tensors]
+        chosen = wide[3] if len(wide) > 3 else torch.cat([wide[0][:, :, at[:6]], wide[1][:, :, at[6:]]], 2)
+        want = exact(*wide[:3], chosen, 0.3, 0.125, keep)
+        truth = torch.autograd.grad((want * weight.double()).sum(), wide)
+        for head in range(b * h):
+            one, other = ([t.flatten(0, 1)[head] for t in all_of] for all_of in ((out, *found), (want, *truth)))
+            assert_close(one, other, 1e-4)
+        assert (found[2][~keep] == 0).all()
+        assert len(tensors) == 3 or (found[1][~keep] == 0).all()
+
+
+def test_what_does_not_count_may_be_anything(device):
+    keep = ends_at([0, 100, 130], 200, device, holes=True)
+    q, k, v, rows = (torch.randn(3, 1, t, 8, device=device) for t in (40, 200, 200, 12))
+    results = []
+    for anything in (0.0, torch.nan):
+        tensors = [t.clone() for t in (q, k, v, rows)]
+        tensors[1][~keep], tensors[2][~keep] = anything, anything
+        tensors = [t.requires_grad_() for t in tensors]
+        with no_zeros_by_chance():
+            out = fused_skyformer(*tensors[:3], keep, rows=tensors[3], scale=0.3, gamma=0.1)
+            results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (results[0][0][0] == 0).all()
+
+
+def test_more_padding_and_batch_mates_change_no_bit(device):
+    """Up to 1,023 keys are one share."""
+    keep = ends_at([100, 150, 0], 150, device, holes=True)
+    given = [torch.randn(3, 1, t, 8, device=device) for t in (40, 150, 150, 12)]
+    results = []
+    for more, samples in ((0, slice(3)), (7, slice(3)), (106, slice(3)), (600, slice(1))):
+        q, k, v, rows = (t[samples] for t in given)
+        k, v = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (k, v))
+        tensors = [t.clone().requires_grad_() for t in (q, k, v, rows)]
+        mask = torch.nn.functional.pad(keep[samples], (0, more))
+        out = fused_skyformer(*tensors[:3], mask, rows=tensors[3], scale=0.3, gamma=0.1)
+        results.append([t[:, :, :150] for t in (out, *torch.autograd.grad(out.square().sum(), tensors))])
+    for other in results[1:]:
+        assert all(torch.equal(a, b[: len(a)]) for a, b in zip(other, results[0], strict=True))
+
+
 def test_only_where_the_kernels_can():
     q = torch.randn(1, 2, 10, 8)
     assert not can_fuse(q, q, q, landmarks=4, gamma=0.1)  # on a CPU
@@ -136,6 +216,19 @@ def test_on_a_gpu(dtype, width, landmarks):
 
     def attend(q, k, v):
         return skyformer_attention(q, k, v, num_landmarks=landmarks)
+
+    both_ways(tensors, attend, attend, TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("holes", [False, True])
+def test_masks_that_end_anywhere_on_a_gpu(dtype, holes):
+    keep = ends_at([0, 128, 700, 1024, 1500, 2048], 2048, "cuda", holes)
+    tensors = [torch.randn(6, 2, 2048, 32, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+
+    def attend(q, k, v):
+        return skyformer_attention(q, k, v, keep[:, None], num_landmarks=64)
 
     both_ways(tensors, attend, attend, TOLERANCE[dtype])
 

@@ -135,7 +135,7 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
     results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}
     for one, other in zip(results[1], results[2], strict=True):
         one, other = read_json(one), read_json(other)
-        differ = dict.fromkeys(("images_per_second", "validation_seconds", "environment"))
+        differ = dict.fromkeys(("images_per_second", "environment"))
         assert {**one, **differ} == {**other, **differ}
         assert one["environment"]["command"] == other["environment"]["command"]
     # What is done is read, whoever trained it: no process is started, and nothing is written.
@@ -257,26 +257,26 @@ def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
 def test_those_that_others_wait_for_come_first():
     jobs, order = Jobs(1, device="cpu"), []
 
-    def wait(name, urgent):
-        with jobs._turn(urgent):
+    def wait(name, turn):
+        with jobs._place(turn):
             order.append(name)
 
-    with jobs._turn(False):
+    with jobs._place(1):
         threads = []
-        for name in ("seed 0", "seed 1", "grid"):
-            threads.append(threading.Thread(target=wait, args=(name, name == "grid")))
+        for name, turn in (("exploration", 2), ("seed 0", 1), ("seed 1", 1), ("grid", 0)):
+            threads.append(threading.Thread(target=wait, args=(name, turn)))
             threads[-1].start()
             wait_for(lambda: len(jobs._waiting) == len(threads))
     for thread in threads:
         thread.join()
-    assert order == ["grid", "seed 0", "seed 1"]
+    assert order == ["grid", "seed 0", "seed 1", "exploration"]
     assert len(jobs._free) == 1
 
 
 def test_places_are_taken_where_most_are_free():
     jobs = Jobs(4, device="cpu")
     jobs._free = [{"GPU": name} for name in ("0", "1", "0", "1")]
-    with jobs._turn(False) as first, jobs._turn(False) as second, jobs._turn(False) as third:
+    with jobs._place(1) as first, jobs._place(1) as second, jobs._place(1) as third:
         assert first != second
         assert third in (first, second)
 
@@ -286,14 +286,14 @@ def test_an_error_in_one_thread_lets_nothing_more_start():
     entered = threading.Event()
 
     def fails():
-        with jobs._turn(False):
+        with jobs._place(1):
             entered.set()
             wait_for(lambda: len(jobs._waiting) == 1)
             raise ZeroDivisionError
 
     def waits():
         entered.wait()
-        with jobs._turn(True):
+        with jobs._place(0):
             raise AssertionError("it was started")
 
     with pytest.raises(ZeroDivisionError):

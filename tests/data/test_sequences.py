@@ -104,6 +104,33 @@ def test_evaluation_counts_every_sequence_once(count: int, world: int) -> None:
     assert all(batch.inputs[1].any() for batch in blank)  # of a real sequence: nothing is masked away
 
 
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_by_length_each_batch_is_cut_where_its_longest_ends(
+    pairs: bool, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wellcond.data.sequences.CROPPED_TO", 2)
+    part = make(50, pairs=pairs, mask="fixed").part(torch.arange(49, -1, -1))
+    ranks = [list(eval_batches(part.by_length(), batch_size=4, rank=rank, world=world)) for rank in range(world)]
+    batches = [batch for rank in ranks for batch in rank]
+    assert sorted(row for batch in batches for row in rows_of(batch)[: batch.count]) == list(range(50))
+    for batch in batches:
+        lengths = torch.stack([mask.sum(1) for mask in batch.inputs[1::2]], 1).amax(1)
+        whole = part.inputs(49 - torch.tensor(rows_of(batch)))
+        width = batch.inputs[0].shape[1]
+        assert width == -(-int(lengths.max()) // 2) * 2
+        for cut, full in zip(batch.inputs, whole, strict=True):
+            assert torch.equal(cut, full[:, :width])
+            assert not full[:, width:].any()
+        assert batch.targets.tolist() == [row % 3 for row in rows_of(batch)]
+    assert {batch.inputs[0].shape[1] for batch in batches} > {8}
+
+
+def test_by_length_leaves_what_has_no_padding() -> None:
+    full = SequenceSet(torch.ones(3, 5, dtype=torch.uint8), torch.full((3,), 5), torch.arange(3), vocab=9, mask="fixed")
+    assert full.by_length() is full
+
+
 def test_the_published_stream_of_validation() -> None:
     part = make(10)
     windows = [part.window(number, 4) for number in range(4)]

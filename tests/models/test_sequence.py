@@ -123,9 +123,10 @@ def test_documents_pass_one_by_one_where_samples_depend_on_each_other() -> None:
     assert features["before"].shape == (6, 24, 8)
 
 
+@pytest.mark.parametrize("pooling", ["padded", "valid"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_padding_and_batch_mates_change_nothing(attention: str) -> None:
-    model, (tokens, mask) = small(attention, pooling="valid"), batch()
+def test_padding_and_batch_mates_change_nothing(attention: str, pooling: str) -> None:
+    model, (tokens, mask) = small(attention, pooling=pooling), batch()
     out = model(tokens, mask)
     for row, length in enumerate(LENGTHS):
         alone = model(tokens[row : row + 1, :length])

@@ -166,6 +166,35 @@ def test_what_does_not_count_may_be_anything():
     assert all(t.isfinite().all() for t in torch.autograd.grad(got.sum(), (x, y, v)))
 
 
+def ends_at(ends, m, holes):
+    """A mask (b, 1, m) for each end; with holes in it, but never at the last key."""
+    keep = torch.arange(m) < torch.tensor(ends)[:, None]
+    if holes:
+        keep &= torch.rand(len(ends), m, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[[i for i, end in enumerate(ends) if end], [end - 1 for end in ends if end]] = True
+    return keep[:, None]
+
+
+@pytest.mark.parametrize("direct", [0, 2**22])
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_lengths_that_differ_in_a_batch(direct, holes, is_causal, monkeypatch):
+    """What the kernels do with them, the plain twins do too."""
+    monkeypatch.setattr(gaussian, "DIRECT", direct)
+    monkeypatch.setattr(gaussian, "CHUNK", 500)
+    x, y, v = (torch.randn(4, 2, 70, 6).requires_grad_() for _ in range(3))
+    keep = ends_at([0, 1, 64, 70], 70, holes).expand(4, 2, 70)
+    got = gaussian_product(x, y, v, scale=0.4, keep=keep, is_causal=is_causal)
+    g = torch.randn(got.shape)
+    found = torch.autograd.grad(got, (x, y, v), g)
+    wide = [t.detach().double().requires_grad_() for t in (x, y, v)]
+    want = exact(*wide, 0.4, keep, is_causal)
+    for one, other in zip((got, *found), (want, *torch.autograd.grad(want, wide, g.double())), strict=True):
+        assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+    assert all((t[~keep] == 0).all() for t in found[1:])
+    assert (got[0] == 0).all()
+
+
 def test_forward_mode_and_functional_transforms_work():
     x, y, v = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
 
@@ -213,3 +242,21 @@ def test_on_a_gpu(dtype, tolerance, compiled):
     with plain_twins():
         plain = gaussian_product(x, y, v, scale=32**-0.5, keep=keep)
     assert (plain.double() - want).norm() < tolerance * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_lengths_that_differ_in_a_batch_on_a_gpu(dtype, tolerance, holes):
+    ends = [0, 1, 64, 128, 500, 777]
+    x, y, v = (torch.randn(6, 2, 777, 32, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
+    keep = ends_at(ends, 777, holes).cuda()
+    got = gaussian_product(x, y, v, scale=32**-0.5, keep=keep)
+    g = torch.randn_like(got)
+    found = torch.autograd.grad(got, (x, y, v), g)
+    wide = [t.detach().double().requires_grad_() for t in (x, y, v)]
+    want = gaussian_product(*wide, scale=32**-0.5, keep=keep)
+    truth = torch.autograd.grad(want, wide, g.double())
+    for one, other in zip((got, *found), (want, *truth), strict=True):
+        for sample in range(len(ends)):
+            assert (one[sample].double() - other[sample]).norm() <= tolerance * other[sample].norm()

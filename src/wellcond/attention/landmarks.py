@@ -230,8 +230,11 @@ def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
         return ranks
     lead = torch.broadcast_shapes(ranks.shape[:-1], keep.shape[:-1])
     if torch.compiler.is_compiling():  # torch 2.11 cannot compile searchsorted for GPUs
-        in_order = (~keep).to(torch.uint8).sort(dim=-1, stable=True).indices.expand(*lead, keep.shape[-1])
-        return in_order.gather(-1, ranks.expand(*lead, ranks.shape[-1]).clamp(0, keep.shape[-1] - 1))
+        n = keep.shape[-1]
+        rank = torch.where(keep, keep.cumsum(-1) - 1, n)  # those left out share a place after all others
+        positions = torch.arange(n, device=keep.device).expand_as(rank)
+        in_order = rank.new_zeros(*rank.shape[:-1], n + 1).scatter(-1, rank, positions).expand(*lead, n + 1)
+        return in_order.gather(-1, ranks.expand(*lead, ranks.shape[-1]).clamp(0, n - 1))
     up_to = keep.expand(*lead, keep.shape[-1]).cumsum(-1)
     found = torch.searchsorted(up_to, ranks.expand(*lead, ranks.shape[-1]) + 1)
     return found.clamp_max(keep.shape[-1] - 1)

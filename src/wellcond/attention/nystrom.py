@@ -138,12 +138,14 @@ def nystrom_attention(
         out = softmax_attention(*tokens, row, scale=scale).to(value.dtype)
     else:
         keep = None if mask is None else mask.keep
+        alike = query_mask is None and (keep is None or query.shape[-2] == key.shape[-2])  # queries and keys
         if query_mask is None and query.shape[-2] == key.shape[-2]:
             query_mask = keep
         scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
         counts = {"num_landmarks": num_landmarks, "num_iterations": num_iterations}
-        if mask is None and query_mask is None and can_fuse(query, key, value, **counts):
-            out = fused_nystrom(query, key, value, **counts, scale=scale)
+        boolean = mask is None or mask.bias is None
+        if alike and boolean and can_fuse(query, key, value, keep, **counts):
+            out = fused_nystrom(query, key, value, keep, **counts, scale=scale)
         else:
             with no_autocast(query):
                 out = _by_segments(query, key, value, mask, query_mask, scale, num_landmarks, num_iterations)

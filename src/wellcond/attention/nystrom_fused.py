@@ -2,14 +2,16 @@
 
     out = fused_nystrom(query, key, value, num_landmarks=64, num_iterations=6, scale=s)
 
-The same as in nystrom.py without masks, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
+The same as in nystrom.py, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
 B = softmax(s Q̃Kᵀ)V, but tokens stay in half precision, no n × d matrix is stored, and the gradient is written by hand.
 With Y = ZB and g the gradient of the result, the short side is
 
     dY = Pᵀ g,    dB = Zᵀ dY,    dZ = dY Bᵀ,
 
 then back through the steps of the iteration, and everything else is a derivative of a softmax
-(numerics/triton/nystrom_plan.py and those it names). Plain twin: the rest of nystrom.py.
+(numerics/triton/nystrom_plan.py and those it names). A boolean mask of keys, which is that of the queries too, leaves
+out what is masked everywhere; a sample with no more tokens than landmarks gets Z = I, and the tokens themselves in the
+place of means: exact softmax attention. Plain twin: the rest of nystrom.py.
 """
 
 from typing import Any
@@ -30,7 +32,15 @@ precision's own. For float32 they would not be, so it takes plain operations."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int) -> bool:
+def can_fuse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None = None,
+    *,
+    num_landmarks: int,
+    num_iterations: int,
+) -> bool:
     """Whether the kernels take these: on a large GPU, at most 128 landmarks and no fewer tokens, heads of at most 64
     values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), half precision, few steps."""
     return (
@@ -46,25 +56,37 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, n
         and large_programs(query.device)
         and addressable(query, key, value)
         and max(query.shape[2], key.shape[2]) * num_landmarks < 2**31
-        and not followed(query, key, value)
+        and not followed(query, key, value, *(() if keep is None else (keep,)))
     )
 
 
 def fused_nystrom(
-    query: Tensor, key: Tensor, value: Tensor, *, num_landmarks: int, num_iterations: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None = None,
+    *,
+    num_landmarks: int,
+    num_iterations: int,
+    scale: float,
 ) -> Tensor:
-    """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks."""
+    """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks.
+
+    `keep` is the mask of the queries and of the keys, boolean, (b, h, m), of which b and h may be 1; n = m then.
+    """
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} must be 0 or more; 6 is usual")
     query, key, value = packed(query), packed(key), packed(value)
+    keep = None if keep is None else packed(keep)
     counts = (int(num_landmarks), int(num_iterations))  # kernels take no numpy integers
     wanted = gradient_wanted(query, key, value)
     if torch.compiler.is_compiling():
-        return _forward_op(query, key, value, *counts, scale, wanted)[0]
+        return _forward_op(query, key, value, keep, *counts, scale, wanted)[0]
     scale = float(scale)  # an integer would be a constant of the kernels
     if not wanted:
-        return _plan(query, key, value, *counts).forward(query, key, value, scale, differentiable=False)[0]
-    out = _Nystrom.apply(query, key, value, *counts, scale)
+        plan = _plan(query, key, value, keep, *counts)
+        return plan.forward(query, key, value, keep, scale, differentiable=False)[0]
+    out = _Nystrom.apply(query, key, value, keep, *counts, scale)
     assert isinstance(out, Tensor)
     return out
 
@@ -81,29 +103,37 @@ class _Nystrom(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        query, key, value, num_landmarks, num_iterations, scale = given
-        ctx.plan, ctx.scale = _plan(query, key, value, num_landmarks, num_iterations), scale
-        out, space, work = ctx.plan.forward(query, key, value, scale, differentiable=True)
-        ctx.save_for_backward(query, key, value, space, work)
+        *settings, scale = given
+        ctx.plan, ctx.scale = _plan(*settings), scale
+        out, space, work = ctx.plan.forward(*settings[:4], scale, differentiable=True)
+        ctx.save_for_backward(*settings[:4], space, work)
         return out
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_batch(grads[0])
-        query, key, value, space, work = ctx.saved_tensors
-        found = ctx.plan.backward(packed(grads[0]), query, key, value, ctx.scale, space, work)
-        return (*found, None, None, None)
+        *tokens, space, work = ctx.saved_tensors
+        found = ctx.plan.backward(packed(grads[0]), *tokens, ctx.scale, space, work)
+        return (*found, None, None, None, None)
 
 
 @torch.library.custom_op("wellcond::nystrom", mutates_args=())
 def _forward_op(
-    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    num_landmarks: int,
+    num_iterations: int,
+    scale: float,
+    wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, then what is saved for backward; empty if no gradient is wanted)."""
     query, key, value = packed(query), packed(key), packed(value)
-    plan = _plan(query, key, value, num_landmarks, num_iterations)
-    out, space, work = plan.forward(query, key, value, scale, differentiable=wanted)
+    keep = None if keep is None else packed(keep)
+    plan = _plan(query, key, value, keep, num_landmarks, num_iterations)
+    out, space, work = plan.forward(query, key, value, keep, scale, differentiable=wanted)
     return (out, space, work) if wanted else (out, *_nothing(query))
 
 
@@ -113,14 +143,21 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
 
 @_forward_op.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, num_landmarks: int, num_iterations: int, scale: float, wanted: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    num_landmarks: int,
+    num_iterations: int,
+    scale: float,
+    wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from wellcond.numerics.triton.nystrom_plan import space_sizes
 
     out = query.new_empty(*query.shape[:3], value.shape[3])
     if not wanted:
         return (out, *_nothing(query))
-    size, of_work = space_sizes(query, value, num_landmarks, num_iterations)
+    size, of_work = space_sizes(query, value, keep, num_landmarks, num_iterations)
     return out, query.new_empty(size, dtype=torch.float32), query.new_empty(of_work, dtype=torch.float16)
 
 
@@ -130,6 +167,7 @@ def _backward_op(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    keep: Tensor | None,
     num_landmarks: int,
     num_iterations: int,
     scale: float,
@@ -137,8 +175,9 @@ def _backward_op(
     work: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad, query, key, value = packed(grad), packed(query), packed(key), packed(value)
-    plan = _plan(query, key, value, num_landmarks, num_iterations)
-    return plan.backward(grad, query, key, value, scale, space, work)
+    keep = None if keep is None else packed(keep)
+    plan = _plan(query, key, value, keep, num_landmarks, num_iterations)
+    return plan.backward(grad, query, key, value, keep, scale, space, work)
 
 
 @_backward_op.register_fake
@@ -147,6 +186,7 @@ def _(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    keep: Tensor | None,
     num_landmarks: int,
     num_iterations: int,
     scale: float,
@@ -157,17 +197,17 @@ def _(
 
 
 def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-    query, key, value, ctx.num_landmarks, ctx.num_iterations, ctx.scale, _ = inputs
-    ctx.save_for_backward(query, key, value, *output[1:])
+    *tokens, ctx.num_landmarks, ctx.num_iterations, ctx.scale, _ = inputs
+    ctx.save_for_backward(*tokens, *output[1:])
 
 
 def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, space, work = ctx.saved_tensors
+    *tokens, space, work = ctx.saved_tensors
     settings = (ctx.num_landmarks, ctx.num_iterations, ctx.scale)
     if space.numel() == 0:  # compiled where no gradient was wanted, called where one is
-        _, space, work = _forward_op(query, key, value, *settings, True)
-    found = _backward_op(grad, query, key, value, *settings, space, work)
-    return (*found, None, None, None, None)
+        _, space, work = _forward_op(*tokens, *settings, True)
+    found = _backward_op(grad, *tokens, *settings, space, work)
+    return (*found, None, None, None, None, None)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_save)

@@ -3,7 +3,8 @@
     out = softmax_attention(query, key, value)                 # (…, heads, n, p) → (…, heads, n, c)
     layer = SoftmaxAttention(192, num_heads=3)                 # timm's Attention, its weights too
 
-It is here so that a comparison changes one word. A query whose keys are all masked gets zeros.
+It is here so that a comparison changes one word. On a GPU, dropout of the weights and boolean masks of keys (padding)
+take kernels of ours (softmax_fused.py). A query whose keys are all masked gets zeros.
 """
 
 import torch
@@ -13,9 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellcond.attention.checks import check_dropout, check_inputs, check_scale, refuse_both
 from wellcond.attention.layer import AttentionCore, AttentionLayer
-from wellcond.attention.masks import check_mask
+from wellcond.attention.masks import check_mask, key_mask, one_row
 from wellcond.attention.registry import find_attention, register_attention
-from wellcond.numerics.fastpaths import other_derivatives
+from wellcond.attention.softmax_fused import can_fuse, fused_softmax
+from wellcond.numerics.autocast import autocast_like_sdpa
+from wellcond.numerics.fastpaths import fused_kernels, other_derivatives
 
 __all__ = ["SoftmaxAttention", "SoftmaxCore", "softmax_attention"]
 
@@ -30,15 +33,24 @@ def softmax_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(QKᵀ · scale) V, by `torch.nn.functional.scaled_dot_product_attention`; scale is 1/√p unless given."""
+    """softmax(QKᵀ · scale) V, as `torch.nn.functional.scaled_dot_product_attention`; scale is 1/√p unless given."""
     check_inputs(query, key, value)
     check_scale(scale, negative=True)
     check_dropout(dropout_p)
     refuse_both(attn_mask, is_causal)
+    if (dropout_p > 0 or attn_mask is not None) and not is_causal and _masks_keys(attn_mask):
+        tokens = autocast_like_sdpa(query, key, value) if fused_kernels(query.device) else (query, key, value)
+        if can_fuse(*tokens, dropout_p=dropout_p, scale=scale):
+            mask = key_mask(attn_mask, query, key)
+            return fused_softmax(*tokens, None if mask is None else mask.keep, dropout_p, scale)
     if other_derivatives(query, key, value):  # forward mode and the like, which the fused kernels lack
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def _masks_keys(attn_mask: Tensor | None) -> bool:
+    return attn_mask is None or (isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.bool and one_row(attn_mask))
 
 
 def _attend(

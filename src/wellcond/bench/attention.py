@@ -348,7 +348,7 @@ def nystromformer(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, num_it
 
 
 PUBLISHED: dict[str, tuple[Callable[..., Tensor], torch.dtype | None]] = {
-    "skyformer": (skyformer_compat, torch.float32),
+    "skyformer": (functools.partial(skyformer_compat, order="published"), torch.float32),
     "nystrom": (nystromformer, None),
 }
 """The order of operations that its authors published, in plain torch; and its dtype, where it has one of its own."""

@@ -352,7 +352,7 @@ class TrainedArms(Claim):
             config = self.configure(options, data, start).changed({"seed": seed})
             return Planned(
                 name=self._start_name(data, start, seed), config=config.changed(data.set.final(config)),
-                images=data.set.samples(config), keep_weights=True, first=True,
+                images=data.set.samples(config), keep_weights=True, turn=0,
             )  # fmt: skip
 
         runs.expect(len(wanted))
@@ -373,7 +373,7 @@ class TrainedArms(Claim):
             name = f"{folder}/seed-{seed}-lr-{tuned.lr:g}"
             return Planned(
                 name=name, config=final, images=data.set.samples(config), measure=measure,
-                start=self._start_name(data, self.arms[arm].start, seed),
+                start=self._start_name(data, self.arms[arm].start, seed), turn=1 if self.arms[arm].seeds is None else 2,
             )  # fmt: skip
 
         def train_seed(seed: int) -> Result | None:
@@ -402,7 +402,10 @@ class TrainedArms(Claim):
             changed = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
             images = round((1 - HELD_OUT) * data.set.samples(changed))
             start = self._start_name(data, self.arms[arm].start, config.seed)
-            plan = Planned(name=f"{folder}/grid-{lr:g}", config=changed, images=images, first=True, start=start)
+            plan = Planned(
+                name=f"{folder}/grid-{lr:g}", config=changed, images=images, start=start,
+                turn=0 if self.arms[arm].seeds is None else 2,
+            )  # fmt: skip
             tried[lr] = runs.run(plan)
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 

@@ -59,7 +59,7 @@ class Jobs:
         self.device = device
         self._free = deal(number, device)
         self._changed = threading.Condition()
-        self._waiting: list[tuple[bool, int]] = []
+        self._waiting: list[tuple[int, int]] = []
         self._tickets = 0
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = self._listening = False
@@ -120,17 +120,17 @@ class Jobs:
     # Processes
 
     def run(
-        self, name: str, tell: Callable[[], bytes], *, log: Path, urgent: bool, started: Callable[[], None]
+        self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None]
     ) -> None:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
 
         Args:
             tell: called when the process starts; returns what it reads from its standard input.
             log: where its output goes, after that of earlier starts.
-            urgent: before those that are not, since others wait for its result.
+            turn: those with a lower number start first, those of one number in the order in which they were asked for.
             started: called before the process starts.
         """
-        with self._turn(urgent) as variables:
+        with self._place(turn) as variables:
             started()
             with open(log, "ab") as output:
                 code = self._process(name, tell(), variables, output)
@@ -143,11 +143,11 @@ class Jobs:
             raise RunFailed(name, how, log)
 
     @contextlib.contextmanager
-    def _turn(self, urgent: bool) -> Iterator[dict[str, str]]:
+    def _place(self, turn: int) -> Iterator[dict[str, str]]:
         """One of the places for processes, as environment variables; waits until one is free."""
         with self._changed:
             self._tickets += 1
-            mine = (not urgent, self._tickets)
+            mine = (turn, self._tickets)
             heapq.heappush(self._waiting, mine)
             self._changed.wait_for(lambda: self._stopping or (bool(self._free) and self._waiting[0] == mine))
             self._waiting.remove(mine)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wellcond.attention.compat import published_order
 from wellcond.bench.lra import checkpointed_softmax
 from wellcond.claims.approximations import APPROXIMATIONS, approximation_errors, exact_output, norm_of
 from wellcond.claims.measurements import register_measurement
@@ -230,7 +231,8 @@ def published_steps(config: Config, folder: Path, device: str | None = None) -> 
             for block in opened.model.blocks:
                 attn = _softmax_of(block)
                 attn.forward = _checkpointed(attn)
-        found[name] = _time_steps(opened, changed)
+        with published_order():
+            found[name] = _time_steps(opened, changed)
     return found
 
 

@@ -49,9 +49,9 @@ __all__ = ["Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]
-"""status (finished, diverged), why, metrics, losses, images_per_second, memory_mib, steps, validation and its seconds,
-measured (in the course of training), config, environment, and under its name each of MEASUREMENTS that was asked for
-(None where it could not be taken)."""
+"""status (finished, diverged), why, metrics, losses, images_per_second (together with whatever shared the device),
+memory_mib, steps, validation, measured (in the course of training), config, environment, and under its name each of
+MEASUREMENTS that was asked for (None where it could not be taken)."""
 RESULT = "result.json"
 WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to carry
 LOG = "log.txt"
@@ -93,8 +93,9 @@ class Planned:
     """The name of another run, whose weights it starts from."""
     keep_weights: bool = False
     """Whether others start from its weights: then it is done where these are here, too."""
-    first: bool = False
-    """Whether others wait for its result: with several jobs it starts before those that nothing waits for."""
+    turn: int = 1
+    """With several jobs, which starts first: 0 for one that others wait for, 1 for one that is compared, 2 for one that
+    no verdict asks for."""
 
 
 class Runs:
@@ -235,7 +236,7 @@ class Runs:
             self._say(number, plan, "training")
 
         try:
-            jobs.run(plan.name, partial(self._told, plan), log=folder / LOG, urgent=plan.first, started=started)
+            jobs.run(plan.name, partial(self._told, plan), log=folder / LOG, turn=plan.turn, started=started)
         except OutOfTime:
             if number:
                 self.left.append(plan.name)
@@ -441,8 +442,6 @@ def _curves(folder: Path) -> dict[str, Any]:
     rates = [row.images_per_second for row in rows if row.images_per_second > 0]
     memory = [row.memory_mib for row in rows if row.memory_mib is not None]
     shown = _thinned(run.validation, VALIDATIONS)
-    # At the median speed: a row's own counts validations, too, and what interrupted it.
-    per_step = run.config.get("batch_size", 0) / median(rates) if rates else 0.0
     return {
         "losses": [[round(row.epoch, 3), round(row.loss, 5)] for row in _thinned(rows, POINTS)],
         "images_per_second": round(median(rates), 1) if rates else None,
@@ -451,7 +450,6 @@ def _curves(folder: Path) -> dict[str, Any]:
             {"step": row.step, **{name: _short(row.metrics[name]) for name in CURVES if name in row.metrics}}
             for row in shown
         ],
-        "validation_seconds": [round(row.step * per_step, 3) for row in shown],
     }
 
 

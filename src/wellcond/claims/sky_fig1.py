@@ -2,8 +2,9 @@
 
     wellcond reproduce sky-fig1 --scale lab --data-dir lra_text=data/imdb …        # reads the runs of sky-lra
 
-Time is that of training, by the speed of each run, without validations; beside it the same over steps. The paper's
-figures are of one trial each: accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
+Time is that of training, without validations: the steps, each as long as sky-time found it for that attention alone on
+a GPU, since several runs may share one. Beside it the same over steps. The paper's figures are of one trial each:
+accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,23 +39,28 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
     yield in_most(name, found, 0.0, share=SHARE, of="tasks") if found else not_run(name)
 
 
-def reached(run: Mapping[str, Any], loss: float, unit: str = "seconds") -> float | None:
-    """When the validation loss of a run was first as low as this; None if it never was."""
-    places = run["validation_seconds"] if unit == "seconds" else [row["step"] for row in run["validation"]]
-    return next((at for at, row in zip(places, run["validation"], strict=True) if row["loss"] <= loss), None)
+def reached(run: Mapping[str, Any], loss: float) -> int | None:
+    """The step at which the validation loss of a run was first as low as this; None if it never was."""
+    return next((row["step"] for row in run["validation"] if row["loss"] <= loss), None)
 
 
 def earlier(found: Comparison, unit: str = "seconds", arm: str = "skyformer") -> Interval | None:
-    """1 − the time at which an arm is at softmax's best loss over softmax's own, over paired seeds; −1 for never."""
+    """1 − the time at which an arm is at softmax's best loss over softmax's own, over paired seeds; −1 for never.
+
+    None where there are no runs, or, in seconds, where sky-time has not measured a step yet."""
     mine, theirs = (
         {run["seed"]: run for run in found.runs(name) if run.get("validation")} for name in (arm, "softmax")
     )
+    alone = found.record["ms alone"]
+    if unit == "seconds" and not alone:
+        return None
+    factor = alone[arm] / alone["softmax"] if unit == "seconds" else 1.0
     shares = []
     for seed in sorted(mine.keys() & theirs.keys()):
         best = min(row["loss"] for row in theirs[seed]["validation"])
-        at, own = reached(mine[seed], best, unit), reached(theirs[seed], best, unit)
+        at, own = reached(mine[seed], best), reached(theirs[seed], best)
         assert own is not None
-        shares.append(-1.0 if at is None else max(-1.0, 1 - at / own) if own else 0.0)
+        shares.append(-1.0 if at is None else max(-1.0, 1 - factor * at / own))
     return found.interval(shares) if shares else None
 
 
@@ -110,11 +116,12 @@ def figure(sets: Sequence[Comparison]) -> Any:
     """Loss and accuracy over minutes and over steps, one column a task; diamonds: the paper's loss at the end."""
     alt = altair()
     rows = [
-        {"task": column(found), "arm": ARMS[arm].title, "run": f"{arm} {run['seed']}", "minutes": at / 60, **row,
+        {"task": column(found), "arm": ARMS[arm].title, "run": f"{arm} {run['seed']}", **row,
+         "minutes": row["step"] * found.record["ms alone"][arm] / 6e4 if found.record["ms alone"] else None,
          "accuracy": 100 * row["top1"]}
         for found, arm in shown(sets, DRAWN)
         for run in found.runs(arm)
-        for at, row in zip(run.get("validation_seconds", []), run.get("validation", []), strict=True)
+        for row in run.get("validation", [])
     ]  # fmt: skip
     columns = []
     for found in sets:
@@ -150,7 +157,7 @@ CLAIM = ArenaArms(
     holds_if="earlier at softmax's best loss on at least three tasks; the two remarks seen or not",
     same_runs_as="sky-lra",
     across=judge,
-    shows=("validation", "validation_seconds"),
+    shows=("validation",),
     paper=PAPER,
     says=says,
     summary=summary,

@@ -30,6 +30,7 @@ __all__ = ["MaskRule", "Rows", "SequenceSet", "check_choice", "kept_tokens", "sp
 MaskRule = Literal["published", "fixed"]
 TOGETHER_BYTES = 16 << 20  # tokens that are gathered at once, as bytes: one request for several small batches
 PAD = 0
+CROPPED_TO = 256  # a multiple of so many tokens: a GPU's libraries prepare themselves for each length anew
 
 
 class Rows(NamedTuple):
@@ -80,6 +81,7 @@ class SequenceSet:
         self.labels: Tensor = labels if rows is None else labels[rows]
         self.lengths: Tensor = lengths if rows is None else lengths[rows]
         self._tokens, self._all_lengths, self._all_labels = tokens, lengths, labels
+        self._longest: Sequence[int] = ()  # of all sequences, where they are in this order
         if unpadded is None:
             unpadded = mask == "fixed" and bool((lengths == tokens.shape[-1]).all())
         self.unpadded = unpadded
@@ -157,6 +159,20 @@ class SequenceSet:
             unpadded=self.unpadded,
         )  # fmt: skip
 
+    def by_length(self) -> "SequenceSet":
+        """The same sequences, the longest first, for `eval_batches`: each batch is as long as its longest needs it.
+
+        Where samples are long and short, most of what a model is given is padding otherwise. It waits for a GPU once.
+        """
+        if self.unpadded:
+            return self
+        lengths = self.lengths.cpu()
+        lengths = lengths.amax(1) if self.pairs else lengths
+        order = lengths.argsort(descending=True, stable=True)
+        found = self.part(order)
+        found._longest = lengths[order].tolist()
+        return found
+
     def window(self, number: int, samples: int) -> "SequenceSet":
         """The `number`-th `samples` of an endless stream over the set: what the published code validates on.
 
@@ -208,11 +224,15 @@ class SequenceSet:
             mine = rows[cut]
             count = len(mine)
             mine = mine if count else rows.new_zeros(1)  # sharded models wait for every process: it looks at the first
-            yield self.batch(mine, count, device)
+            first = rank + world * cut.start if count else 0
+            yield self.batch(mine, count, device, length=self._longest[first] if self._longest else self.length)
 
-    def batch(self, rows: Tensor, count: int, device: torch.device) -> Batch:
-        """These sequences on a device. What travels there are bytes."""
-        tokens = send(self.gather(rows), device)
+    def batch(self, rows: Tensor, count: int, device: torch.device, *, length: int | None = None) -> Batch:
+        """These sequences on a device, cut off after `length` tokens or somewhat later. What travels are bytes."""
+        tokens = self.gather(rows)
+        if length is not None:
+            tokens = tokens[..., : max(1, -(-length // CROPPED_TO)) * CROPPED_TO]
+        tokens = send(tokens, device)
         targets = send(self.labels.index_select(0, rows), device)
         ids = tokens.to(torch.int32)  # an embedding takes it as it is, at half the size of int64
         if self.unpadded and not self.pairs:
@@ -221,7 +241,7 @@ class SequenceSet:
             mask = tokens != PAD
         else:
             lengths = send(self.lengths.index_select(0, rows), device)
-            mask = torch.arange(self.length, device=device) < lengths[..., None]
+            mask = torch.arange(tokens.shape[-1], device=device) < lengths[..., None]
         inputs: tuple[Tensor, ...] = (ids, mask)
         if self.pairs:
             inputs = tuple(tensor[:, which].contiguous() for which in (0, 1) for tensor in (ids, mask))

@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 POOLINGS = ("padded", "valid")
-"""Over what the mean is taken before the head: all positions, as published, or those that are no padding."""
+"""Over what the mean is taken before the head: all of the model's positions, as published, or those that are no
+padding."""
 LANDMARKS = 128  # in every task, for whatever has landmarks
 
 
@@ -102,8 +103,9 @@ def build(
         attention_dropout: of attention weights, for attentions that have such; the others go without. By default 0.1,
             as published, and 0 for `kernelized`: with it all n × n weights would have to be kept, and its kernel keeps
             none.
-        pooling: the mean of the tokens' embeddings is their sum over the padded length, as published (`padded`), or
-            over the number of tokens that are no padding (`valid`). They differ in a factor for each sample.
+        pooling: the mean of the tokens' embeddings is their sum over the model's length, to which the published code
+            pads all sequences (`padded`), or over the number of tokens that are no padding (`valid`). They differ in a
+            factor for each sample.
         settings: of the attention. Landmarks are 128, and of a `length` below 512 a quarter of it, unless
             `num_landmarks` says otherwise.
 
@@ -232,11 +234,11 @@ class SequenceClassifier(nn.Module):
         return {"before": _masked(x, mask), "after": _masked(self.norm(x), mask)}
 
     def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean of each sequence, (b, d)."""
+        """The mean of each sequence, (b, d); how much padding it was given with makes no difference."""
         x = _masked(self.norm(self._encoded(tokens, mask)), mask)
-        if self.pooling == "padded" or mask is None:
-            return x.mean(1)
-        return x.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+        if self.pooling == "padded":
+            return x.sum(1) / self.embedding.positions.shape[0]
+        return x.mean(1) if mask is None else x.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
     def _encoded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         _check(tokens, mask)

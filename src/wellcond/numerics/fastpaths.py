@@ -216,6 +216,12 @@ def fast_paths() -> list[FastPath]:
             taken=taken,
             why=why + "; heads of at most 64, and not in compiled code",
         ),
+        FastPath(
+            name="fused softmax attention with dropout or padding (Triton)",
+            available=available,
+            taken=taken,
+            why=why + "; heads of at most 64, in float32 32",
+        ),
         *_landmark_paths(available, taken, why),
     ]
     on_cpu = kind == "cpu"

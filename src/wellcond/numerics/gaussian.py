@@ -106,20 +106,22 @@ class _Product(torch.autograd.Function):
         ctx.scale, ctx.is_causal, ctx.plan = scale, is_causal, plan
         if plan is not None:
             out, halves = plan.forward(x, y, v, scale)
-            ctx.save_for_backward(x, y, v, None, halves)
+            ctx.save_for_backward(x, y, v, None, None, halves)
             return out
-        halves = None
+        halves = ends = None
         if _fused(x, y, v):  # of queries and keys at once, and for the backward pass too
+            from .triton.gaussian import ends_of
             from .triton.half_norms import half_norms
 
             halves = half_norms(x, y, keep, scale=scale)
-        ctx.save_for_backward(x, y, v, keep, *(halves or ()))
-        return product(x, y, v, keep, scale, is_causal, halves)
+            ends = None if keep is None else ends_of(keep)
+        ctx.save_for_backward(x, y, v, keep, ends, *(halves or ()))
+        return product(x, y, v, keep, scale, is_causal, halves, ends)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, y, v, keep, *halves = ctx.saved_tensors
+        x, y, v, keep, ends, *halves = ctx.saved_tensors
         grad, needed = grads[0], ctx.needs_input_grad[:3]
         if batch_of_gradients(grad):
             return (*_batched_gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal), None, None, None, None)
@@ -128,7 +130,7 @@ class _Product(torch.autograd.Function):
                 grad = grad if grad.stride(-1) == 1 and addressable(grad) else grad.contiguous()
                 return (*ctx.plan.backward(grad, x, y, v, ctx.scale, halves[0]), None, None, None, None)
             halves = ctx.plan.halves_of(halves[0])
-        found = gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal, needed, tuple(halves) or None)
+        found = gradients(grad, x, y, v, keep, ctx.scale, ctx.is_causal, needed, tuple(halves) or None, ends)
         return (*found, None, None, None, None)
 
 
@@ -181,16 +183,18 @@ def product(
     scale: float,
     is_causal: bool,
     halves: tuple[Tensor, ...] | None = None,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """The product itself, (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); no derivative is recorded.
 
-    `halves` are the kernels' half norms of x and y, where they are known; then the kernels are taken.
+    `halves` are the kernels' half norms of x and y, where they are known; then the kernels are taken. `ends` are those
+    of `keep`, where they are known.
     """
     if halves is not None or _fused(x, y, v):
         from .triton.gaussian import stream
 
         y_half = None if halves is None else halves[1]
-        return stream(x, y, v, keep=keep, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
+        return stream(x, y, v, keep=keep, ends=ends, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
     values = v.to(wide_dtype(x))
     parts = [
         gaussian_weights(part, y, scale=scale, mask=weights_that_count(part, y, keep, is_causal, first)) @ values
@@ -209,27 +213,27 @@ def gradients(
     is_causal: bool,
     needed: tuple[bool, bool, bool],
     halves: tuple[Tensor, ...] | None = None,
+    ends: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dy, dv), None where not needed."""
+    """(dx, dy, dv), None where not needed; `halves` and `ends` as for `product`."""
     if halves is None and not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
-    from .triton.gaussian import pull, stream
+    from .triton.gaussian import ends_of, pull, stream
     from .triton.half_norms import half_norms
 
     grad = grad if addressable(grad) else grad.contiguous()
     x_half, y_half = halves or half_norms(x, y, keep, scale=scale)
+    ends = ends_of(keep) if keep is not None and ends is None else ends
     down, up = (1, -1) if is_causal else (0, 0)
     dx = dy = dv = None
     if needed[0]:
-        dx, _ = pull(x, y, grad, v, keep=keep, scale=scale, causal=down, y_half=y_half)
+        dx, _ = pull(x, y, grad, v, keep=keep, ends=ends, scale=scale, causal=down, y_half=y_half)
     if needed[1]:
-        dy, dv = pull(y, x, v, grad, scale=scale, causal=up, product=needed[2], y_half=x_half)
+        dy, dv = pull(
+            y, x, v, grad, keep=keep, ends=ends, of_rows=True, scale=scale, causal=up, product=needed[2], y_half=x_half
+        )
     elif needed[2]:
-        dv = stream(y, x, grad, scale=scale, causal=up, y_half=x_half)
-    if keep is not None:  # their rows are keys here: one that does not count has no gradient
-        gone = ~keep[..., None]
-        dy = dy.masked_fill_(gone, 0) if dy is not None else None
-        dv = dv.masked_fill_(gone, 0) if dv is not None else None
+        dv = stream(y, x, grad, keep=keep, ends=ends, of_rows=True, scale=scale, causal=up, y_half=x_half)
     return dx, dy, None if dv is None else dv.to(v.dtype)
 
 

@@ -261,17 +261,21 @@ class Validation:
 
     def _stretch(self, number: int) -> Any:
         """What the `number`-th validation looks at, which goes on where the one before stopped, and begins again."""
-        count = self.config.eval_batches * self.config.batch_size
-        if not 0 < count < len(self.part):
-            return self.part
-        return self.part.part((torch.arange(count) + number * count).remainder(len(self.part)).to(self.part.device))
+        count, part = self.config.eval_batches * self.config.batch_size, self.part
+        if 0 < count < len(part):
+            part = part.part((torch.arange(count) + number * count).remainder(len(part)).to(part.device))
+        return part.by_length() if self._free_to_batch() else part
+
+    def _free_to_batch(self) -> bool:
+        """Sequences may come in any order and number; not where samples of a batch depend on each other, as in the
+        published Skyformer."""
+        return isinstance(self.part, SequenceSet) and not self.config.attention_kwargs.get("compat")
 
     def _batch_size(self) -> int:
         """Of one process. On a GPU several small batches of sequences are one, which takes it less time than Python
-        takes to ask for each; not where samples of a batch depend on each other, as in the published Skyformer."""
+        takes to ask for each."""
         size = max(1, self.config.batch_size // self.here.world)
-        alone = self.here.device.type != "cuda" or self.config.attention_kwargs.get("compat")
-        if not isinstance(self.part, SequenceSet) or alone:
+        if self.here.device.type != "cuda" or not self._free_to_batch():
             return size
         return size * max(1, TOKENS_AT_ONCE // (size * self.part.length * (1 + self.part.pairs)))
 

@@ -89,7 +89,9 @@ def gaussian() -> None:
     for width, dtype in KINDS:
         q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
         gaussian.stream(q, k, v, scale=0.1)
+        gaussian.stream(q, k, v, scale=0.1, keep=keep)
         gaussian.pull(q, k, v, v, scale=0.1, keep=keep)
+        gaussian.pull(k, q, v, v, scale=0.1, keep=keep, of_rows=True, product=True)
         gaussian.pull(k, q, v, v, scale=0.1, causal=-1, product=True)
         positions = torch.zeros(2, 128, dtype=torch.int64)
         plan = landmark_plan.plan_for(q, k, v, None, positions, 64, None, None)
@@ -103,16 +105,23 @@ def gaussian() -> None:
 
 
 def softmax() -> None:
-    from wellcond.numerics.triton import linear_plan, nystrom_plan
+    from wellcond.numerics.triton import linear_plan, nystrom_plan, softmax
 
+    keep, ends = torch.ones(2, 1, 2048, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int32)
+    seed = torch.zeros(1, dtype=torch.int64)
     for width, dtype in KINDS:
         q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
-        nystrom = nystrom_plan.plan_for(q, k, v, 64, 6)
-        out, space, work = nystrom.forward(q, k, v, 0.1, differentiable=True)
-        nystrom.backward(out, q, k, v, 0.1, space, work)
+        for mask in (None, keep):
+            nystrom = nystrom_plan.plan_for(q, k, v, mask, 64, 6)
+            out, space, work = nystrom.forward(q, k, v, mask, 0.1, differentiable=True)
+            nystrom.backward(out, q, k, v, mask, 0.1, space, work)
         linear = linear_plan.plan_for(q, k, v)
         out, small = linear.forward(q, k, v, 0.1)
         linear.backward(out, q, k, v, 0.1, small)
+        for masks in ((None, None, seed), (keep, ends, seed), (keep, ends, None)):
+            settings = {"dropout_p": 0.0 if masks[2] is None else 0.1, "scale": 0.1}
+            out, lse = softmax.forward(q, k, v, *masks, **settings)
+            softmax.backward(out, q, k, v, *masks, out, lse, **settings)
 
 
 def numerics() -> None:

@@ -6,7 +6,7 @@ import torch
 from wellcond.numerics import gaussian as whole
 from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.triton import gaussian
-from wellcond.numerics.triton.gaussian import pull, stream
+from wellcond.numerics.triton.gaussian import ends_of, pull, stream
 
 SHAPES = [  # batch, heads, rows, columns, width, values
     (1, 2, 70, 50, 8, 8),
@@ -29,6 +29,18 @@ def weights(x, y, scale, keep, causal):
     if keep is not None:
         w = w * keep[..., None, :]
     return {0: w, 1: w.tril(), -1: w.triu()}[causal]
+
+
+ENDS = [0, 1, 64, 70, 128, 140]  # before, at and inside blocks of 64 and 128 columns
+
+
+def masks(ends, heads, m, device, holes=False):
+    """(b, heads, m): a sample for each end, the same for all heads; with holes in it, but never at the last key."""
+    keep = torch.arange(m) < torch.tensor(ends)[:, None]
+    if holes:
+        keep &= torch.rand(len(ends), m, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[[i for i, end in enumerate(ends) if end], [end - 1 for end in ends if end]] = True
+    return keep[:, None].to(device).expand(-1, heads, -1)
 
 
 def close(got, want, tolerance=2e-6):
@@ -82,6 +94,69 @@ def test_what_does_not_count_may_be_anything(device):
     y[:, :, 30:], v[:, :, 35:] = torch.nan, torch.inf
     for one, other in zip(pull(x, y, g, v, scale=0.5, keep=keep, product=True), want, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_ends_of_masks(holes, device):
+    keep = masks(ENDS, 2, 140, device, holes)
+    for mask in (keep, keep.contiguous(), keep.transpose(0, 1).contiguous().transpose(0, 1)):
+        ends = ends_of(mask)
+        assert ends.dtype == torch.int32
+        assert ends.tolist() == [[end, end] for end in ENDS]
+    assert ends_of(keep[2:3].expand(5, 2, 140)).tolist() == [[64, 64]] * 5
+    assert ends_of(torch.stack([keep[2, 0], keep[4, 0]])[None].expand(3, 2, 140)).tolist() == [[64, 128]] * 3
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("causal", [0, 1, -1])
+def test_columns_and_rows_end_with_the_last_that_counts(causal, holes, device):
+    x, y, v, g = made((len(ENDS), 1, 140, 140, 8, 8), device)
+    keep = masks(ENDS, 1, 140, device, holes)
+    w = weights(x, y, 0.3, keep, causal)
+    out = stream(x, y, v, scale=0.3, keep=keep, causal=causal)
+    dx, again = pull(x, y, g, v, scale=0.3, keep=keep, causal=causal, product=True)
+    pulls = w * (g.double() @ v.double().mT)
+    want = 0.3 * (pulls @ y.double() - pulls.sum(-1, keepdim=True) * x.double())
+    settings = {"scale": 0.3, "keep": keep, "of_rows": True, "causal": -causal}
+    y[~keep], v[~keep] = torch.nan, torch.inf
+    dv = stream(y, x, g, **settings)
+    dy, same = pull(y, x, v, g, product=True, **settings)
+    y, v = (t.double().masked_fill(~keep[..., None], 0) for t in (y, v))
+    truth = 0.3 * (pulls.mT @ x.double() - pulls.sum(-2)[..., None] * y)
+    for sample in range(len(ENDS)):
+        assert close(out[sample], (w @ v)[sample])
+        assert close(again[sample], (w @ v)[sample])
+        assert close(dx[sample], want[sample], 1e-5)
+        assert close(dy[sample], truth[sample], 1e-5)
+        assert close(dv[sample], (w.mT @ g.double())[sample])
+        assert close(same[sample], (w.mT @ g.double())[sample])
+    assert all((t[~keep] == 0).all() for t in (dy, dv, same))
+
+
+@pytest.mark.parametrize(("n", "m"), [(20, 1200), (200, 200)])
+def test_nobody_goes_beyond_the_end(n, m, device):
+    """Half norms that are NaN there would show it."""
+    x, y, v, g = made((3, 1, n, m, 8, 8), device)
+    keep = masks([0, 64, 130], 1, m, device, holes=True)
+    y_half = gaussian.half_norms(y, y, keep, scale=0.3)[1]
+    beyond = torch.arange(m, device=device) >= ends_of(keep)[..., None]
+    found, want = (
+        (stream(x, y, v, **settings), *pull(x, y, g, v, product=True, **settings))
+        for halves in (y_half.masked_fill(beyond, torch.nan), y_half)
+        for settings in ({"scale": 0.3, "keep": keep, "y_half": halves},)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_rows_beyond_the_end_look_at_no_column(device):
+    """NaN among the columns would show it in the rows that count, and does."""
+    x, y, v, g = made((1, 1, 300, 40, 8, 8), device)
+    keep = masks([130], 1, 300, device)
+    y[0, 0, 7], v[0, 0, 7] = torch.nan, torch.nan
+    dx, out = pull(x, y, g, v, scale=0.3, keep=keep, of_rows=True, product=True)
+    for t in (dx, out, stream(x, y, v, scale=0.3, keep=keep, of_rows=True)):
+        assert t[0, 0, :130].isnan().all()
+        assert (t[0, 0, 130:] == 0).all()
 
 
 @pytest.mark.parametrize("huge", [1e3, 1e4, 1e18])
@@ -138,6 +213,55 @@ def test_the_function_as_a_whole(masked, is_causal, device, monkeypatch):
     want = (weights.tril() if is_causal else weights) @ wide[2]
     for one, other in zip((out, *found), (want, *torch.autograd.grad(want, wide, g.double())), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "is_causal", "needed"),
+    [
+        (130, 130, False, (0, 1, 2)),
+        (130, 130, False, (0,)),
+        (130, 130, False, (1,)),
+        (130, 130, False, (2,)),
+        (130, 130, True, (0, 1, 2)),
+        (130, 130, True, (2,)),
+        (20, 1200, False, (0, 1, 2)),  # columns are shared out, here and in the gradients of the next
+        (1200, 20, False, (0, 1, 2)),
+        (1200, 20, False, (2,)),
+    ],
+)
+def test_the_function_with_masks_that_end_anywhere(n, m, is_causal, needed, device, monkeypatch):
+    monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
+    x, y, v, g = made((3, 1, n, m, 8, 8), device)
+    keep = masks([0, m // 2, m], 1, m, device, holes=True)
+    y[~keep] = torch.nan
+    tensors = [t.requires_grad_(i in needed) for i, t in enumerate((x, y, v))]
+    asked = [tensors[i] for i in needed]
+    out = whole.gaussian_product(*tensors, scale=0.3, keep=keep, is_causal=is_causal)
+    found = torch.autograd.grad(out, asked, g)
+    wide = [t.detach().double() for t in (x, y, v)]
+    wide[1] = wide[1].masked_fill(~keep[..., None], 0)
+    asked = [wide[i].requires_grad_() for i in needed]
+    w = gaussian_weights(wide[0], wide[1], scale=0.3) * keep[..., None, :]
+    want = (w.tril() if is_causal else w) @ wide[2]
+    for one, other in zip((out, *found), (want, *torch.autograd.grad(want, asked, g.double())), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
+    assert all((t[~keep] == 0).all() for i, t in zip(needed, found, strict=True) if i)
+    if needed == (0, 1, 2):
+        as_operator = whole.gradients_op(g, *(t.detach() for t in tensors), keep, 0.3, is_causal)
+        assert all(torch.equal(a, b) for a, b in zip(as_operator, found, strict=True))
+
+
+def test_more_padding_changes_no_bit(device, monkeypatch):
+    monkeypatch.setattr(whole, "fused_kernels", lambda _: True)
+    given = made((3, 1, 70, 70, 8, 8), device)
+    keep, results = masks([70, 30, 0], 1, 70, device, holes=True), []
+    for more in (0, 5, 58, 130):
+        x, y, v, g = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in given)
+        tensors = [t.requires_grad_() for t in (x, y, v)]
+        out = whole.gaussian_product(*tensors, scale=0.3, keep=torch.nn.functional.pad(keep, (0, more)))
+        results.append([t[:, :, :70] for t in (out, *torch.autograd.grad(out, tensors, g))])
+    for longer in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(longer, results[0], strict=True))
 
 
 def test_only_what_the_kernels_can_address(monkeypatch):

@@ -8,6 +8,10 @@ where there are few rows and many columns (landmarks against all tokens) the col
 whose sums are added up afterwards: always in the same order, whatever the batch, so that results repeat to the bit.
 Half the squared norms of the columns, in units of the exponent, are computed once, before: infinite for a column that
 does not count.
+
+With a mask of keys nobody goes beyond the last key that is kept, `ends_of(keep)`: not along the columns, and where rows
+are keys, rows that are not kept are stored as zeros. What is left out would have added zeros: no bit changes. The
+kernels with a mask have a name of their own; those without, which gaussian_plan.py launches too, know nothing of it.
 """
 
 import torch
@@ -15,11 +19,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..constants import kept_constants
 from .half_norms import half_norms
 from .launch import launch, layout
 from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of
 
-__all__ = ["grid_of", "is_even", "precision_of", "pull", "pull_kernel", "stream", "stream_kernel", "tiles_for"]
+__all__ = [
+    "ends_of",
+    "grid_of",
+    "is_even",
+    "masked_pull_kernel",
+    "masked_stream_kernel",
+    "precision_of",
+    "pull",
+    "pull_kernel",
+    "stream",
+    "stream_kernel",
+    "tiles_for",
+]
 
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
 MOST_SHARES = 64
@@ -52,12 +69,30 @@ def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PR
 
 
 @triton.jit
-def stream_kernel(
-    x, y, v, y_half, keep, out,
+def _columns_to_visit(
+    share, m, columns_each, end, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, CAUSAL: tl.constexpr
+):
+    """The first, and the one after the last, for this block of rows; KEEP: 1 where columns are masked, 2 where rows."""
+    first = share * columns_each
+    last = tl.minimum(m, first + columns_each)
+    if CAUSAL == 1:
+        last = tl.minimum(last, (tl.program_id(0) + 1) * BM)
+    elif CAUSAL == -1:
+        first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
+    if KEEP == 1:
+        last = tl.minimum(last, end)
+    elif KEEP == 2:
+        last = tl.where(tl.program_id(0) * BM < end, last, first)
+    return first, last
+
+
+@triton.jit
+def _stream_rows(
+    x, y, v, y_half, keep, ends, out,
     n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
+    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = which // heads, which % heads
@@ -67,36 +102,64 @@ def stream_kernel(
     v += b * vb + h * vh
     keep += b * kb + h * kh
     y_half += which * m
-    xt = rows_of(x, rows, rows < n, xn, width, WIDTH)
+    inside = counting(rows, n, keep, KEEP == 2)
+    xt = rows_of(x, rows, inside, xn, width, WIDTH)
     wide = xt.to(tl.float32)
     factor = scale * LOG2E
     x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
     acc = tl.zeros((BM, VALUES), dtype=tl.float32)
-    first = share * columns_each
-    last = tl.minimum(m, first + columns_each)
-    if CAUSAL == 1:
-        last = tl.minimum(last, (tl.program_id(0) + 1) * BM)
-    elif CAUSAL == -1:
-        first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
+    end = tl.load(ends + b * eb + h * eh) if KEEP else 0
+    first, last = _columns_to_visit(share, m, columns_each, end, BM, BN, KEEP, CAUSAL)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, HAS_KEEP)
+        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, KEEP == 1)
         half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
+        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, KEEP == 1)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
+    if KEEP == 2:
+        acc = tl.where(inside[:, None], acc, 0.0)
     c = tl.arange(0, VALUES)
     at = ((share * tl.num_programs(2) + which) * n + rows[:, None]) * values + c[None, :]
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=(rows < n)[:, None] & (c < values)[None, :])
 
 
 @triton.jit
-def pull_kernel(
-    x, y, g, v, y_half, keep, dx, out,
+def stream_kernel(
+    x, y, v, y_half, keep, out,
     n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
+    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tl.static_assert(not HAS_KEEP)
+    _stream_rows(
+        x, y, v, y_half, keep, keep, out, n, m, heads, width, values, columns_each, scale,
+        xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, 0, 0, WIDTH, VALUES, BM, BN, 0, CAUSAL, EVEN, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def masked_stream_kernel(
+    x, y, v, y_half, keep, ends, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    _stream_rows(
+        x, y, v, y_half, keep, ends, out, n, m, heads, width, values, columns_each, scale,
+        xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh, WIDTH, VALUES, BM, BN, KEEP, CAUSAL, EVEN, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _pull_rows(
+    x, y, g, v, y_half, keep, ends, dx, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -108,26 +171,23 @@ def pull_kernel(
     v += b * vb + h * vh
     keep += b * kb + h * kh
     y_half += which * m
-    xt = rows_of(x, rows, rows < n, xn, width, WIDTH)
-    gt = rows_of(g, rows, rows < n, gn, values, VALUES)
+    inside = counting(rows, n, keep, KEEP == 2)
+    xt = rows_of(x, rows, inside, xn, width, WIDTH)
+    gt = rows_of(g, rows, inside, gn, values, VALUES)
     wide = xt.to(tl.float32)
     factor = scale * LOG2E
     x_half = tl.sum(wide * wide, axis=1) * (0.5 * factor)
     acc = tl.zeros((BM, WIDTH), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     acc_out = tl.zeros((BM, VALUES), dtype=tl.float32)
-    first = share * columns_each
-    last = tl.minimum(m, first + columns_each)
-    if CAUSAL == 1:
-        last = tl.minimum(last, (tl.program_id(0) + 1) * BM)
-    elif CAUSAL == -1:
-        first = tl.maximum(first, (tl.program_id(0) * BM // BN) * BN)
+    end = tl.load(ends + b * eb + h * eh) if KEEP else 0
+    first, last = _columns_to_visit(share, m, columns_each, end, BM, BN, KEEP, CAUSAL)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, HAS_KEEP)
+        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, KEEP == 1)
         half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, HAS_KEEP)
+        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, KEEP == 1)
         if PRODUCT:
             acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yr.dtype)
@@ -135,6 +195,9 @@ def pull_kernel(
         total += tl.sum(pulls.to(tl.float32), axis=1)
         acc = tl.dot(pulls, yr, acc, input_precision=PRECISION)
     acc = scale * (acc - total[:, None] * wide)
+    if KEEP == 2:
+        acc = tl.where(inside[:, None], acc, 0.0)
+        acc_out = tl.where(inside[:, None], acc_out, 0.0)
     c = tl.arange(0, WIDTH)
     line = (share * tl.num_programs(2) + which) * n + rows[:, None]
     tl.store(
@@ -142,8 +205,54 @@ def pull_kernel(
     )
     if PRODUCT:
         c = tl.arange(0, VALUES)
-        inside = (rows < n)[:, None] & (c < values)[None, :]
-        tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=inside)
+        mask = (rows < n)[:, None] & (c < values)[None, :]
+        tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pull_kernel(
+    x, y, g, v, y_half, keep, dx, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    tl.static_assert(not HAS_KEEP)
+    _pull_rows(
+        x, y, g, v, y_half, keep, keep, dx, out, n, m, heads, width, values, columns_each, scale,
+        xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, 0, 0,
+        WIDTH, VALUES, BM, BN, 0, CAUSAL, EVEN, PRODUCT, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def masked_pull_kernel(
+    x, y, g, v, y_half, keep, ends, dx, out,
+    n, m, heads, width, values, columns_each, scale,
+    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    _pull_rows(
+        x, y, g, v, y_half, keep, ends, dx, out, n, m, heads, width, values, columns_each, scale,
+        xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
+        WIDTH, VALUES, BM, BN, KEEP, CAUSAL, EVEN, PRODUCT, PRECISION,
+    )  # fmt: skip
+
+
+@kept_constants(64)
+def _numbered(count: int, device: torch.device) -> Tensor:
+    """1, …, count: one launch fewer at each call."""
+    return torch.arange(1, count + 1, dtype=torch.int32, device=device)
+
+
+def ends_of(keep: Tensor) -> Tensor:
+    """The last key + 1 that a mask (b, h, m) keeps, 0 where it keeps none: (b, h) int32, expanded where the mask is."""
+    b, h, m = keep.shape
+    own = keep[: b if keep.stride(0) else 1, : h if keep.stride(1) else 1]
+    return (own * _numbered(m, keep.device)).amax(-1).expand(b, h)
 
 
 def stream(
@@ -153,29 +262,35 @@ def stream(
     *,
     scale: float,
     keep: Tensor | None = None,
+    ends: Tensor | None = None,
+    of_rows: bool = False,
     causal: int = 0,
     y_half: Tensor | None = None,
 ) -> Tensor:
     """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype; weights are rounded to it.
 
-    `causal`: 1 for columns up to the row's number, −1 for those from it on. `y_half`: as `half_norms` has it.
+    `keep`: which columns count, (b, h, m); or `of_rows`, (b, h, n), then zeros for rows that do not. `ends`: those of
+    `keep`, where they are known. `causal`: 1 for columns up to the row's number, −1 for those from it on. `y_half`: as
+    `half_norms` has it.
     """
     x, y, v = packed(x), packed(y), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
     tiles = tiles_for(p, c)
     rows, shares, each = grid_of(n, m, tiles)
     out = _buffer(shares, (b, h, n, c), v.dtype, x.device)
+    of_columns = None if of_rows else keep
+    y_half = half_norms(y, y, of_columns, scale=scale)[1] if y_half is None else y_half
+    masks, strides, kind = _mask_arguments(x, keep, ends, of_rows)
     launch(
-        stream_kernel,
+        stream_kernel if keep is None else masked_stream_kernel,
         (rows, shares, b * h),
-        (layout(x, y, v, keep), out.dtype),
+        (layout(x, y, v, *masks), out.dtype),
         (
-            x, y, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half, x if keep is None else keep,
-            out, n, m, h, p, c, each, scale,
-            *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *keep_strides(keep),
+            x, y, v, y_half, *masks, out, n, m, h, p, c, each, scale,
+            *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *strides,
         ),
-        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=is_even(y, v, keep, tiles), PRECISION=precision_of(x, v),
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], **kind, CAUSAL=causal,
+        EVEN=is_even(y, v, of_columns, tiles), PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return added_shares(out, shares, v.dtype)
@@ -189,13 +304,15 @@ def pull(
     *,
     scale: float,
     keep: Tensor | None = None,
+    ends: Tensor | None = None,
+    of_rows: bool = False,
     causal: int = 0,
     product: bool = False,
     y_half: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for.
 
-    `causal` and `y_half` as for `stream`.
+    All else as for `stream`.
     """
     x, y, g, v = packed(x), packed(y), packed(g), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
@@ -203,20 +320,32 @@ def pull(
     rows, shares, each = grid_of(n, m, tiles)
     dx = _buffer(shares, (b, h, n, p), x.dtype, x.device)
     out = _buffer(shares, (b, h, n, c), v.dtype, x.device) if product else dx
+    of_columns = None if of_rows else keep
+    y_half = half_norms(y, y, of_columns, scale=scale)[1] if y_half is None else y_half
+    masks, strides, kind = _mask_arguments(x, keep, ends, of_rows)
     launch(
-        pull_kernel,
+        pull_kernel if keep is None else masked_pull_kernel,
         (rows, shares, b * h),
-        (layout(x, y, g, v, keep), dx.dtype, out.dtype),
+        (layout(x, y, g, v, *masks), dx.dtype, out.dtype),
         (
-            x, y, g, v, half_norms(y, y, keep, scale=scale)[1] if y_half is None else y_half,
-            x if keep is None else keep, dx, out, n, m, h, p, c, each, scale,
-            *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *keep_strides(keep),
+            x, y, g, v, y_half, *masks, dx, out, n, m, h, p, c, each, scale,
+            *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *strides,
         ),
-        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], HAS_KEEP=keep is not None, CAUSAL=causal,
-        EVEN=is_even(y, v, keep, tiles), PRODUCT=product, PRECISION=precision_of(x, v),
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], **kind, CAUSAL=causal,
+        EVEN=is_even(y, v, of_columns, tiles), PRODUCT=product, PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
     return added_shares(dx, shares, x.dtype), added_shares(out, shares, v.dtype) if product else None
+
+
+def _mask_arguments(
+    x: Tensor, keep: Tensor | None, ends: Tensor | None, of_rows: bool
+) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, bool | int]]:
+    """What a kernel takes for a mask: tensors, strides, the constant that names its kind."""
+    if keep is None:
+        return (x,), keep_strides(None), {"HAS_KEEP": False}
+    ends = ends_of(keep) if ends is None else ends
+    return (keep, ends), (*keep_strides(keep), *ends.stride()), {"KEEP": 2 if of_rows else 1}
 
 
 def is_even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:

@@ -4,10 +4,10 @@
     out, space, work = plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
     dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work)
 
-The gradient needs `space`, which holds landmarks, their halves and what was solved, in float32, and `work`, which holds
-−Z in float64. All else lies in buffers that are given back at the end of each pass: a model keeps every layer's until
-its backward pass. Counters say which program of a head is the last; they are zero between launches, and each stream has
-its own.
+The gradient needs `space`, which holds landmarks, their halves and what was solved, in float32, and where the mask of
+keys ends; and `work`, which holds −Z in float64. All else lies in buffers that are given back at the end of each pass:
+a model keeps every layer's until its backward pass. Counters say which program of a head is the last; they are zero
+between launches, and each stream has its own.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from .counters import Counters
+from .gaussian import ends_of
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, dense, layout, placed
 from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of, side_by_side
@@ -148,16 +149,17 @@ class Plan:
         parts = torch.empty(self.parts_size, dtype=torch.float32, device=self.device)
         work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
         out = torch.empty(self.out_shape, dtype=query.dtype, device=self.device)
+        ends = None if keep is None else ends_of(keep)
         at = self.kept
         with on_device(self.device):
             *tokens, to_space, to_parts, to_work, to_counters = self.sums.addresses(
                 query if rows is None else rows, key, value, key if positions is None else positions,
-                key if valid is None else valid, key if keep is None else keep, space, parts, work,
-                self.counters() if counters is None else counters,
+                key if valid is None else valid, key if keep is None else keep, key if ends is None else ends,
+                space, parts, work, self.counters() if counters is None else counters,
             )  # fmt: skip
             self.sums(
-                *tokens, to_space, at["halves"], at["solved"], to_parts, to_work, to_counters,
-                *self.sums_numbers, scale, gamma, *self.sums_strides,
+                *tokens, to_space, at["halves"], at["solved"], at["ends"], to_parts, to_work, to_counters,
+                *self.sums_numbers, scale, gamma, *self.sums_strides, *((0, 0) if ends is None else ends.stride()),
             )  # fmt: skip
             x, to_space, y = self.output.addresses(query, space, out)
             self.output(x, to_space, at["halves"], at["solved"], y, *self.output_numbers, scale, *self.query_strides)
@@ -213,7 +215,7 @@ class Plan:
         """What both pulls are given beside tokens."""
         kept, at = self.kept, self.scratch
         return (
-            where, space, kept["halves"], kept["solved"], work, counters,
+            where, space, kept["halves"], kept["solved"], kept["ends"], work, counters,
             scratch, at["d_sums"], at["d_rows"], at["parts_s"], at["parts_l"],
         )  # fmt: skip
 
@@ -239,9 +241,9 @@ def padded_sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int
 
 
 def _kept(matrices: int, sizes: tuple[int, int, int]) -> dict[str, int]:
-    """Where each part of `space` begins."""
+    """Where each part of `space` begins; the ends, one for each matrix, have room that keeps what follows aligned."""
     side, width, values = sizes
-    return side_by_side(matrices, rows=side * width, halves=side, solved=side * values)
+    return side_by_side(matrices, rows=side * width, halves=side, ends=16, solved=side * values)
 
 
 def _strides(mask: Tensor | None) -> tuple[int, int]:

@@ -10,7 +10,8 @@ With κ(x, l) = exp(−scale/2 · ‖x − l‖²), L the landmarks (d ≤ 128) 
 
 Landmarks are collected once into a dense, padded buffer, with half of their squared norms in units of the exponent:
 where there is none that is infinite, and every weight zero. Partial sums are added up by the last program of each head
-(landmark_solve.py), in a fixed order, so that results repeat to the bit.
+(landmark_solve.py), in a fixed order, so that results repeat to the bit. With a mask of keys a share ends with the last
+key that is kept: what comes after it would add zeros, and has a gradient of zero.
 
 What comes out of the solve between the sides is made of large terms that cancel. So wherever it is multiplied, it and
 what it is multiplied with keep 16 bits at least: two bfloat16 parts for tokens in bfloat16, three TF32 products else.
@@ -72,9 +73,9 @@ def _half_norms(x, counts, factor):
 
 @triton.jit
 def sums_kernel(
-    x, y, v, positions, valid, keep, space, to_halves, to_solved, parts, work, counters,
+    x, y, v, positions, valid, keep, ends, space, to_halves, to_solved, to_ends, parts, work, counters,
     m, heads, d, split, width, values, each, scale, gamma,
-    xb, xh, xn, yb, yh, yn, vb, vh, vn, pb, ab, ah, kb, kh,
+    xb, xh, xn, yb, yh, yn, vb, vh, vn, pb, ab, ah, kb, kh, eb, eh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, GATHER: tl.constexpr,
     HAS_VALID: tl.constexpr, HAS_KEEP: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -102,6 +103,11 @@ def sums_kernel(
     acc = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     first = share * each
     last = tl.minimum(m, first + each)
+    if HAS_KEEP:
+        end = tl.load(ends + b * eb + h * eh)
+        last = tl.minimum(last, end)
+        if share == 0:  # for the pull-back: the bits of an integer among floats
+            tl.store(space + to_ends + which, end.to(tl.float32, bitcast=True))
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
         counts = counting(r, last, keep, HAS_KEEP)
@@ -140,7 +146,7 @@ def output_kernel(
 
 @triton.jit
 def pull_kernel(
-    x, z, keep, positions, space, to_halves, to_solved, work, counters,
+    x, z, keep, positions, space, to_halves, to_solved, to_ends, work, counters,
     scratch, to_sums, to_rows, to_parts_s, to_parts_l, dx, out, d_first,
     n, first_n, heads, d, split, width, values, each, scale,
     xb, xh, xn, zb, zh, zn, kb, kh, pb,
@@ -165,7 +171,21 @@ def pull_kernel(
     total = tl.zeros((SIDE,), dtype=tl.float32)
     first = share * each
     last = tl.minimum(n, first + each)
-    for start in range(first, last, BLOCK):
+    stop = last
+    if HAS_KEEP:
+        end = tl.load(space + to_ends + which).to(tl.int32, bitcast=True)
+        stop = first + tl.cdiv(tl.maximum(tl.minimum(last, end) - first, 0), BLOCK) * BLOCK
+        none = tl.zeros((BLOCK, 1), dtype=tl.float32)
+        for start in range(stop, last, BLOCK):
+            r = start + tl.arange(0, BLOCK)
+            line = which * n + r[:, None]
+            mask = (r < last)[:, None] & (c < width)[None, :]
+            tl.store(dx + line * width + c[None, :], none.to(dx.dtype.element_ty), mask=mask)
+            if KEYS:
+                mask = (r < last)[:, None] & (o < values)[None, :]
+                tl.store(out + line * values + o[None, :], none.to(out.dtype.element_ty), mask=mask)
+        stop = tl.minimum(stop, last)
+    for start in range(first, stop, BLOCK):
         r = start + tl.arange(0, BLOCK)
         counts = counting(r, last, keep, HAS_KEEP)
         xt = rows_of(x, r, counts, xn, width, WIDTH)

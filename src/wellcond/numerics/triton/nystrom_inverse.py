@@ -26,6 +26,9 @@ y of each step and what matrices were divided by. The way back finds t and u aga
 keeps until then. Where no gradient is wanted, two places for W are used again and again, and that of A for W²: there is
 no other room.
 
+With a mask that keeps no more tokens than there are landmarks, A is the identity by definition, so that Y = B, and
+nothing is due to means of queries: there is no step to take.
+
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """
 
@@ -34,6 +37,7 @@ import triton.language as tl
 
 from .float16_pairs import load_pair, load_sum, plus_outer, product, store_pair, symmetric, times, unit, unit_columns
 from .landmark_solve import added_shares
+from .nystrom_means import ranks_of
 from .nystrom_sides import head_matrix, row_softmax
 from .tiles import LOG2E
 
@@ -53,14 +57,20 @@ def _narrow(place, which, matrices, SIDE: tl.constexpr, VALUES: tl.constexpr):
 @triton.jit
 def head_kernel(
     space, to_keys, to_right, to_log, to_solved, to_steps, to_powers, parts, to_top, to_total, work, room,
-    shares, d, iterations, w_places, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEEP: tl.constexpr,
+    ranks, to_ranks, shares, heads, d, iterations, w_places, scale, rb, rh,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEEP: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    if HAS_KEEP:
+        _, kept, places = ranks_of(ranks + to_ranks, which, heads, d, rb, rh)
+        few, d = kept <= d, places
+        iterations = tl.where(few, 0, iterations)
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
     top = tl.full((SIDE,), float("-inf"), dtype=tl.float32)
     for share in range(shares):
         top = tl.maximum(top, tl.load(parts + to_top + (share * matrices + which) * SIDE + i))
+    if HAS_KEEP:
+        top = tl.where(i < kept, top, 0.0)  # with as few keys, there is none for what is beyond
     total = tl.zeros((SIDE,), dtype=tl.float32)
     acc = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     for share in range(shares):
@@ -68,6 +78,8 @@ def head_kernel(
         weight = tl.exp2(tl.load(parts + to_top + line) - top)
         total += weight * tl.load(parts + to_total + line)
         acc += weight[:, None] * tl.load(parts + line[:, None] * VALUES + o[None, :])
+    if HAS_KEEP:
+        total = tl.where(i < kept, total, 1.0)
     right = tl.where((i < d)[:, None], acc / total[:, None], 0.0)
     at = (which * SIDE + i[:, None]) * VALUES + o[None, :]
     if KEEP:
@@ -82,7 +94,10 @@ def head_kernel(
     powers = space + to_powers + which * (1 + w_places * (1 + VALUES))
     of_queries, of_keys = head_matrix(space, which, SIDE, WIDTH), head_matrix(space + to_keys, which, SIDE, WIDTH)
     logits = tl.dot(of_queries, tl.trans(of_keys), input_precision="tf32x3") * (scale * LOG2E)
-    middle = tl.where((i < d)[:, None], row_softmax(logits, d, SIDE), 0.0)
+    middle = row_softmax(logits, d, SIDE)
+    if HAS_KEEP:
+        middle = tl.where(few, tl.where(i[:, None] == i[None, :], 1.0, 0.0), middle)
+    middle = tl.where((i < d)[:, None], middle, 0.0)
     bound = tl.max(tl.sum(middle, axis=0), axis=0)
     middle, of_a = unit(middle)
     store_pair(a, middle, SIDE)
@@ -128,10 +143,12 @@ def head_kernel(
 def head_back_kernel(
     space, to_keys, to_right, to_steps, to_powers, work,
     scratch, to_parts_s, to_parts_l, to_again, to_sums, to_inner, to_due_queries, to_due_keys, room,
-    shares, d, iterations, w_places, scale,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
+    ranks, to_ranks, shares, heads, d, iterations, w_places, scale, rb, rh,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     which, matrices = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    if HAS_KEEP:
+        iterations = tl.where(ranks_of(ranks + to_ranks, which, heads, d, rb, rh)[1] <= d, 0, iterations)
     size = 2 * SIDE * SIDE
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     a = work + which * ((1 + w_places) * size)

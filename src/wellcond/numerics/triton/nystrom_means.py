@@ -1,10 +1,14 @@
 """Segments of tokens for Nyström attention: their means, and the way back.
 
+    ranks_kernel     the number of each token among those that a mask keeps, and where each of these stands
     means_kernel     Q̃ and K̃: of all tokens of a segment the mean, dense, padded and float32
     finish_kernel    what the means of the queries are due, from all shares, goes to the tokens of their segments
 
 Segment i of n tokens is [i·n//d, (i+1)·n//d): lengths differ by one at most. A program has a few short segments or one
 long one, some tokens of each at a time.
+
+With a mask, the same for queries and keys, n is how many tokens are kept, and d at most as many; positions become ranks
+among them. Where no token is kept there is one segment, of none.
 
 Plain twin: `attention.landmarks.segment_means`.
 """
@@ -14,7 +18,9 @@ import triton.language as tl
 
 from .landmark_solve import added_shares
 
-__all__ = ["finish_kernel", "means_kernel", "segment_of"]
+__all__ = ["RANKS_AT", "finish_kernel", "kept_segment", "means_kernel", "ranks_kernel", "ranks_of", "segment_of"]
+
+RANKS_AT = tl.constexpr(2)  # of a row of ranks: before them, how many tokens are kept, and where the last one ends
 
 
 @triton.jit
@@ -31,18 +37,67 @@ def _bounds(i, n, d):
 
 
 @triton.jit
+def ranks_kernel(keep, ranks, to_ranks, m, heads, kb, kh, BLOCK: tl.constexpr):
+    """Of each row of a mask: how many are kept, the end of the last one, ranks from 1 with 0 for what is masked, and
+    the positions of those kept."""
+    which = tl.program_id(0).to(tl.int64)
+    keep += (which // heads) * kb + (which % heads) * kh
+    row = ranks + to_ranks + which * (RANKS_AT + 2 * m)
+    total, end = 0, 0
+    for start in range(0, m, BLOCK):
+        r = start + tl.arange(0, BLOCK)
+        kept = (tl.load(keep + r, mask=r < m, other=0) != 0).to(tl.int32)
+        rank = total + tl.cumsum(kept, axis=0)
+        tl.store(row + RANKS_AT + r, rank * kept, mask=r < m)
+        tl.store(row + RANKS_AT + m + rank - 1, r, mask=kept != 0)
+        total += tl.sum(kept, axis=0)
+        end = tl.maximum(end, tl.max((r + 1) * kept, axis=0))
+    tl.store(row, total)
+    tl.store(row + 1, end)
+
+
+@triton.jit
+def ranks_of(ranks, which, heads, d, rb, rh):
+    """A head's row of ranks, how many of its tokens are kept, and in how many segments."""
+    row = ranks + (which // heads) * rb + (which % heads) * rh
+    total = tl.load(row)
+    return row, total, tl.maximum(tl.minimum(total, d), 1)
+
+
+@triton.jit
+def kept_segment(rank, total, d):
+    """`segment_of` by rank, and how long that segment is; any for a token that is masked."""
+    segment = (tl.maximum(rank, 1) * d - 1) // tl.maximum(total, 1)
+    return segment, (segment + 1) * total // d - segment * total // d
+
+
+@triton.jit
+def _positions(row, begin, t, inside, length, HAS_KEEP: tl.constexpr):
+    """Of tokens t of the segments that begin there, among `length` tokens."""
+    found = begin[:, None] + t[None, :]
+    if HAS_KEEP:
+        found = tl.load(row + RANKS_AT + length + found, mask=inside, other=0)
+    return found
+
+
+@triton.jit
 def _store_means(
-    x, out, which, n, heads, d, width, xb, xh, xn,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    x, ranks, out, which, n, heads, d, width, xb, xh, xn, rb, rh,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     x += (which // heads) * xb + (which % heads) * xh
+    row, tokens = ranks, n
+    if HAS_KEEP:
+        row, n, d = ranks_of(ranks, which, heads, d, rb, rh)
     i, c = tl.program_id(0) * GROUP + tl.arange(0, GROUP), tl.arange(0, WIDTH)
     begin, length = _bounds(i, n, d)
     acc = tl.zeros((GROUP, WIDTH), dtype=tl.float32)
     for start in range(0, (n + d - 1) // d, TOGETHER):
         t = start + tl.arange(0, TOGETHER)
-        inside = (t[None, :] < length[:, None])[:, :, None] & (c < width)[None, None, :]
-        at = x + (begin[:, None] + t[None, :])[:, :, None] * xn + c[None, None, :]
+        inside = t[None, :] < length[:, None]
+        at = _positions(row, begin, t, inside, tokens, HAS_KEEP)
+        at = x + at[:, :, None] * xn + c[None, None, :]
+        inside = inside[:, :, None] & (c < width)[None, None, :]
         acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), axis=1)
     mean = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
     tl.store(out + (which * SIDE + i[:, None]) * WIDTH + c[None, :], mean)
@@ -50,23 +105,32 @@ def _store_means(
 
 @triton.jit
 def means_kernel(
-    query, key, space, to_keys, n, m, heads, d, width, qb, qh, qn, kb, kh, kn,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    query, key, ranks, to_ranks, space, to_keys, n, m, heads, d, width, qb, qh, qn, kb, kh, kn, rb, rh,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     which = tl.program_id(1).to(tl.int64)
+    ranks += to_ranks
     if tl.program_id(2) == 0:
-        _store_means(query, space, which, n, heads, d, width, qb, qh, qn, SIDE, WIDTH, GROUP, TOGETHER)
+        _store_means(
+            query, ranks, space, which, n, heads, d, width, qb, qh, qn, rb, rh, SIDE, WIDTH, GROUP, TOGETHER, HAS_KEEP
+        )
     else:
-        _store_means(key, space + to_keys, which, m, heads, d, width, kb, kh, kn, SIDE, WIDTH, GROUP, TOGETHER)
+        _store_means(
+            key, ranks, space + to_keys, which, m, heads, d, width, kb, kh, kn, rb, rh, SIDE, WIDTH, GROUP, TOGETHER,
+            HAS_KEEP,
+        )  # fmt: skip
 
 
 @triton.jit
 def finish_kernel(
-    scratch, to_due, to_parts, dx, shares, n, d, width,
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    scratch, to_due, to_parts, dx, ranks, to_ranks, shares, n, heads, d, width, rb, rh,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     """dx is dense."""
     which, matrices = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    row, tokens = ranks + to_ranks, n
+    if HAS_KEEP:
+        row, n, d = ranks_of(row, which, heads, d, rb, rh)
     i, c = tl.program_id(0) * GROUP + tl.arange(0, GROUP), tl.arange(0, WIDTH)
     begin, length = _bounds(i, n, d)
     due = tl.load(scratch + to_due + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
@@ -74,7 +138,9 @@ def finish_kernel(
     due = due / tl.maximum(length, 1).to(tl.float32)[:, None]
     for start in range(0, (n + d - 1) // d, TOGETHER):
         t = start + tl.arange(0, TOGETHER)
-        inside = (t[None, :] < length[:, None])[:, :, None] & (c < width)[None, None, :]
-        at = dx + (which * n + begin[:, None] + t[None, :])[:, :, None] * width + c[None, None, :]
+        inside = t[None, :] < length[:, None]
+        at = _positions(row, begin, t, inside, tokens, HAS_KEEP)
+        at = dx + (which * tokens + at)[:, :, None] * width + c[None, None, :]
+        inside = inside[:, :, None] & (c < width)[None, None, :]
         found = tl.load(at, mask=inside, other=0.0).to(tl.float32) + due[:, None, :]
         tl.store(at, found.to(dx.dtype.element_ty), mask=inside)

@@ -9,6 +9,9 @@ With Q̃ and K̃ the means (d ≤ 128 of each), s the scale, and Y and dB what t
     keys_kernel      with W the softmax of the right side and dT = Wᵀ∘(V dBᵀ − rowsums(dB∘B)):
                      dV = Wᵀ dB, dK = s dT Q̃ + what the means are due, parts of dQ̃ = s dTᵀ K
 
+With a mask, the same for queries and keys (nystrom_means.py), programs go no further than the last key that is kept,
+and where there are no more of these than landmarks, each is one: W is then the identity by definition.
+
 Exponents are powers of two: a logit is in units of log 2. What comes out of the pseudo-inverse is made of large terms
 that cancel, and the means are no tokens; so all products have 16 bits at least: two bfloat16 parts for tokens in
 bfloat16, three TF32 products else.
@@ -18,7 +21,7 @@ import triton
 import triton.language as tl
 
 from .landmark_sides import dot_tokens, dot_wide, two_parts
-from .nystrom_means import segment_of
+from .nystrom_means import RANKS_AT, kept_segment, ranks_of, segment_of
 from .tiles import LOG2E, rows_of
 
 __all__ = ["head_matrix", "keys_kernel", "output_kernel", "queries_kernel", "right_kernel", "row_softmax"]
@@ -53,9 +56,10 @@ def head_matrix(base, which, SIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def right_kernel(
-    y, v, space, parts, to_top, to_total,
-    m, heads, width, values, each, scale, yb, yh, yn, vb, vh, vn,
+    y, v, ranks, to_ranks, space, parts, to_top, to_total,
+    m, heads, d, width, values, each, scale, yb, yh, yn, vb, vh, vn, rb, rh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
@@ -68,15 +72,28 @@ def right_kernel(
     total = tl.zeros((SIDE,), dtype=tl.float32)
     first = share * each
     last = tl.minimum(m, first + each)
+    if HAS_KEEP:
+        row, kept, places = ranks_of(ranks + to_ranks, which, heads, d, rb, rh)
+        last = tl.minimum(last, tl.load(row + 1))
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        yt = rows_of(y, r, r < last, yn, width, WIDTH)
-        vt = rows_of(v, r, r < last, vn, values, VALUES)
+        counts = r < last
+        if HAS_KEEP:
+            rank = tl.load(row + RANKS_AT + r, mask=counts, other=0)
+            counts = rank > 0
+        yt = rows_of(y, r, counts, yn, width, WIDTH)
+        vt = rows_of(v, r, counts, vn, values, VALUES)
         logits = dot_tokens(means, tl.trans(yt), tl.zeros((SIDE, BLOCK), dtype=tl.float32), PARTS) * (scale * LOG2E)
-        logits = tl.where((r < last)[None, :], logits, float("-inf"))
+        if HAS_KEEP:
+            own = kept_segment(rank, kept, places)[0][None, :] == i[:, None]
+            logits = tl.where(kept <= d, tl.where(own, 0.0, float("-inf")), logits)
+        logits = tl.where(counts[None, :], logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, axis=1))
-        shrink = tl.exp2(top - higher)
-        weights = tl.exp2(logits - higher[:, None])
+        less = higher
+        if HAS_KEEP:
+            less = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far
+        shrink = tl.exp2(top - less)
+        weights = tl.exp2(logits - less[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         acc = dot_tokens(weights, vt, acc * shrink[:, None], PARTS)
         top = higher
@@ -88,11 +105,14 @@ def right_kernel(
 
 @triton.jit
 def output_kernel(
-    x, space, to_keys, to_solved, out, n, heads, d, width, values, scale, xb, xh, xn,
+    x, ranks, to_ranks, space, to_keys, to_solved, out, n, heads, d, width, values, scale, xb, xh, xn, rb, rh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     which = tl.program_id(1).to(tl.int64)
     x += (which // heads) * xb + (which % heads) * xh
+    if HAS_KEEP:
+        d = ranks_of(ranks + to_ranks, which, heads, d, rb, rh)[2]
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     o = tl.arange(0, VALUES)
     xt = rows_of(x, r, r < n, xn, width, WIDTH)
@@ -104,14 +124,17 @@ def output_kernel(
 
 @triton.jit
 def queries_kernel(
-    x, g, space, to_keys, to_solved, scratch, to_parts_s, to_parts_l, dx,
-    n, heads, d, width, values, each, scale, xb, xh, xn, gb, gh, gn,
+    x, g, ranks, to_ranks, space, to_keys, to_solved, scratch, to_parts_s, to_parts_l, dx,
+    n, heads, d, width, values, each, scale, xb, xh, xn, gb, gh, gn, rb, rh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
     x += b * xb + h * xh
     g += b * gb + h * gh
+    if HAS_KEEP:
+        d = ranks_of(ranks + to_ranks, which, heads, d, rb, rh)[2]
     i, c, o = tl.arange(0, SIDE), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     means = head_matrix(space + to_keys, which, SIDE, WIDTH)
     solved = head_matrix(space + to_solved, which, SIDE, VALUES)
@@ -138,9 +161,10 @@ def queries_kernel(
 
 @triton.jit
 def keys_kernel(
-    y, v, space, to_log, scratch, to_sums, to_inner, to_due, to_parts, dy, dv,
-    m, heads, d, width, values, each, scale, yb, yh, yn, vb, vh, vn,
+    y, v, ranks, to_ranks, space, to_log, scratch, to_sums, to_inner, to_due, to_parts, dy, dv,
+    m, heads, d, width, values, each, scale, yb, yh, yn, vb, vh, vn, rb, rh,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
 ):  # fmt: skip
     share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
@@ -155,25 +179,48 @@ def keys_kernel(
     acc = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
     first = share * each
     last = tl.minimum(m, first + each)
-    for start in range(first, last, BLOCK):
+    stop = last
+    if HAS_KEEP:
+        row, kept, places = ranks_of(ranks + to_ranks, which, heads, d, rb, rh)
+        stop = tl.maximum(first, tl.minimum(last, tl.load(row + 1)))
+    for start in range(first, stop, BLOCK):
         r = start + tl.arange(0, BLOCK)
-        yt = rows_of(y, r, r < last, yn, width, WIDTH)
-        vt = rows_of(v, r, r < last, vn, values, VALUES)
+        counts = r < last
+        if HAS_KEEP:
+            rank = tl.load(row + RANKS_AT + r, mask=counts, other=0)
+            counts = rank > 0
+            segment, length = kept_segment(rank, kept, places)
+        else:
+            segment = segment_of(r, m, d)
+            length = (segment + 1) * m // d - segment * m // d
+        yt = rows_of(y, r, counts, yn, width, WIDTH)
+        vt = rows_of(v, r, counts, vn, values, VALUES)
         exponent = _against(yt, means, PARTS) * (scale * LOG2E) - top[None, :] - log[None, :]
-        weights = tl.where(
-            (r < last)[:, None], tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)), 0.0
-        )
+        weights = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
+        if HAS_KEEP:
+            weights = tl.where(kept <= d, tl.where(segment[:, None] == i[None, :], 1.0, 0.0), weights)
+        weights = tl.where(counts[:, None], weights, 0.0)
         found = dot_wide(weights, sums, PARTS)
         mask = (r < last)[:, None] & (o < values)[None, :]
         tl.store(dv + (which * m + r[:, None]) * values + o[None, :], found.to(dv.dtype.element_ty), mask=mask)
         pulls = weights * (_against(vt, sums, PARTS) - inner[None, :])
+        if HAS_KEEP:
+            pulls = tl.where(kept <= d, 0.0, pulls)
         acc = dot_tokens(tl.trans(pulls), yt, acc, PARTS)
-        segment = segment_of(r, m, d)
-        length = (segment + 1) * m // d - segment * m // d
-        mask = (r < last)[:, None] & (c < width)[None, :]
+        mask = counts[:, None] & (c < width)[None, :]
         at = scratch + to_due + (which * SIDE + segment[:, None]) * WIDTH + c[None, :]
         due = tl.load(at, mask=mask, other=0.0) / tl.maximum(length, 1).to(tl.float32)[:, None]
         found = scale * dot_wide(pulls, means, PARTS) + due
+        mask = (r < last)[:, None] & (c < width)[None, :]
         tl.store(dy + (which * m + r[:, None]) * width + c[None, :], found.to(dy.dtype.element_ty), mask=mask)
     line = (share * tl.num_programs(1) + which) * SIDE + i[:, None]
     tl.store(scratch + to_parts + line * WIDTH + c[None, :], scale * acc)
+    if HAS_KEEP:  # what is masked to the end
+        for start in range(first + (stop - first + BLOCK - 1) // BLOCK * BLOCK, last, BLOCK):
+            r = start + tl.arange(0, BLOCK)
+            mask = (r < last)[:, None] & (c < width)[None, :]
+            none = tl.zeros((BLOCK, WIDTH), dtype=dy.dtype.element_ty)
+            tl.store(dy + (which * m + r[:, None]) * width + c[None, :], none, mask=mask)
+            mask = (r < last)[:, None] & (o < values)[None, :]
+            none = tl.zeros((BLOCK, VALUES), dtype=dv.dtype.element_ty)
+            tl.store(dv + (which * m + r[:, None]) * values + o[None, :], none, mask=mask)

@@ -10,8 +10,7 @@ Half the squared norms of the columns, in units of the exponent, are computed on
 does not count.
 
 With a mask of keys nobody goes beyond the last key that is kept, `ends_of(keep)`: not along the columns, and where rows
-are keys, rows that are not kept are stored as zeros. What is left out would have added zeros: no bit changes. The
-kernels with a mask have a name of their own; those without, which gaussian_plan.py launches too, know nothing of it.
+are keys, rows that are not kept are stored as zeros. What is left out would have added zeros: no bit changes.
 """
 
 import torch
@@ -25,11 +24,10 @@ from .launch import launch, layout
 from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of
 
 __all__ = [
+    "NO_MASK",
     "ends_of",
     "grid_of",
     "is_even",
-    "masked_pull_kernel",
-    "masked_stream_kernel",
     "precision_of",
     "pull",
     "pull_kernel",
@@ -40,6 +38,7 @@ __all__ = [
 
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
 MOST_SHARES = 64
+NO_MASK = (0, 0, 0, 0)  # the strides of a mask and of its ends
 
 
 @triton.jit
@@ -72,7 +71,8 @@ def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PR
 def _columns_to_visit(
     share, m, columns_each, end, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, CAUSAL: tl.constexpr
 ):
-    """The first, and the one after the last, for this block of rows; KEEP: 1 where columns are masked, 2 where rows."""
+    """The first, and the one after the last, for this block of rows. KEEP: 0 without a mask, 1 where columns are
+    masked, 2 where rows are."""
     first = share * columns_each
     last = tl.minimum(m, first + columns_each)
     if CAUSAL == 1:
@@ -87,7 +87,7 @@ def _columns_to_visit(
 
 
 @triton.jit
-def _stream_rows(
+def stream_kernel(
     x, y, v, y_half, keep, ends, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh,
@@ -125,36 +125,7 @@ def _stream_rows(
 
 
 @triton.jit
-def stream_kernel(
-    x, y, v, y_half, keep, out,
-    n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    tl.static_assert(not HAS_KEEP)
-    _stream_rows(
-        x, y, v, y_half, keep, keep, out, n, m, heads, width, values, columns_each, scale,
-        xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, 0, 0, WIDTH, VALUES, BM, BN, 0, CAUSAL, EVEN, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
-def masked_stream_kernel(
-    x, y, v, y_half, keep, ends, out,
-    n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    _stream_rows(
-        x, y, v, y_half, keep, ends, out, n, m, heads, width, values, columns_each, scale,
-        xb, xh, xn, yb, yh, yn, vb, vh, vn, kb, kh, eb, eh, WIDTH, VALUES, BM, BN, KEEP, CAUSAL, EVEN, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
-def _pull_rows(
+def pull_kernel(
     x, y, g, v, y_half, keep, ends, dx, out,
     n, m, heads, width, values, columns_each, scale,
     xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
@@ -209,39 +180,6 @@ def _pull_rows(
         tl.store(out + line * values + c[None, :], acc_out.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def pull_kernel(
-    x, y, g, v, y_half, keep, dx, out,
-    n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    tl.static_assert(not HAS_KEEP)
-    _pull_rows(
-        x, y, g, v, y_half, keep, keep, dx, out, n, m, heads, width, values, columns_each, scale,
-        xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, 0, 0,
-        WIDTH, VALUES, BM, BN, 0, CAUSAL, EVEN, PRODUCT, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit
-def masked_pull_kernel(
-    x, y, g, v, y_half, keep, ends, dx, out,
-    n, m, heads, width, values, columns_each, scale,
-    xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    KEEP: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRODUCT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    _pull_rows(
-        x, y, g, v, y_half, keep, ends, dx, out, n, m, heads, width, values, columns_each, scale,
-        xb, xh, xn, yb, yh, yn, gb, gh, gn, vb, vh, vn, kb, kh, eb, eh,
-        WIDTH, VALUES, BM, BN, KEEP, CAUSAL, EVEN, PRODUCT, PRECISION,
-    )  # fmt: skip
-
-
 @kept_constants(64)
 def _numbered(count: int, device: torch.device) -> Tensor:
     """1, …, count: one launch fewer at each call."""
@@ -282,14 +220,14 @@ def stream(
     y_half = half_norms(y, y, of_columns, scale=scale)[1] if y_half is None else y_half
     masks, strides, kind = _mask_arguments(x, keep, ends, of_rows)
     launch(
-        stream_kernel if keep is None else masked_stream_kernel,
+        stream_kernel,
         (rows, shares, b * h),
         (layout(x, y, v, *masks), out.dtype),
         (
             x, y, v, y_half, *masks, out, n, m, h, p, c, each, scale,
             *x.stride()[:3], *y.stride()[:3], *v.stride()[:3], *strides,
         ),
-        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], **kind, CAUSAL=causal,
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], KEEP=kind, CAUSAL=causal,
         EVEN=is_even(y, v, of_columns, tiles), PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
@@ -324,14 +262,14 @@ def pull(
     y_half = half_norms(y, y, of_columns, scale=scale)[1] if y_half is None else y_half
     masks, strides, kind = _mask_arguments(x, keep, ends, of_rows)
     launch(
-        pull_kernel if keep is None else masked_pull_kernel,
+        pull_kernel,
         (rows, shares, b * h),
         (layout(x, y, g, v, *masks), dx.dtype, out.dtype),
         (
             x, y, g, v, y_half, *masks, dx, out, n, m, h, p, c, each, scale,
             *x.stride()[:3], *y.stride()[:3], *g.stride()[:3], *v.stride()[:3], *strides,
         ),
-        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], **kind, CAUSAL=causal,
+        WIDTH=padded(p), VALUES=padded(c), BM=tiles["BM"], BN=tiles["BN"], KEEP=kind, CAUSAL=causal,
         EVEN=is_even(y, v, of_columns, tiles), PRODUCT=product, PRECISION=precision_of(x, v),
         num_warps=tiles["num_warps"], num_stages=tiles["num_stages"],
     )  # fmt: skip
@@ -340,12 +278,12 @@ def pull(
 
 def _mask_arguments(
     x: Tensor, keep: Tensor | None, ends: Tensor | None, of_rows: bool
-) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, bool | int]]:
-    """What a kernel takes for a mask: tensors, strides, the constant that names its kind."""
+) -> tuple[tuple[Tensor, Tensor], tuple[int, ...], int]:
+    """What a kernel takes for a mask: it and its ends, their strides, and which kind it is."""
     if keep is None:
-        return (x,), keep_strides(None), {"HAS_KEEP": False}
+        return (x, x), NO_MASK, 0
     ends = ends_of(keep) if ends is None else ends
-    return (keep, ends), (*keep_strides(keep), *ends.stride()), {"KEEP": 2 if of_rows else 1}
+    return (keep, ends), (*keep_strides(keep), *ends.stride()), 2 if of_rows else 1
 
 
 def is_even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) -> bool:

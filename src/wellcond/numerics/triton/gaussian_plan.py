@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gaussian import grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
+from .gaussian import NO_MASK, grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
 from .half_norms import BLOCK, half_norms_kernel
 from .launch import Launch, dense, layout, placed
 from .plans import Kept, on_device
 from .tiles import ceil_div, packed, padded
 
 __all__ = ["Plan", "plan_for"]
-
-NO_MASK = (0, 0)  # its strides
 
 _plans: Kept["Plan | None"] = Kept(1024)
 
@@ -60,7 +58,7 @@ class Plan:
             half_norms_kernel, (ceil_div(max(n, m), BLOCK), b * h, 2), WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=False
         )
         self.norms_numbers: tuple[int, int, int, int] = (n, m, h, p)
-        self.norms_strides: tuple[int, ...] = (*self.strides[0], *self.strides[1], *NO_MASK)
+        self.norms_strides: tuple[int, ...] = (*self.strides[0], *self.strides[1], *NO_MASK[:2])
         tiles = tiles_for(p, c)
         rows, _, each = grid_of(n, m, tiles)
         self.stream: Launch = self._launch(
@@ -75,7 +73,7 @@ class Plan:
 
     def _launch(self, kernel: Any, rows: int, tiles: dict[str, int], **constants: Any) -> Launch:
         matrices, *_, p, c = self.sizes
-        order = {"WIDTH": padded(p), "VALUES": padded(c), "BM": tiles["BM"], "BN": tiles["BN"], "HAS_KEEP": False}
+        order = {"WIDTH": padded(p), "VALUES": padded(c), "BM": tiles["BM"], "BN": tiles["BN"], "KEEP": 0}
         options = {name: tiles[name] for name in ("num_warps", "num_stages")}
         return Launch(kernel, (rows, 1, matrices), **options, **order, **constants)
 
@@ -91,7 +89,7 @@ class Plan:
             )
             to_x, to_y, to_v, to_out = self.stream.addresses(x, y, v, out)
             y_half = self._parts(self.stream, halves)[1]
-            self.stream(to_x, to_y, to_v, y_half, to_x, to_out, *self.stream_numbers, scale, *self.stream_strides)
+            self.stream(to_x, to_y, to_v, y_half, to_x, to_x, to_out, *self.stream_numbers, scale, *self.stream_strides)
         return out, halves
 
     def backward(
@@ -113,10 +111,12 @@ class Plan:
         with on_device(self.device):
             to_x, to_y, to_g, to_v, to_dx = of_rows.addresses(x, y, grad, v, dx)
             y_half = self._parts(of_rows, halves)[1]
-            of_rows(to_x, to_y, to_g, to_v, y_half, to_x, to_dx, to_dx, *row_numbers, scale, *row_strides)
+            of_rows(to_x, to_y, to_g, to_v, y_half, to_x, to_x, to_dx, to_dx, *row_numbers, scale, *row_strides)
             to_x, to_y, to_g, to_v, to_dy, to_dv = of_columns.addresses(x, y, grad, v, dy, dv)
             x_half = self._parts(of_columns, halves)[0]
-            of_columns(to_y, to_x, to_v, to_g, x_half, to_y, to_dy, to_dv, *column_numbers, scale, *column_strides)
+            of_columns(
+                to_y, to_x, to_v, to_g, x_half, to_y, to_y, to_dy, to_dv, *column_numbers, scale, *column_strides
+            )
         return dx, dy, dv
 
     def halves_of(self, halves: Tensor) -> tuple[Tensor, Tensor]:

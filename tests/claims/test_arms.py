@@ -113,7 +113,7 @@ def test_our_kept_results_are_those_of_todays_plans():
         trained = [one for one in CLAIMS.values() if isinstance(one, TrainedArms) and arm in one.arms]
         claim = next(one for one in trained if name in one.sets and one.recipe_of(data, arm) == model)
         config = claim.configure(Options(scale="lab", data=(data,)), data, arm)
-        changes = {"lr": result["config"]["lr"], "seed": result["config"]["seed"], "eval_every": config.epochs}
+        changes = {"lr": result["config"]["lr"], "seed": result["config"]["seed"], **data.set.final(config)}
         if run.startswith("grid"):
             changes |= {"epochs": 10, "eval_every": 10, "holdout": HELD_OUT}
         assert config_difference(config.changed(changes), result["config"]) == "", path

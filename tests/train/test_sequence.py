@@ -228,10 +228,13 @@ def test_each_validation_takes_the_next_batches(tmp_path: Path) -> None:
     config = small(data_kwargs={"samples": 200}, eval_batches=1, batch_size=8)
     data = opened(config)
     validation = Validation(config, make_task(config, data), data.val, join("cpu"))
-    seen = [validation._stretch(number).labels for number in range(4)]
-    expected = data.val.labels.repeat(3)
-    assert torch.equal(torch.cat(seen), expected[:32])
-    assert torch.equal(validation._stretch(1).labels, data.val.window(1, 8).labels)
+    for number in range(4):  # the longest of them first
+        wanted = data.val.window(number, 8).by_length()
+        assert torch.equal(validation._stretch(number).tokens, wanted.tokens)
+        assert wanted.lengths.tolist() == sorted(data.val.window(number, 8).lengths.tolist(), reverse=True)
+    coupled = config.changed({"attention": "skyformer", "attention_kwargs": {"compat": True}})
+    published = Validation(coupled, make_task(coupled, data), data.val, join("cpu"))
+    assert torch.equal(torch.cat([published._stretch(n).labels for n in range(4)]), data.val.labels.repeat(3)[:32])
     _, rows = run(config.changed({"steps": 7}), tmp_path)
     assert [row["step"] for row in rows if row["split"] == "val"] == [3, 6, 7]
     whole = Validation(config.changed({"eval_batches": 50}), make_task(config, data), data.val, join("cpu"))

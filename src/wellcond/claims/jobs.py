@@ -119,9 +119,7 @@ class Jobs:
 
     # Processes
 
-    def run(
-        self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None]
-    ) -> None:
+    def run(self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None]) -> None:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
 
         Args:

@@ -110,11 +110,11 @@ def reproduce(
 def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:
     unfinished: list[str] = []
     for one, data in plan:
-        options.say(f"{one.id}: {one.claim}")
+        on = f" on {', '.join(given.set.title for given in data)}" if data else ""
+        options.say(f"{one.id}{on}: {one.claim}")
         try:
             lines = one.reproduce(replace(options, data=data), runs)
         except OutOfTime:
-            on = f" on {', '.join(given.set.title for given in data)}" if data else ""
             unfinished.append(f"{one.id}{on}")
             continue  # the next may be shorter, or done already
         except (Interrupted, KeyboardInterrupt) as stopped:

@@ -113,11 +113,14 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Loss and accuracy over minutes and over steps, one column a task; diamonds: the paper's loss at the end."""
+    """Loss and accuracy over minutes, where sky-time says what a step takes, and over steps, one column a task;
+    diamonds: the paper's loss at the end."""
     alt = altair()
+    timed = all(found.record["ms alone"] for found in sets)
+    panels_of = [(y, x) for y in ("loss", "accuracy") for x in ("minutes", "step") if x == "step" or timed]
     rows = [
         {"task": column(found), "arm": ARMS[arm].title, "run": f"{arm} {run['seed']}", **row,
-         "minutes": row["step"] * found.record["ms alone"][arm] / 6e4 if found.record["ms alone"] else None,
+         "minutes": row["step"] * found.record["ms alone"][arm] / 6e4 if timed else None,
          "accuracy": 100 * row["top1"]}
         for found, arm in shown(sets, DRAWN)
         for run in found.runs(arm)
@@ -129,7 +132,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         last = found.record["steps"]
         ends = [{"arm": ARMS[arm].title, "step": last, "loss": loss} for arm, loss in found.paper.items()]
         panels = []
-        for y, x in (("loss", "minutes"), ("loss", "step"), ("accuracy", "minutes"), ("accuracy", "step")):
+        for y, x in panels_of:
             lines = alt.Chart(mine).mark_line(strokeWidth=1.3, opacity=0.8).encode(
                 x=alt.X(f"{x}:Q", title=TITLES[x]),
                 y=alt.Y(f"{y}:Q", title=TITLES[y], scale=alt.Scale(zero=False)),
@@ -142,9 +145,10 @@ def figure(sets: Sequence[Comparison]) -> Any:
             panels.append(alt.layer(*layers).properties(width=190, height=130))
         heading = alt.Title(text=column(found), anchor="middle", fontSize=12)
         columns.append(alt.vconcat(*panels, title=heading))
+    time = "Time is that of training, a step as long as sky-time found it; the paper's is a V100's. " if timed else ""
     caption = (
-        f"A line for each seed, at {sets[0].record['scale']} scale. Time is that of training alone. Diamonds: the loss "
-        "at the end that the appendix's Figure 1 shows, read from the picture; its times are a V100's."
+        f"A line for each seed, at {sets[0].record['scale']} scale. {time}Diamonds: the loss at the end that the "
+        "appendix's Figure 1 shows, read from the picture."
     )
     return titled(alt.hconcat(*columns).resolve_scale(color="shared"), "Validation over training", caption)
 

@@ -53,7 +53,9 @@ PAPER = {
 """Table 2: hours for 50,000 steps and their validations on a V100, and gigabytes; of a checkpointed softmax."""
 TITLES = {SDPA: "softmax by SDPA", **{arm: ARMS[arm].title for arm in MAIN}, "softmax": "softmax, ours"}
 KINDS = {"time": "time of a step", "memory": "peak memory"}
-ALONE = {"eval_steps": 10**9, "save_every": 10**9, "warmup_steps": 1, "probe_marks": False, "keep_best": False}
+ALONE: dict[str, Any] = {
+    "eval_steps": 10**9, "save_every": 10**9, "warmup_steps": 1, "probe_marks": False, "keep_best": False,
+}  # fmt: skip
 
 
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:

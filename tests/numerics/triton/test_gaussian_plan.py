@@ -89,9 +89,9 @@ def test_compiled_launches_are_given_addresses(device):
     to = {t: t.data_ptr() for t in (x, y, v, g, out, dx, dy, dv)}
     norms, product, rows, columns = seen
     assert norms[:5] == (to[x], to[y], to[x], of_x, of_y)
-    assert product[:6] == (to[x], to[y], to[v], of_y, to[x], to[out])
-    assert rows[:8] == (to[x], to[y], to[g], to[v], of_y, to[x], to[dx], to[dx])
-    assert columns[:8] == (to[y], to[x], to[v], to[g], of_x, to[y], to[dy], to[dv])
+    assert product[:7] == (to[x], to[y], to[v], of_y, to[x], to[x], to[out])
+    assert rows[:9] == (to[x], to[y], to[g], to[v], of_y, to[x], to[x], to[dx], to[dx])
+    assert columns[:9] == (to[y], to[x], to[v], to[g], of_x, to[y], to[y], to[dy], to[dv])
 
 
 def test_a_batch_of_gradients(device, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 from wellcond.attention import softmax_fused
 from wellcond.attention.softmax_fused import fused_softmax
-from wellcond.numerics.triton.softmax import backward, forward, tiles_for, tokens_like
+from wellcond.numerics.triton.softmax import backward, forward, tokens_like
 
 SHAPES = [  # batch, heads, queries, keys, width, values
     (1, 2, 70, 50, 8, 8),
@@ -257,7 +257,3 @@ def test_only_where_the_kernels_can(monkeypatch):
     assert not softmax_fused.can_fuse(wide.half(), wide.half(), wide.half())
     assert not softmax_fused.can_fuse(q, none, none)
     assert not softmax_fused.can_fuse(*[q[:1, :1].expand(40_000, 2, 10, 8)] * 3)
-
-
-def test_smaller_tiles_for_wider_heads():
-    assert tiles_for("keys", 32, 32, torch.bfloat16)["BN"] >= tiles_for("keys", 64, 64, torch.bfloat16)["BN"]

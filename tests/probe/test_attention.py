@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wellcond.attention import softmax, softmax_fused
+from wellcond.models.sequence import build
 from wellcond.probe import Probe
 from wellcond.probe import attention as listening
 from wellcond.probe.attention import AttentionListener
@@ -269,3 +271,17 @@ def test_a_mask_that_tells_no_padding_is_told_of() -> None:
     with Probe(model) as probe:
         model(torch.randint(1, 50, (2, 6)), attention_mask=torch.ones(2, 6, 6))
     assert any("(2, 6, 6) does not tell padding apart" in note for note in probe.notes)
+
+
+def test_softmax_of_ours_is_heard_where_it_would_take_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With padding, on a GPU, it does not call torch's function unless somebody listens."""
+    monkeypatch.setattr(softmax, "fused_kernels", lambda _device: True)
+    monkeypatch.setattr(softmax_fused, "fused_kernels", lambda _device: True)
+    model = build("text", length=24, vocab_size=20, dim=8, mlp_dim=8).eval()
+    tokens = torch.randint(1, 20, (3, 24))
+    mask = torch.arange(24) < torch.tensor([24, 11, 3])[:, None]
+    with Probe(model) as probe:
+        model(tokens, mask)
+    heard = [row for row in probe.rows() if row["name"] == "attention_entropy"]
+    assert len(heard) == 2
+    assert all(0 < row["value"] < math.log(24) for row in heard)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wellcond.attention.skyformer_fused import packed, refuse_batch
-from wellcond.numerics.fastpaths import addressable, exporting, followed, fused_kernels, gradient_wanted
+from wellcond.numerics.fastpaths import addressable, exporting, followed, fused_kernels, gradient_wanted, overheard
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "draw_seed", "fused_softmax"]
@@ -24,7 +24,8 @@ WIDEST = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float = 0.0, scale: float | None = None) -> bool:
     """Whether the kernels take these: on an NVIDIA GPU, heads of at most 64 (32 in float32), one dtype other than
-    float64, a dropout below 1, a positive scale, batch · heads and strides that a kernel has numbers for."""
+    float64, a dropout below 1, a positive scale, batch · heads and strides that a kernel has numbers for; and nobody
+    listens to torch's function, as the probe does."""
     return (
         fused_kernels(query.device)  # first: sizes that are asked for are sizes that an exported program is bound to
         and not exporting()
@@ -36,6 +37,7 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float = 0.
         and min(query.numel(), key.numel(), value.numel()) > 0
         and addressable(query, key, value)
         and not followed(query, key, value)
+        and not overheard()
     )
 
 

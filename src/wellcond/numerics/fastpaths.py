@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 __all__ = [
     "FUSED_SIDE",
@@ -32,6 +33,7 @@ __all__ = [
     "gradient_wanted",
     "large_programs",
     "other_derivatives",
+    "overheard",
     "plain_twins",
 ]
 
@@ -136,6 +138,18 @@ def followed(*tensors: Tensor) -> bool:
     if any(kind.__torch_dispatch__ is not torch_c._disabled_torch_dispatch_impl for kind in kinds):
         return True
     return other_derivatives(*tensors)
+
+
+def overheard() -> bool:
+    """Whether a torch function mode is on, as the probe's in attention modules, which hears torch's functions and none
+    of ours; torch's own for a device does not count."""
+    if torch.compiler.is_compiling():
+        return False
+    torch_c: Any = torch._C
+    if not torch_c._len_torch_function_stack():
+        return False
+    modes = (torch_c._get_function_stack_at(number) for number in range(torch_c._len_torch_function_stack()))
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def gradient_wanted(*tensors: Tensor | None) -> bool:

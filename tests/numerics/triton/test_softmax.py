@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from wellcond.attention import softmax_fused
 from wellcond.attention.softmax_fused import fused_softmax
@@ -251,6 +252,10 @@ def test_only_where_the_kernels_can(monkeypatch):
     for scale in (0.0, -1.0):
         assert not softmax_fused.can_fuse(q, q, q, scale=scale)
     assert not softmax_fused.can_fuse(q, q, q, dropout_p=1.0)
+    with torch.device("cpu"):
+        assert softmax_fused.can_fuse(q, q, q)
+    with BaseTorchFunctionMode():  # whoever listens to torch's function shall hear it
+        assert not softmax_fused.can_fuse(q, q, q)
     assert not softmax_fused.can_fuse(q.double(), q.double(), q.double())
     assert not softmax_fused.can_fuse(q, q, q.half())
     wide, none = torch.randn(2, 2, 10, 65), q[:, :, :0]

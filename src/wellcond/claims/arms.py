@@ -11,7 +11,7 @@ under two minutes, two more are trained, once, and the interval is then 97.5 % i
 Runs are named by set, recipe, arm, rate and seed, not by claim: claims that share an arm share its runs.
 An arm may start from the weights of another training (`starts`), which is done first, once for each seed.
 Where trainings are long, one seed of every set and arm comes first (`in_rounds`), and evidence is written of what there
-is.
+is (as with `in_part`).
 """
 
 import math
@@ -213,6 +213,8 @@ class TrainedArms(Claim):
     """Sets that are trained and shown, and that no verdict asks for."""
     in_rounds: bool = False
     """One seed of every set and arm first, then the next; and evidence of a set is written whatever is missing."""
+    in_part: bool = False
+    """Evidence of a set is written whatever is missing, in the usual order: `judge` and what shows it do without."""
     rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
     """What leaves a set undecided, in addition to the rules for all claims."""
     plain: str = "both"
@@ -365,7 +367,11 @@ class TrainedArms(Claim):
         self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int, late: list[OutOfTime]
     ) -> dict[str, Any]:
         config, folder = self.configure(options, data, arm), self._folder(data, arm)
-        tuned, tried = self._tuned(options, data, runs, arm)
+        try:
+            tuned, tried = self._tuned(options, data, runs, arm)
+        except OutOfTime as over:
+            self._may_miss(over, late)
+            return {"runs": []}
         measure = (*self.measures, *self.arms[arm].measures)
 
         def plan(seed: int) -> Planned:
@@ -380,15 +386,19 @@ class TrainedArms(Claim):
             try:
                 return runs.run(plan(seed))
             except OutOfTime as over:
-                if not self.in_rounds:
-                    raise
-                late.append(over)
+                self._may_miss(over, late)
                 return None
 
         results = runs.together([partial(train_seed, seed) for seed in range(seeds)])
         later = range(seeds, min(options.seeds, self.arms[arm].seeds or options.seeds)) if self.in_rounds else ()
         results += [runs.finished(plan(seed)) for seed in later]  # of an earlier call, which got further
         return self._arm_record(tuned, tried, [one for one in results if one is not None], data.set)
+
+    def _may_miss(self, over: OutOfTime, late: list[OutOfTime]) -> None:
+        """Noted, where evidence may be written without it; raised where it may not."""
+        if not (self.in_rounds or self.in_part):
+            raise over
+        late.append(over)
 
     def _tuned(self, options: Options, data: GivenData, runs: Runs, arm: str) -> tuple[Tuned, dict[float, Result]]:
         config, folder = self.configure(options, data, arm), self._folder(data, arm)

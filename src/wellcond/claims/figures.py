@@ -107,7 +107,8 @@ def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", 
 
 def seeds_in_words(sets: Sequence[Any]) -> str:
     """For the caption of comparisons: how many seeds, which intervals, which scale."""
-    seeds = "/".join(dict.fromkeys(str(found.record["seeds"]) for found in sets))
+    counts = {len(found.runs(arm)) for found in sets for arm in found.trained if found.arms[arm].seeds is None} or {0}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
     return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
 

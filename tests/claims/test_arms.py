@@ -185,6 +185,20 @@ def test_the_time_over_ends_with_0_and_says_what_is_left(tmp_path, monkeypatch):
     assert not (tmp_path / "evidence").exists()
 
 
+def test_evidence_in_part_is_written_where_the_claim_allows_it(tmp_path, monkeypatch):
+    arguments = {
+        "scale": "smoke", "seeds": 1, "settings": QUICK, "output": tmp_path / "runs", "evidence": tmp_path,
+        "device": "cpu", "console": told(),
+    }  # fmt: skip
+    assert reproduce("asa-fig1c", **arguments) == 0  # trains the plain arm of asa-table2, too
+    monkeypatch.setattr(runs_module, "process_age", lambda: 539.0)
+    for id_ in ("asa-table2", "asa-table3"):
+        assert reproduce(id_, time_limit="9m", **arguments) == 0
+    found = read_json(tmp_path / "asa-table2" / "smoke-digits.json")
+    assert {arm for arm, one in found["arms"].items() if one["runs"]} == {"both"}
+    assert not (tmp_path / "asa-table3").exists()
+
+
 def kept_run(root, name, speed):
     config = recipe("vit_tiny", scale="lab").as_json()
     write_json(root / name / "result.json", {

@@ -75,6 +75,21 @@ def test_table2_compares_linear_with_linear_and_never_asks_for_exploration():
     assert "below the 43 % asked" in TABLE2.verdict([record(TABLE2, GAIN | {"both": 40.0})]).parts[0].why
 
 
+def test_table2_shows_what_there_is():
+    found = record(TABLE2, GAIN)
+    for arm in TABLE2.arms:
+        if arm not in (PLAIN, "svd-0.7"):
+            found["arms"][arm] = {"runs": []}
+    found["arms"]["svd-0.7"]["runs"].pop()
+    verdict = TABLE2.verdict([found])
+    assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"undecided"})
+    assert TABLE2.finding([found]).endswith("in points: softmax + SVD +1.5.")
+    assert len(TABLE2.lines(found)) == 3
+    assert "Means over 2 to 3 paired seeds" in str(TABLE2.draw([found]).to_dict())
+    found["arms"]["svd-0.7"]["runs"] = []
+    assert TABLE2.finding([found]) == ""
+
+
 def test_table2_has_the_papers_numbers_beside_ours():
     found = record(TABLE2, GAIN)
     lines = list(map(str, TABLE2.lines(found)))

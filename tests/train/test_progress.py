@@ -22,6 +22,11 @@ def test_the_worst_block_is_the_one_with_the_largest_kappa(make_config: Callable
     assert progress.worst == "blocks.2 +sa, log κ 4.0"
     progress.measured([row("blocks.0", float("nan"), "non_finite")])  # nothing better is known
     assert progress.worst == "blocks.2 +sa, log κ 4.0"
+    read = {**row("blocks.0", 15.9, "ceiling"), "site": "in"}
+    progress.measured([read, row("blocks.1", 2.0)])
+    assert progress.worst == "blocks.1 +sa, log κ 2.0"
+    progress.measured([read])
+    assert progress.worst == "blocks.0 in, log κ ≥ 15.9"
 
 
 def test_lines_without_a_terminal(make_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from wellcond import records
 from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.folder import RunFolder
 from wellcond.train.stopping import OutOfTime, as_seconds, process_age
+from wellcond.words import DEFAULT_SITES
 
 __all__ = ["Decoding", "Progress", "Tracker", "make_tracker", "numbers_of"]
 
@@ -90,9 +91,10 @@ class Progress:
         self._tell(now)
 
     def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The worst of what blocks give out; what they read is singular by construction, if a norm has just made it."""
         kappas = [row for row in rows if row["name"] == "log_kappa" and math.isfinite(row["value"])]
         if kappas:
-            row = max(kappas, key=lambda row: row["value"])
+            row = max(kappas, key=lambda row: (row["site"] in DEFAULT_SITES, row["value"]))
             mark = "≥ " if row["status"] == "ceiling" else ""
             self.worst = f"{row['block']} {row['site']}, log κ {mark}{row['value']:.1f}"
 

@@ -11,8 +11,8 @@ six iterations start from Nᵀ/c with one c for the whole batch. Unlike in the p
 There are two orders of operations, with the same result up to rounding in float32. The `published` one stores all
 2n × d kernel values and has an n × d × d product; benchmarks time it as "as published". The `fast` one goes from the
 right: two streaming products, and between them d × d matrices; with its gradient it takes 66 products of d³ and no
-n × d × d product. (Half as many would do in the form R ← R³(3I + R)/4, whose rounding errors grow by 3.25 a step:
-in float32 they were up to 25 times the published order's in results, and 200 times in gradients.)
+n × d × d product. (Half as many would do in the form R ← R³(3I + R)/4, whose rounding errors grow by 3.25 a step: too
+much for float32.)
 """
 
 import contextlib

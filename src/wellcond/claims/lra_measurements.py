@@ -1,10 +1,11 @@
 """What is measured of the Long Range Arena's trained models before their runs end, under these names:
 
 test_accuracy          the test set, looked at once: of the state that was best in development, and of the last
-training_memory        what a step of training takes on a GPU, beyond the data
 attention_spectrum     singular values of the last layer's attention output, on one batch of the test set (Figure 2)
 approximations         five approximations of softmax on the queries, keys and values of trained and fresh weights
-published_steps        time and memory of a step as the paper's code takes it: softmax checkpointed, and Skyformer
+
+And, of steps that sky-time takes by themselves: `training_memory`, and `published_steps`, time and memory as the
+paper's code takes them.
 """
 
 import contextlib
@@ -94,14 +95,11 @@ def measure_accuracy(config: Config, folder: Path, device: str | None = None) ->
     return {"samples": len(opened.data.test or opened.data.val), **found}
 
 
-@register_measurement("training_memory")
-def training_memory(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """{"mib": …}: the peak of some steps with the run's own batch and precision, not compiled; None on a CPU.
-
-    The rows of a run count what its validations and its probe take, too, and what was there before.
-    """
+def training_memory(config: Config, folder: Path, device: str | None = None) -> float | None:
+    """MiB at the peak of some steps with the run's own batch and precision, not compiled, beyond data and model; None
+    on a CPU."""
     opened = _open(config, folder, device)
-    return {"mib": _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None}
+    return _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None
 
 
 # ---- the spectrum of attention's output
@@ -215,7 +213,6 @@ def _median(errors: Tensor) -> float | None:
 # ---- a step as published
 
 
-@register_measurement("published_steps")
 def published_steps(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
     """By attention: ms and peak memory of a training step in the published order of operations, without a graph.
 

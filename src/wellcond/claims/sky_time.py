@@ -72,8 +72,8 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
         configs = {SDPA: configs["softmax"].changed({"attention": SDPA}), **configs}
         for arm, config in configs.items():
             time[arm] = _step_ms(config, Path(scratch) / arm, device)[:windows]
-            looks = range(TWICE if device.type == "cuda" else 0)
-            memory[arm] = [training_memory(config, Path(scratch), str(device))["mib"] for _ in looks]
+            found = [training_memory(config, Path(scratch), str(device)) for _ in range(TWICE)]
+            memory[arm] = [mib for mib in found if mib is not None]
         published = published_steps(configs["softmax"], Path(scratch), str(device))
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -6,6 +6,7 @@ import torch
 from wellcond.attention import linear_attention, linear_fused
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.numerics.fastpaths import plain_twins
+from wellcond.numerics.triton import linear_short
 from wellcond.numerics.triton.linear_plan import plan_for
 
 # (b, h, n, m, p, c): more keys than queries and fewer, one token, several shares of the tokens, wide heads
@@ -48,6 +49,21 @@ def test_values_and_gradients(shape, dtype, device):
     found = with_gradients(lambda *t: fused_linear(*t, factor=0.3), tensors, weight)
     wide = [t.detach().double().requires_grad_() for t in tensors]
     assert_close(found, with_gradients(lambda *t: exact(*t, factor=0.3), wide, weight), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_one_program_a_head(shape, dtype, device):
+    """What compiled code takes for short sequences; heads lie side by side, before and after."""
+    if dtype == torch.bfloat16 and str(device) == "cpu":
+        pytest.skip("Triton's interpreter cannot compute in bfloat16")
+    tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tokens(shape, device, dtype)]
+    weight = torch.randn(*shape[:3], shape[5], device=device).to(dtype)
+    out = linear_short.forward(*tensors, 0.3)
+    assert out.transpose(1, 2).is_contiguous()
+    wide = [t.double().requires_grad_() for t in tensors]
+    want = with_gradients(lambda *t: exact(*t, factor=0.3), wide, weight)
+    assert_close((out, *linear_short.backward(weight, *tensors, 0.3)), want, TOLERANCE[dtype])
 
 
 def test_shares_are_added_in_their_order_and_again(device):
@@ -140,3 +156,16 @@ def test_on_a_gpu(n, width, dtype):
         assert torch.equal(one, other)
     with plain_twins():
         assert_close(with_gradients(linear_attention, tensors, weight), want, tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("n", "width"), [(65, 64), (197, 64), (49, 32), (50, 20), (300, 64)])
+def test_compiled_on_a_gpu(n, width, dtype):
+    packed = torch.randn(4, n, 3, 3, width, device="cuda").to(dtype).permute(2, 0, 3, 1, 4)
+    tensors = [t.detach().requires_grad_() for t in packed]
+    weight = torch.randn(4, 3, n, width, device="cuda").to(dtype)
+    found = with_gradients(torch.compile(linear_attention, fullgraph=True), tensors, weight)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    want = with_gradients(lambda *t: exact(*t, factor=1 / 16), wide, weight)
+    assert_close(found, want, 1e-5 if dtype == torch.float32 else TOLERANCE[dtype])

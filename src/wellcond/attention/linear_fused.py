@@ -1,9 +1,10 @@
-"""Linear attention in four launches, forward and backward; for calls that are not compiled.
+"""Linear attention in four launches, forward and backward; in two where sequences are short and code is compiled.
 
     out = fused_linear(query, key, value, factor=1 / 16)        # (b, h, n, p), (b, h, m, p), (b, h, m, c)
 
 The same as Q (KᵀV) with torch's operations, of which forward and backward take about forty: launching them takes longer
-than running them. Plain twin: `tall_product` and `thin_product`, which also give second derivatives.
+than running them. Compiled, they are as fast as the four, but for short sequences. Plain twin: `tall_product` and
+`thin_product`, which also give second derivatives.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from wellcond.attention.skyformer_fused import packed
 from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
+    exporting,
     followed,
     fused_kernels,
     gradient_wanted,
@@ -24,15 +26,17 @@ from wellcond.numerics.tall import tall_product, thin_product
 __all__ = ["can_fuse", "fused_linear", "plain_linear"]
 
 WIDEST = 64
+SHORT = 256  # tokens, of queries and of keys
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernels support these: an NVIDIA GPU, heads of width 64 at most, one dtype other than float64."""
+    """Whether the kernels support these: an NVIDIA GPU, heads of width 64 at most, one dtype other than float64; in
+    compiled code, which is not exported, short sequences alone."""
     return (
-        not torch.compiler.is_compiling()
-        and fused_kernels(query.device)
+        fused_kernels(query.device)  # first: sizes that are asked for are sizes that an exported program is bound to
         and query.ndim == 4
+        and (not torch.compiler.is_compiling() or (not exporting() and max(query.shape[2], key.shape[2]) <= SHORT))
         and query.dtype == key.dtype == value.dtype
         and query.dtype in DTYPES
         and max(query.shape[3], value.shape[3]) <= WIDEST
@@ -44,6 +48,8 @@ def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
     query, key, value = packed(query), packed(key), packed(value)
+    if torch.compiler.is_compiling():
+        return _forward_op(query, key, value, factor)
     if not gradient_wanted(query, key, value):
         return _plan(query, key, value).forward(query, key, value, float(factor))[0]
     out = _Linear.apply(query, key, value, float(factor))
@@ -92,3 +98,52 @@ def _plain_gradients(
         out = plain_linear(*inputs, factor=factor)
     found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=further))
     return tuple(next(found) if t.requires_grad else None for t in inputs)
+
+
+# ---- compiled, where sequences are short
+
+
+def _short() -> Any:
+    from wellcond.numerics.triton import linear_short
+
+    return linear_short
+
+
+def _tokens_like(t: Tensor, tokens: int) -> Tensor:
+    from wellcond.numerics.triton.tiles import tokens_like
+
+    return tokens_like(t, tokens)
+
+
+@torch.library.custom_op("wellcond::short_linear", mutates_args=())
+def _forward_op(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
+    return _short().forward(query, key, value, factor)
+
+
+@_forward_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
+    return _tokens_like(value, query.shape[2])
+
+
+@torch.library.custom_op("wellcond::short_linear_gradient", mutates_args=())
+def _backward_op(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _short().backward(grad, query, key, value, factor)
+
+
+@_backward_op.register_fake
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(_tokens_like(t, t.shape[2]) for t in (query, key, value))  # pyright: ignore[reportReturnType]
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    *tensors, ctx.factor = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _op_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_backward_op(grad.to(ctx.saved_tensors[2].dtype), *ctx.saved_tensors, ctx.factor), None)
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_save)

@@ -228,7 +228,7 @@ def fast_paths() -> list[FastPath]:
             name="fused linear attention (Triton)",
             available=available,
             taken=taken,
-            why=why + "; heads of at most 64, and not in compiled code",
+            why=why + "; heads of at most 64, in compiled code sequences of at most 256",
         ),
         FastPath(
             name="fused softmax attention with dropout or padding (Triton)",

@@ -105,7 +105,7 @@ def gaussian() -> None:
 
 
 def softmax() -> None:
-    from wellcond.numerics.triton import linear_plan, nystrom_plan, softmax
+    from wellcond.numerics.triton import linear_plan, linear_short, nystrom_plan, softmax
 
     keep, ends = torch.ones(2, 1, 2048, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64)
@@ -118,6 +118,7 @@ def softmax() -> None:
         linear = linear_plan.plan_for(q, k, v)
         out, small = linear.forward(q, k, v, 0.1)
         linear.backward(out, q, k, v, 0.1, small)
+        linear_short.backward(linear_short.forward(q, k, v, 0.1), q, k, v, 0.1)
         for masks in ((None, None, seed), (keep, ends, seed), (keep, ends, None)):
             settings = {"dropout_p": 0.0 if masks[2] is None else 0.1, "scale": 0.1}
             out, lse = softmax.forward(q, k, v, *masks, **settings)

@@ -16,7 +16,7 @@ from .landmark_sides import two_parts
 from .landmark_solve import added_shares, is_last
 from .tiles import rows_of
 
-__all__ = ["keys_kernel", "output_kernel", "queries_kernel", "sums_kernel"]
+__all__ = ["keys_kernel", "output_kernel", "plus_products", "queries_kernel", "sums_kernel", "times"]
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _of_head(base, which, WIDTH: tl.constexpr, VALUES: tl.constexpr):
 
 
 @triton.jit
-def _times(tokens, small, PARTS: tl.constexpr):
+def times(tokens, small, PARTS: tl.constexpr):
     """tokens · small, small in float32."""
     if PARTS:
         high, low = two_parts(small)
@@ -39,7 +39,7 @@ def _times(tokens, small, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _plus_products(x, z, acc, PARTS: tl.constexpr):
+def plus_products(x, z, acc, PARTS: tl.constexpr):
     """acc + xᵀ z over a block of tokens."""
     if PARTS:
         acc = tl.dot(tl.trans(x), z, acc)
@@ -82,7 +82,7 @@ def sums_kernel(
         r = start + tl.arange(0, BLOCK)
         yt = rows_of(y, r, r < last, yn, width, WIDTH)
         vt = rows_of(v, r, r < last, vn, values, VALUES)
-        acc = _plus_products(yt, vt, acc, PARTS)
+        acc = plus_products(yt, vt, acc, PARTS)
     _add_up(acc, small, parts, counters, which, factor, WIDTH, VALUES)
 
 
@@ -96,7 +96,7 @@ def output_kernel(
     b, h = which // heads, which % heads
     r, o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, VALUES)
     xt = rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH)
-    found = _times(xt, _of_head(small, which, WIDTH, VALUES), PARTS)
+    found = times(xt, _of_head(small, which, WIDTH, VALUES), PARTS)
     at = out + (which * n + r[:, None]) * values + o[None, :]
     tl.store(at, found.to(out.dtype.element_ty), mask=(r < n)[:, None] & (o < values)[None, :])
 
@@ -120,10 +120,10 @@ def queries_kernel(
         r = start + tl.arange(0, BLOCK)
         xt = rows_of(x, r, r < last, xn, width, WIDTH)
         gt = rows_of(g, r, r < last, gn, values, VALUES)
-        found = _times(gt, transposed, PARTS)
+        found = times(gt, transposed, PARTS)
         at = dx + (which * n + r[:, None]) * width + c[None, :]
         tl.store(at, found.to(dx.dtype.element_ty), mask=(r < last)[:, None] & (c < width)[None, :])
-        acc = _plus_products(xt, gt, acc, PARTS)
+        acc = plus_products(xt, gt, acc, PARTS)
     _add_up(acc, pulls, parts, counters, which, factor, WIDTH, VALUES)
 
 
@@ -140,9 +140,9 @@ def keys_kernel(
     yt = rows_of(y + b * yb + h * yh, r, r < m, yn, width, WIDTH)
     vt = rows_of(v + b * vb + h * vh, r, r < m, vn, values, VALUES)
     pull = _of_head(pulls, which, WIDTH, VALUES)
-    of_keys = _times(vt, tl.trans(pull), PARTS)
+    of_keys = times(vt, tl.trans(pull), PARTS)
     at = dy + (which * m + r[:, None]) * width + c[None, :]
     tl.store(at, of_keys.to(dy.dtype.element_ty), mask=(r < m)[:, None] & (c < width)[None, :])
-    of_values = _times(yt, pull, PARTS)
+    of_values = times(yt, pull, PARTS)
     at = dv + (which * m + r[:, None]) * values + o[None, :]
     tl.store(at, of_values.to(dv.dtype.element_ty), mask=(r < m)[:, None] & (o < values)[None, :])

@@ -20,7 +20,7 @@ from torch import Tensor
 from .gaussian import precision_of
 from .launch import dense, launch, layout
 from .plans import padded_alike
-from .tiles import LOG2E, ceil_div, counting, packed, rows_of
+from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tokens_like
 
 __all__ = [
     "attend_kernel",
@@ -29,7 +29,6 @@ __all__ = [
     "pull_keys_kernel",
     "pull_queries_kernel",
     "tiles_for",
-    "tokens_like",
 ]
 
 Tiles = dict[str, int]
@@ -88,13 +87,6 @@ def _tile(base, cols, counts, stride, width, WIDTH: tl.constexpr, EVEN: tl.const
 
 
 @triton.jit
-def _store(base, rows, inside, stride, width, tile, WIDTH: tl.constexpr):
-    c = tl.arange(0, WIDTH)
-    at = base + rows[:, None] * stride + c[None, :]
-    tl.store(at, tile.to(base.dtype.element_ty), mask=inside[:, None] & (c < width)[None, :])
-
-
-@triton.jit
 def attend_kernel(
     q, k, v, keep, ends, seed, out, lse,
     n, m, heads, width, values, threshold, scale, enlarge,
@@ -141,7 +133,7 @@ def attend_kernel(
     if HAS_KEEP:  # without a key zeros; a total of zero is no number else, as where all logits are minus infinity
         total = tl.where(last > 0, total, 1.0)
     acc = acc * (enlarge / total)[:, None]
-    _store(out + b * ob + h * oh, rows, rows < n, on, values, acc, VALUES)
+    store_rows(out + b * ob + h * oh, rows, rows < n, on, values, acc, VALUES)
     tl.store(lse + which * n + rows, most * factor + tl.log2(total), mask=rows < n)
 
 
@@ -189,7 +181,7 @@ def pull_queries_kernel(
             d = tl.where(_stays(row_bits, _of_keys(cols, begin_keys), threshold), d, 0.0)
         pulls = w * (d - row_delta[:, None])
         acc = tl.dot(pulls.to(kt.dtype), kt, acc, input_precision=PRECISION)
-    _store(dq + b * db + h * dh, rows, inside, dn, width, acc * (scale * enlarge), WIDTH)
+    store_rows(dq + b * db + h * dh, rows, inside, dn, width, acc * (scale * enlarge), WIDTH)
 
 
 @triton.jit
@@ -242,8 +234,8 @@ def pull_keys_kernel(
     if HAS_KEEP:
         acc_k = tl.where(inside[:, None], acc_k, 0.0)
         acc_v = tl.where(inside[:, None], acc_v, 0.0)
-    _store(dk + b * db + h * dh, rows, rows < m, dn, width, acc_k * (scale * enlarge), WIDTH)
-    _store(dv + b * wb + h * wh, rows, rows < m, wn, values, acc_v * enlarge, VALUES)
+    store_rows(dk + b * db + h * dh, rows, rows < m, dn, width, acc_k * (scale * enlarge), WIDTH)
+    store_rows(dv + b * wb + h * wh, rows, rows < m, wn, values, acc_v * enlarge, VALUES)
 
 
 def forward(
@@ -335,12 +327,6 @@ def backward(
         **_constants(p, c, keep, seed, by_key, columns=n, precision=precision, masked_columns=False),
     )  # fmt: skip
     return dq, dk, dv
-
-
-def tokens_like(t: Tensor, tokens: int) -> Tensor:
-    """An empty (b, h, tokens, width) whose heads lie side by side in memory, as the layers before and after have it."""
-    b, h, _, width = t.shape
-    return t.new_empty(b, tokens, h, width).transpose(1, 2)
 
 
 def tiles_for(kind: str, p: int, c: int, dtype: torch.dtype) -> Tiles:

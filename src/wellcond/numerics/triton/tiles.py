@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["LOG2E", "ceil_div", "counting", "keep_strides", "packed", "padded", "rows_of"]
+__all__ = ["LOG2E", "ceil_div", "counting", "keep_strides", "packed", "padded", "rows_of", "store_rows", "tokens_like"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -20,6 +20,14 @@ def rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def store_rows(base, rows, inside, stride, width, tile, WIDTH: tl.constexpr):
+    """Where `rows_of` reads, in the dtype of what lies there."""
+    c = tl.arange(0, WIDTH)
+    at = base + rows[:, None] * stride + c[None, :]
+    tl.store(at, tile.to(base.dtype.element_ty), mask=inside[:, None] & (c < width)[None, :])
+
+
+@triton.jit
 def counting(cols, last, keep, HAS_KEEP: tl.constexpr):
     counts = cols < last
     if HAS_KEEP:
@@ -29,6 +37,12 @@ def counting(cols, last, keep, HAS_KEEP: tl.constexpr):
 
 def packed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def tokens_like(t: Tensor, tokens: int) -> Tensor:
+    """An empty (b, h, tokens, width) whose heads lie side by side in memory, as the layers before and after have it."""
+    b, h, _, width = t.shape
+    return t.new_empty(b, tokens, h, width).transpose(1, 2)
 
 
 def padded(width: int) -> int:

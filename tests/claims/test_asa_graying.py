@@ -129,6 +129,39 @@ def test_table3_takes_the_best_of_those_inside_the_range():
     assert any("κ_in not seen" in str(line) for line in TABLE3.lines(unseen))
 
 
+def only(claim, *arms):
+    """Evidence of runs that are not all there: these arms alone, the last of them without its last seed."""
+    found = record(claim, {"svd-0.7": 45.2})
+    for arm in claim.arms:
+        if arm not in arms:
+            found["arms"][arm] = {"runs": []}
+    found["arms"][arms[-1]]["runs"].pop()
+    return found
+
+
+def test_table3_shows_what_there_is():
+    found = only(TABLE3, PLAIN, "svd-0.7", "dct-0.95")
+    verdict = TABLE3.verdict([found])
+    assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"undecided"})
+    said = TABLE3.finding([found])
+    assert said.startswith(
+        "The best ε of each method, of those that there are, and its points over plain: SVD ε 0.7 +0.2"
+    )
+    assert len(TABLE3.lines(found)) == 3
+    assert TABLE3.draw([found])
+    plain = only(TABLE3, PLAIN)
+    assert TABLE3.finding([plain]) == ""
+    assert len(TABLE3.lines(plain)) == 1
+    assert {part.outcome for part in TABLE3.verdict([plain]).parts} == {"undecided"}
+
+
+def test_fig4_shows_what_there_is():
+    found = only(FIG4, PLAIN, "svd-0.7", "dct-0.95")
+    assert {part.outcome for part in FIG4.verdict([found]).parts} == {"undecided"}
+    assert FIG4.finding([found]).startswith("At the end of training log κ of +sa is plain 7.11")
+    assert "Means over 2 to 3 seeds" in str(FIG4.draw([found]).to_dict())
+
+
 def test_table3_shows_the_papers_vit_base():
     lines = list(map(str, TABLE3.lines(record(TABLE3, BEST))))
     assert any("SVD ε 0.5: κ_in" in line and "top-1 81 %, κ_in 5.29, κ_out 5.25" in line for line in lines)

@@ -281,20 +281,44 @@ def test_places_are_taken_where_most_are_free():
         assert third in (first, second)
 
 
+def test_none_starts_while_another_may_come_before_it():
+    """A call that first looks at what is done, and then asks, is waited for; what has a place is not."""
+    jobs, order, looked = Jobs(2, device="cpu"), [], threading.Event()
+
+    def run(name, turn):
+        with jobs._place(turn):
+            order.append(name)
+
+    def looks():
+        looked.wait(10)
+        run("grid", 0)
+        run("seed", 1)  # while the exploration waits, which asked long ago
+
+    def explores():
+        threading.Timer(0.2, looked.set).start()
+        run("exploration", 2)
+
+    def several():
+        jobs.together([explores, looks])
+
+    jobs._free.pop()
+    jobs.together([several])
+    assert order == ["grid", "seed", "exploration"]
+    assert jobs._deciding == 0
+
+
 def test_an_error_in_one_thread_lets_nothing_more_start():
     jobs = Jobs(1, device="cpu")
-    entered = threading.Event()
 
     def fails():
-        with jobs._place(1):
-            entered.set()
+        with jobs._place(0):
             wait_for(lambda: len(jobs._waiting) == 1)
             raise ZeroDivisionError
 
     def waits():
-        entered.wait()
-        with jobs._place(0):
+        with jobs._place(1):
             raise AssertionError("it was started")
 
     with pytest.raises(ZeroDivisionError):
         jobs.together([waits, fails])
+    assert jobs._deciding == 0

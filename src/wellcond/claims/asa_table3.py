@@ -46,11 +46,13 @@ def judge(found: Comparison) -> Iterable[Part]:
             falls = least_falls(found, [PLAIN, *arms], where)
             name = f"{METHODS[method]}: {title} falls from plain to the lowest ε, by the smallest step ≥ 0"
             yield at_least(name, falls[-1], 0.0, confidence=found.confidence) if falls else not_run(name)
-        best = max(arms[1:-1], key=found.mean)
+        middle = [arm for arm in arms[1:-1] if found.runs(arm)]
+        best = max(middle, key=found.mean, default=None)
         for end in (arms[0], arms[-1]):
-            values = list(found.paired(best, of=end).values())
-            name = f"the best in the middle, {ARMS[best].title}, over {ARMS[end].title}, the end of its range"
-            yield at_least(name, values, 0.0, unit=" points", confidence=found.confidence)
+            values = list(found.paired(best, of=end).values()) if best else []
+            title = f"the best in the middle{f', {ARMS[best].title},' if best else ''}"
+            name = f"{title} over {ARMS[end].title}, the end of its range"
+            yield at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
 
 
 def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
@@ -61,19 +63,24 @@ def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    best = [max(arms, key=found.mean) for arms in SWEEPS.values()]
+    seen = [[arm for arm in arms if found.paired(arm)] for arms in SWEEPS.values()]
+    best = [max(arms, key=found.mean) for arms in seen if arms]
     gains = [f"{ARMS[arm].title} {written(fmean(found.paired(arm).values()), '+z.1f')}" for arm in best]
-    lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in SWEEPS.values()))}
-    ends = [f"{ARMS[arm].title} {seen.mean:.2f}" for arm, seen in lowest.items() if seen]
+    if not gains:
+        return ""
+    lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in seen if arms))}
+    ends = [f"{ARMS[arm].title} {one.mean:.2f}" for arm, one in lowest.items() if one]
     kappas = f"; log κ_out, plain and at the lowest ε: {', '.join(ends)}" if ends else ""
-    return f"The best ε of each method, and its points over plain: {', '.join(gains)}{kappas}."
+    so_far = "" if seen == list(SWEEPS.values()) else ", of those that there are"
+    return f"The best ε of each method{so_far}, and its points over plain: {', '.join(gains)}{kappas}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         ours = ", ".join(f"{title} {kappa(found, arm, where) or 'not seen'}" for where, title in ENDS.items())
         paper = "top-1 {:g} %, κ_in {:g}, κ_out {:g}".format(*PAPER[arm])
-        gain = f", gain {found.interval(found.paired(arm).values())} points" if arm != PLAIN else ""
+        over = found.paired(arm) if arm != PLAIN else {}
+        gain = f", gain {found.interval(over.values())} points" if over else ""
         yield Beside(f", {ARMS[arm].title}", f"{ours}{gain}; {found.reached(arm)}", f"of a ViT-Base: {paper}")
 
 
@@ -117,6 +124,7 @@ CLAIM = TrainedArms(
     asks="κ_in and κ_out fall with ε, and an ε in the middle is best",
     settings=WATCHED,
     grid=QUICK_GRID,
+    in_part=True,
     reads={"kappa": kappa_of},
     paper={"tiny-imagenet": {arm: dict(zip(("top1", "in", "out"), row, strict=True)) for arm, row in PAPER.items()}},
     judge=judge,

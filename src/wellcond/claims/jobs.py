@@ -3,7 +3,8 @@
     jobs = Jobs(4)
     jobs.together([lambda: jobs.run(plan_a, …), lambda: jobs.run(plan_b, …)])       # side by side, results in order
 
-Each call waits in a thread for its turn and for its process. After SIGINT, SIGTERM or the failure of a run every
+Each call waits in a thread for its turn and for its process. No run starts while a call may still ask for one that
+comes before it. After SIGINT, SIGTERM or the failure of a run every
 process saves and stops; `together` raises when the last one has. A process is told to stop by the end of its standard
 input, which also comes if this process is killed, so that no run is left behind. Runs are spread over all GPUs, or
 share one, or the cores.
@@ -60,6 +61,8 @@ class Jobs:
         self._free = deal(number, device)
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, int]] = []
+        self._deciding = 0  # threads of `together` that neither wait for a place nor have one
+        self._thread = threading.local()
         self._tickets = 0
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = self._listening = False
@@ -72,21 +75,42 @@ class Jobs:
         errors: list[BaseException] = []
 
         def work(number: int, call: Callable[[], T]) -> None:
+            self._thread.counts = True
             try:
                 results[number] = call()
             except BaseException as error:
                 errors.append(error)
                 self.stop()
+            finally:
+                self._decides(-1)
 
         threads = [threading.Thread(target=work, args=pair) for pair in enumerate(calls)]
         with self._signals():
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with self._changed:
+                self._deciding += len(threads)
+            with self._decided():
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
         if errors:  # the others end with Interrupted
             raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
         return [results[number] for number in range(len(calls))]
+
+    def _decides(self, change: int) -> None:
+        if getattr(self._thread, "counts", False):  # not the main one, which asks for nothing itself
+            with self._changed:
+                self._deciding += change
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _decided(self) -> Iterator[None]:
+        """Around what a thread waits for: until then it asks for nothing."""
+        self._decides(-1)
+        try:
+            yield
+        finally:
+            self._decides(1)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -142,12 +166,22 @@ class Jobs:
 
     @contextlib.contextmanager
     def _place(self, turn: int) -> Iterator[dict[str, str]]:
-        """One of the places for processes, as environment variables; waits until one is free."""
+        """One of the places for processes, as environment variables; waits until one is free and it is its turn."""
+        with self._decided(), self._asked(turn) as variables:
+            yield variables
+
+    @contextlib.contextmanager
+    def _asked(self, turn: int) -> Iterator[dict[str, str]]:
         with self._changed:
             self._tickets += 1
             mine = (turn, self._tickets)
             heapq.heappush(self._waiting, mine)
-            self._changed.wait_for(lambda: self._stopping or (bool(self._free) and self._waiting[0] == mine))
+            self._changed.notify_all()
+
+            def may_start() -> bool:
+                return bool(self._free) and self._waiting[0] == mine and not self._deciding
+
+            self._changed.wait_for(lambda: self._stopping or may_start())
             self._waiting.remove(mine)
             heapq.heapify(self._waiting)
             if self._stopping:

@@ -313,7 +313,7 @@ def folder(tmp_path_factory):
 
 def test_a_smoke_run_of_all_trains_each_arm_once(folder):
     results = sorted((folder / "runs" / "smoke").rglob("result.json"))
-    assert len(results) == len(TASKS) * len(ARMS)
+    assert len(results) == len(TASKS) * len(ARMS) - 1  # but for compat on what stands in for Retrieval
     said = (folder / "said.txt").read_text()
     assert said.count(": training\n") == len(results)
     for id_ in (*TRAINED, "sky-table1", "sky-time"):
@@ -409,18 +409,19 @@ def test_one_seed_of_every_task_and_arm_comes_first(tmp_path):
     runs = Late(tmp_path, fit=30)
     with pytest.raises(OutOfTime):
         claim.reproduce(options, runs)
-    assert [seed for seed, _, _ in runs.order] == [0] * 25 + [1] * 5
-    assert [task for _, task, _ in runs.order[:25]] == [task for task in TASKS for _ in ARMS]
+    assert [seed for seed, _, _ in runs.order] == [0] * 24 + [1] * 6
+    wanted = [(task, arm) for task in TASKS for arm in ARMS if (task, arm) != (STAND_IN, "compat")]
+    assert [(task, arm) for _, task, arm in runs.order[:24]] == wanted
     text, listops = (read_json(tmp_path / "sky-lra" / f"lab-{task}.json") for task in ("lra_text", "lra_listops"))
     assert [len(text["arms"][arm]["runs"]) for arm in ARMS] == [2, 2, 2, 2, 1]
-    assert [len(listops["arms"][arm]["runs"]) for arm in ARMS] == [2, 1, 1, 1, 1]
+    assert [len(listops["arms"][arm]["runs"]) for arm in ARMS] == [2, 2, 1, 1, 1]
     every = [read_json(path) for path in sorted((tmp_path / "sky-lra").glob("*.json"))]
     assert len(every) == 5
     assert "fewer than 3" in claim.verdict(every).parts[0].why
     # The same call goes on, to the end.
     runs.fit = 1000
     claim.reproduce(options, runs)
-    assert len(runs.order) == len(set(runs.order)) == 5 * (4 * 3 + 1)
+    assert len(runs.order) == len(set(runs.order)) == 5 * 4 * 3 + 4
     every = [read_json(path) for path in sorted((tmp_path / "sky-lra").glob("*.json"))]
     assert claim.verdict(every).verdict == "holds"
 

@@ -79,6 +79,8 @@ class Arm:
     """Another recipe than the claim's: another model."""
     seeds: int | None = None
     """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
+    not_on: tuple[str, ...] = ()
+    """Sets that it is not trained on."""
     measures: tuple[str, ...] = ()
     """What is measured of its trained models, in addition to what the claim measures of all."""
     start: str = ""
@@ -276,6 +278,11 @@ class TrainedArms(Claim):
         """The arms that the verdict needs."""
         return [arm for arm in self.trains or self.arms if self.arms[arm].seeds is None]
 
+    def trainings(self, seeds: int, set_: str) -> dict[str, int]:
+        """How many of each arm there are to be on a set."""
+        arms = [arm for arm in self.trains or self.arms if set_ not in self.arms[arm].not_on]
+        return {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in arms}
+
     def reproduce(self, options: Options, runs: Runs) -> list[Line]:
         """Run what is missing, write the evidence of each set, and say in words what came out."""
         if self.seeds < LEAST_SEEDS:
@@ -319,7 +326,7 @@ class TrainedArms(Claim):
         confidence: float = CONFIDENCE,
     ) -> dict[str, Any]:  # fmt: skip
         """Of one set; what there was no time for is missing, if that is allowed, and named in `late`."""
-        trains = {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in self.trains or self.arms}
+        trains = self.trainings(seeds, data.set.name)
         before = seeds - 1 if self.in_rounds else 0
         runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
         self._train_starts(options, data, runs, trains)

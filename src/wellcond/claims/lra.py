@@ -4,11 +4,11 @@
     reproduce(["sky-lra", "sky-fig1", "sky-fig2", "sky-approx"], …)      # one set of runs for all four
 
 Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
-count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed, has Skyformer as its
-authors run it, with their rule that no state of the first fifth is kept. The state that was best on the development
-part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every 50. Text
-has no development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in its place,
-and apart in every verdict on accuracy, are pairs of film reviews: are they of the same opinion?
+count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
+has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. The state that was best
+on the development part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are,
+not every 50. Text has no development part: a tenth of its training part is held out. Retrieval's texts may not be
+passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of the same opinion?
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +42,7 @@ ARMS = {
             "keep_best_after": 0.2,
         },
         seeds=1,
+        not_on=(STAND_IN,),  # of which nothing was published
     ),
 }  # fmt: skip
 """Landmarks are 128 wherever there are some."""
@@ -69,14 +70,14 @@ class ArenaArms(TrainedArms):
 
     def plan_paper(self, options: Options) -> list[str]:
         """The paper's scale is that of the lab, but for Retrieval: the time is that of the runs there are."""
-        trainings = {arm: min(options.seeds, self.arms[arm].seeds or options.seeds) for arm in self.trains or self.arms}
-        number = sum(trainings.values()) * len(self.sets)
+        trainings = {(set_, arm): n for set_ in self.sets for arm, n in self.trainings(options.seeds, set_).items()}
+        number = sum(trainings.values())
         lines = [
-            f"{self.id} at paper scale: {len(self.sets)} tasks × {len(trainings)} arms = {number} trainings of "
+            f"{self.id} at paper scale: {len(self.sets)} tasks × {len(self.arms)} arms, {number} trainings of "
             f"{recipe('lra_listops', scale='paper').steps:,} steps, with the paper's model, batches and rates. That is "
             "the lab scale, too, but for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)."
         ]
-        hours = [self._hours(options, set_, arm) * count for set_ in self.sets for arm, count in trainings.items()]
+        hours = [self._hours(options, set_, arm) * count for (set_, arm), count in trainings.items()]
         known = [one for one in hours if one > 0]
         if known:
             guess = sum(known) / len(known) * len(hours)

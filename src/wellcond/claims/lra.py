@@ -8,7 +8,7 @@ count, black pixels too, and Skyformer's landmarks are among them. One arm more,
 has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. The state that was best
 on the development part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are,
 not every 50. Text has no development part: a tenth of its training part is held out. Retrieval's texts may not be
-passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of the same opinion?
+passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
 """
 
 from collections.abc import Iterable, Mapping, Sequence

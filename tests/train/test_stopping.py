@@ -68,6 +68,21 @@ def test_a_signal_before_there_is_anything_to_save_ends_it_at_once(number: int) 
     assert done.stdout.startswith("stopped before the first step"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_last_step_is_not_lost(number: int) -> None:
+    """The training has ended, and whoever started it hears of the signal: `reproduce` must not go on with the next."""
+    heard: list[int] = []
+    before = signal.signal(number, lambda one, _frame: heard.append(one))
+    try:
+        with interruptible() as asked:
+            asked()
+            signal.raise_signal(number)
+            assert heard == []
+        assert heard == [number]
+    finally:
+        signal.signal(number, before)
+
+
 def test_a_forked_process_ends_as_any_other() -> None:
     """By the signal: it has no state to save, and whoever ends it should not have to wait."""
     with interruptible() as asked:

@@ -46,15 +46,19 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Yields the question whether a signal has come. Once it was asked, signals are remembered until it is asked again.
 
     Before, while data are decoded and the model is built, there is nothing to save: a signal leaves what runs by a
-    KeyboardInterrupt, which no `except Exception` takes for a damaged image, and Interrupted is raised from here.
+    KeyboardInterrupt, which no `except Exception` takes for a damaged image, and Interrupted is raised from here. One
+    that came too late, in the last step, is sent again at the end, to whoever handles it then.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may set handlers
         return
     came: list[float] = []  # when each signal came
+    last = 0
     training, here = False, os.getpid()
 
     def remember(number: int, _frame: Any) -> None:
+        nonlocal last
+        last = number
         if os.getpid() != here:  # forked by a training: it has nothing to save
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -82,6 +86,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if came:
+        signal.raise_signal(last)
 
 
 # ---- a limit on the time

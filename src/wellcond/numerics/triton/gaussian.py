@@ -21,7 +21,7 @@ from torch import Tensor
 from ..constants import kept_constants
 from .half_norms import half_norms
 from .launch import launch, layout
-from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of
+from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of, tile_of
 
 __all__ = [
     "NO_MASK",
@@ -39,19 +39,6 @@ __all__ = [
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
 MOST_SHARES = 64
 NO_MASK = (0, 0, 0, 0)  # the strides of a mask and of its ends
-
-
-@triton.jit
-def _column_tile(
-    base, cols, last, stride, width, keep, WIDTH: tl.constexpr, EVEN: tl.constexpr, HAS_KEEP: tl.constexpr
-):
-    """(cols, WIDTH) of a matrix, zero for columns that do not count; EVEN: nothing is cut off, whole tiles alone."""
-    if EVEN:
-        c = tl.arange(0, WIDTH)
-        tile = tl.load(base + cols[:, None] * stride + c[None, :])
-    else:
-        tile = rows_of(base, cols, counting(cols, last, keep, HAS_KEEP), stride, width, WIDTH)
-    return tile
 
 
 @triton.jit
@@ -112,10 +99,11 @@ def stream_kernel(
     first, last = _columns_to_visit(share, m, columns_each, end, BM, BN, KEEP, CAUSAL)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, KEEP == 1)
+        counts = cols < last if EVEN else counting(cols, last, keep, KEEP == 1)
+        yr = tile_of(y, cols, counts, yn, width, WIDTH, EVEN)
         half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, KEEP == 1)
+        vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         acc = tl.dot(w.to(vt.dtype), vt, acc, input_precision=PRECISION)
     if KEEP == 2:
         acc = tl.where(inside[:, None], acc, 0.0)
@@ -155,10 +143,11 @@ def pull_kernel(
     first, last = _columns_to_visit(share, m, columns_each, end, BM, BN, KEEP, CAUSAL)
     for start in range(first, last, BN):
         cols = start + tl.arange(0, BN)
-        yr = _column_tile(y, cols, last, yn, width, keep, WIDTH, EVEN, KEEP == 1)
+        counts = cols < last if EVEN else counting(cols, last, keep, KEEP == 1)
+        yr = tile_of(y, cols, counts, yn, width, WIDTH, EVEN)
         half = tl.load(y_half + cols) if EVEN else tl.load(y_half + cols, mask=cols < last, other=float("inf"))
         w = _weights(xt, x_half, tl.trans(yr), half, rows, cols, factor, CAUSAL, PRECISION)
-        vt = _column_tile(v, cols, last, vn, values, keep, VALUES, EVEN, KEEP == 1)
+        vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         if PRODUCT:
             acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yr.dtype)

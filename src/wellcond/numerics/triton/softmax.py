@@ -20,7 +20,7 @@ from torch import Tensor
 from .gaussian import precision_of
 from .launch import dense, launch, layout
 from .plans import padded_alike
-from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tokens_like
+from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tile_of, tokens_like
 
 __all__ = [
     "attend_kernel",
@@ -76,17 +76,6 @@ def _unknown_zero(number):
 
 
 @triton.jit
-def _tile(base, cols, counts, stride, width, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """(cols, WIDTH) of a matrix, zero for columns that do not count; EVEN: nothing is cut off, whole tiles alone."""
-    if EVEN:
-        c = tl.arange(0, WIDTH)
-        tile = tl.load(base + cols[:, None] * stride + c[None, :])
-    else:
-        tile = rows_of(base, cols, counts, stride, width, WIDTH)
-    return tile
-
-
-@triton.jit
 def attend_kernel(
     q, k, v, keep, ends, seed, out, lse,
     n, m, heads, width, values, threshold, scale, enlarge,
@@ -115,7 +104,7 @@ def attend_kernel(
     for start in range(0, last, BN):
         cols = start + tl.arange(0, BN)
         counts = cols < last if EVEN else counting(cols, last, keep, HAS_KEEP)
-        kt = _tile(k, cols, counts, kn, width, WIDTH, EVEN)
+        kt = tile_of(k, cols, counts, kn, width, WIDTH, EVEN)
         logits = tl.dot(qt, tl.trans(kt), input_precision=PRECISION)  # not yet times the factor, which is positive
         if not EVEN:
             logits += tl.where(counts, 0.0, float("-inf"))[None, :]
@@ -127,7 +116,7 @@ def attend_kernel(
         total = total * shrink + tl.sum(w, axis=1)
         if DROPS:
             w = tl.where(_stays(row_bits, _of_keys(cols, begin_keys), threshold), w, nothing)
-        vt = _tile(v, cols, counts, vn, values, VALUES, EVEN)
+        vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         acc = tl.dot(w.to(vt.dtype), vt, acc * shrink[:, None], input_precision=PRECISION)
         most = top
     if HAS_KEEP:  # without a key zeros; a total of zero is no number else, as where all logits are minus infinity
@@ -170,12 +159,12 @@ def pull_queries_kernel(
     for start in range(0, last, BN):
         cols = start + tl.arange(0, BN)
         counts = cols < last if EVEN else counting(cols, last, keep, HAS_KEEP)
-        kt = _tile(k, cols, counts, kn, width, WIDTH, EVEN)
+        kt = tile_of(k, cols, counts, kn, width, WIDTH, EVEN)
         logits = tl.dot(qt, tl.trans(kt), input_precision=PRECISION) * factor - row_lse[:, None]
         if not EVEN:
             logits += tl.where(counts, 0.0, float("-inf"))[None, :]
         w = tl.exp2(logits)
-        vt = _tile(v, cols, counts, vn, values, VALUES, EVEN)
+        vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         d = tl.dot(gt, tl.trans(vt), input_precision=PRECISION)
         if DROPS:
             d = tl.where(_stays(row_bits, _of_keys(cols, begin_keys), threshold), d, 0.0)
@@ -217,10 +206,10 @@ def pull_keys_kernel(
     for start in range(0, last, BN):
         cols = start + tl.arange(0, BN)
         counts = cols < n
-        qt = _tile(q, cols, counts, qn, width, WIDTH, EVEN)
+        qt = tile_of(q, cols, counts, qn, width, WIDTH, EVEN)
         col_lse = tl.load(lse + cols) if EVEN else tl.load(lse + cols, mask=counts, other=float("inf"))
         w = tl.exp2(tl.dot(kt, tl.trans(qt), input_precision=PRECISION) * factor - col_lse[None, :])
-        gt = _tile(g, cols, counts, gn, values, VALUES, EVEN)
+        gt = tile_of(g, cols, counts, gn, values, VALUES, EVEN)
         d = tl.dot(vt, tl.trans(gt), input_precision=PRECISION)
         kept = w
         if DROPS:

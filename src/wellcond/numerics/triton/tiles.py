@@ -7,7 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["LOG2E", "ceil_div", "counting", "keep_strides", "packed", "padded", "rows_of", "store_rows", "tokens_like"]
+__all__ = [
+    "LOG2E",
+    "ceil_div",
+    "counting",
+    "keep_strides",
+    "packed",
+    "padded",
+    "rows_of",
+    "store_rows",
+    "tile_of",
+    "tokens_like",
+]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -17,6 +28,17 @@ def rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
     """(rows, WIDTH) of a matrix whose rows are `stride` apart; zero for rows that are not inside."""
     c = tl.arange(0, WIDTH)
     return tl.load(base + rows[:, None] * stride + c[None, :], mask=inside[:, None] & (c < width)[None, :], other=0.0)
+
+
+@triton.jit
+def tile_of(base, rows, counts, stride, width, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+    """`rows_of`, zero for rows that do not count; EVEN: all do and nothing is padded, so that whole tiles are read."""
+    if EVEN:
+        c = tl.arange(0, WIDTH)
+        tile = tl.load(base + rows[:, None] * stride + c[None, :])
+    else:
+        tile = rows_of(base, rows, counts, stride, width, WIDTH)
+    return tile
 
 
 @triton.jit

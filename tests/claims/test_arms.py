@@ -2,6 +2,7 @@
 
 import io
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -117,6 +118,46 @@ def test_our_kept_results_are_those_of_todays_plans():
         if run.startswith("grid"):
             changes |= {"epochs": 10, "eval_every": 10, "holdout": HELD_OUT}
         assert config_difference(config.changed(changes), result["config"]) == "", path
+
+
+def test_our_evidence_is_what_the_kept_results_say(tmp_path, monkeypatch):
+    """By the command for whoever wants to check it, in an empty folder, without data and without training."""
+    shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
+    before = {path: read_json(path) for path in sorted((tmp_path / "evidence").glob("*/lab-*.json"))}
+    monkeypatch.chdir(tmp_path)
+    console = told()
+    assert reproduce(whole_queue=True, scale="lab", training=False, console=console) == 0
+    said = console.export_text()
+    assert "Nothing was trained." in said
+    assert not list(tmp_path.rglob("checkpoints"))
+    written = [path for path in before if f"wrote {path.relative_to(tmp_path)}\n" in said]
+    assert len(written) >= 16
+    for path in written:
+        found = read_json(path)
+        assert found.pop("environment") != before[path].pop("environment")
+        assert found == before[path], path
+
+
+def test_without_training_there_must_be_something_to_read(tmp_path):
+    with pytest.raises(ValueError, match="at smoke scale there are none"):
+        reproduce("asa-table2", scale="smoke", training=False, output=tmp_path)
+    with pytest.raises(ValueError, match="asa-dct compares no trainings"):
+        reproduce(["asa-table2", "asa-dct"], scale="lab", training=False, output=tmp_path)
+
+
+def test_a_second_look_counts_once_it_is_complete(tmp_path):
+    class Late(Trainer):
+        def run(self, plan):
+            if plan.config.seed > 3:
+                raise OutOfTime("over")
+            return super().run(plan)
+
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), second_look=True, evidence=tmp_path, console=Console(quiet=True))
+    with pytest.raises(OutOfTime):
+        CLAIM.reproduce(options, Late(OPEN))  # pyright: ignore[reportArgumentType]
+    found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
+    assert (found["seeds"], found["confidence"]) == (3, 0.95)
 
 
 # ---- the queue and its time

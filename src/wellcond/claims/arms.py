@@ -307,7 +307,12 @@ class TrainedArms(Claim):
         ):
             options.say(f"{self.id}: {seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
             more = replace(options, seeds=seeds + MORE_SEEDS)
-            record = self._record(more, data, runs, seeds=more.seeds, late=late, confidence=SECOND_LOOK)
+            try:
+                second = self._record(more, data, runs, seeds=more.seeds, late=late, confidence=SECOND_LOOK)
+            except OutOfTime as over:
+                late.append(over)
+            else:
+                record = record if late else second  # a second look counts once it is complete
         if any(arm["runs"] for arm in record["arms"].values()):
             self._write(options, data, record)
         if late:

@@ -49,7 +49,8 @@ RULES = """\
 
 This page is written by `wellcond ledger` from the files in [evidence]({evidence}) and from nothing else; `wellcond
 ledger --check` fails where the two differ. `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the
-evidence.
+evidence; with `--no-training` the former makes it anew from the results of all runs in `evidence/runs`, in seconds and
+without data.
 
 **The rules.** Paired seeds, three; where three leave a set undecided and a run takes under two minutes, two more, once,
 and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning rate

@@ -3,6 +3,7 @@
     reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 130 interrupted
     reproduce(["asa-fig1c", "asa-fig1b"], scale="lab", data_dirs=["cifar10=data/cifar10"], jobs=4)
     reproduce(whole_queue=True, scale="lab", data_dirs=[…], time_limit="9m")
+    reproduce("asa-table2", scale="lab", training=False)                 # evidence of the results that there are
 
 One process runs them one after the other: runs that several claims share are trained once, and runs of one form are
 compiled once. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
@@ -16,10 +17,11 @@ from pathlib import Path
 from rich.console import Console
 
 from wellcond.claims import imagenet
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.runs import Runs
-from wellcond.claims.sets import GivenData, parse_data, smoke_data
+from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
@@ -44,6 +46,7 @@ def reproduce(
     device: str | None = None,
     jobs: int = 1,
     time_limit: str | None = None,
+    training: bool = True,
     console: Console | None = None,
 ) -> int:
     """Returns the exit code; ValueError for an unknown claim, scale or set, before anything is trained.
@@ -56,6 +59,7 @@ def reproduce(
         settings: fields of every training, `key=value`, the same for all arms.
         jobs: how many runs are trained at once, each in a process of its own if more than one.
         time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
+        training: False to write the evidence anew from the results that there are; no data are needed for that.
     """
     ids = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
     if bool(ids) == whole_queue:
@@ -74,9 +78,13 @@ def reproduce(
     if time_limit:
         _check_limit(time_limit)
     check_device(device)
+    if not training:
+        _check_readable(chosen, scale)
     wanted = [name for one in (CLAIMS.values() if whole_queue else chosen) if one.built for name in one.sets]
     given = parse_data(data_dirs, wanted=wanted) if scale == "lab" else []
-    if scale == "lab" and wanted and not (data_dirs if whole_queue else given):
+    if not training and not data_dirs:
+        given = unplaced(wanted)
+    if scale == "lab" and wanted and training and not (data_dirs if whole_queue else given):
         name = "the queue" if whole_queue else next(one.id for one in chosen if one.sets)
         raise ValueError(f"{name} at lab scale is run on real data; say where: --data-dir {wanted[0]}=FOLDER")
     for one in chosen if scale == "lab" else ():
@@ -95,6 +103,7 @@ def reproduce(
         console=console or Console(),
     )
     plan = _queue(options, given) if whole_queue else [(one, _data_of(one, given, scale)) for one in chosen]
+    plan = [step for step in plan if training or isinstance(step[0], TrainedArms)]
     if scale == "paper":
         for one, _ in plan:
             for line in imagenet.plan(one.id, options) or one.plan_paper(options):
@@ -102,8 +111,9 @@ def reproduce(
         return 0
     kept = None if scale == "smoke" else evidence / "runs" / scale
     runs = Runs(
-        output / scale, console=options.console, device=device, jobs=jobs, kept=kept, time_limit=time_limit or ""
-    )
+        output / scale, console=options.console, device=device, jobs=jobs if training else 1, kept=kept,
+        time_limit=time_limit or "", training=training,
+    )  # fmt: skip
     return _run(plan, options, runs)
 
 
@@ -124,11 +134,13 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         for line in lines:
             options.say(str(line))
     if unfinished:
-        named = ", ".join(dict.fromkeys(runs.left))
-        options.say(
-            f"The time is over. Not finished: {'; '.join(unfinished)}. Left of their runs, as far as they are known: "
-            f"{named}. The same command goes on; what is finished is not run again."
-        )
+        named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: "
+        named += f"{', '.join(dict.fromkeys(runs.left))}."
+        if runs.training:
+            again = "The same command goes on; what is finished is not run again."
+            options.say(f"The time is over. Not finished: {named} {again}")
+        else:
+            options.say(f"Nothing was trained. Not complete: {named}")
     return 0
 
 
@@ -159,6 +171,14 @@ def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tu
 
 def _data_of(one: Claim, given: Sequence[GivenData], scale: str) -> tuple[GivenData, ...]:
     return smoke_data(one.sets) if scale == "smoke" else tuple(there for there in given if there.set.name in one.sets)
+
+
+def _check_readable(chosen: Sequence[Claim], scale: str) -> None:
+    if scale != "lab":
+        raise ValueError(f"--no-training reads results of lab runs, which are kept; at {scale} scale there are none")
+    for one in chosen:
+        if not isinstance(one, TrainedArms):
+            raise ValueError(f"{one.id} compares no trainings: there are no results to read. Leave out --no-training")
 
 
 def _check_limit(text: str) -> None:

@@ -110,6 +110,7 @@ class Runs:
         jobs: int = 1,
         kept: Path | None = None,
         time_limit: str = "",
+        training: bool = True,
     ):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
@@ -128,6 +129,8 @@ class Runs:
         self.left: list[str] = []
         """Names of runs that there was no time for, or not enough."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
+        self.training: bool = training
+        """Whether what is not done is trained; otherwise there is no time for it."""
         self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
@@ -288,6 +291,10 @@ class Runs:
 
     def _check_time(self, plan: Planned) -> None:
         """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
+        if not self.training:
+            with self._counting:
+                self.left.append(plan.name)
+            raise OutOfTime(f"{plan.name} is not trained")
         if self.limit is None:
             return
         left, needed = self.limit - process_age(), self._needed(plan)

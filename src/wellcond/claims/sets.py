@@ -29,6 +29,7 @@ __all__ = [
     "TaskSet",
     "parse_data",
     "smoke_data",
+    "unplaced",
 ]
 
 CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the python version
@@ -298,6 +299,12 @@ def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[Give
         found += [GivenData(set=one, spec=one.name) for one in generated]
     order = list(SETS)
     return sorted(found, key=lambda one: order.index(one.set.name)) if generated else found
+
+
+def unplaced(wanted: Iterable[str]) -> list[GivenData]:
+    """Sets whose runs are read, and whose data nobody will open."""
+    sets = [SETS[name] for name in dict.fromkeys(wanted)]
+    return [GivenData(set=one, spec=one.name if one.generated else one._of_source("folder:nowhere")) for one in sets]
 
 
 def smoke_data(wanted: Iterable[str]) -> tuple[GivenData, ...]:

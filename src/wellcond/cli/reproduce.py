@@ -41,6 +41,10 @@ def reproduce(
         str | None,
         typer.Option(help="Start no run that will not be done by then, save, and say what is left: 90s, 9m, 1h30m."),
     ] = None,
+    no_training: Annotated[
+        bool,
+        typer.Option("--no-training", help="Train nothing: write the evidence anew, of the results that there are."),
+    ] = False,
     jobs: Annotated[
         int,
         typer.Option(
@@ -73,6 +77,7 @@ def reproduce(
         settings=[*(settings or []), *more],
         grid_epochs=grid_epochs,
         time_limit=time_limit,
+        training=not no_training,
         jobs=jobs,
         device=device,
     )

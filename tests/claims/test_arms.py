@@ -4,6 +4,7 @@ import io
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,11 +234,12 @@ def test_evidence_in_part_is_written_where_the_claim_allows_it(tmp_path, monkeyp
     }  # fmt: skip
     assert reproduce("asa-fig1c", **arguments) == 0  # trains the plain arm of asa-table2, too
     monkeypatch.setattr(runs_module, "process_age", lambda: 539.0)
-    for id_ in ("asa-table2", "asa-lowprec"):
+    monkeypatch.setitem(CLAIMS, "my-table2", replace(CLAIMS["asa-table2"], id="my-table2", in_part=False))
+    for id_ in ("asa-table2", "my-table2"):
         assert reproduce(id_, time_limit="9m", **arguments) == 0
     found = read_json(tmp_path / "asa-table2" / "smoke-digits.json")
     assert {arm for arm, one in found["arms"].items() if one["runs"]} == {"both"}
-    assert not (tmp_path / "asa-lowprec").exists()
+    assert not (tmp_path / "my-table2").exists()
 
 
 def kept_run(root, name, speed):

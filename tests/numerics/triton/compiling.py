@@ -110,8 +110,9 @@ def softmax() -> None:
     keep, ends = torch.ones(2, 1, 2048, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64)
     for width, dtype in KINDS:
+        half = dtype == torch.bfloat16  # float32 differs in how it multiplies: once, with masks
         q, k, v = (torch.zeros(2, 2, 2048, width, dtype=dtype) for _ in range(3))
-        for mask in (None, keep):
+        for mask in (None, keep) if half else (keep,):
             nystrom = nystrom_plan.plan_for(q, k, v, mask, 64, 6)
             out, space, work = nystrom.forward(q, k, v, mask, 0.1, differentiable=True)
             nystrom.backward(out, q, k, v, mask, 0.1, space, work)
@@ -119,7 +120,7 @@ def softmax() -> None:
         out, small = linear.forward(q, k, v, 0.1)
         linear.backward(out, q, k, v, 0.1, small)
         linear_short.backward(linear_short.forward(q, k, v, 0.1), q, k, v, 0.1)
-        for masks in ((None, None, seed), (keep, ends, seed), (keep, ends, None)):
+        for masks in ((None, None, seed), (keep, ends, seed), (keep, ends, None)) if half else ((keep, ends, seed),):
             settings = {"dropout_p": 0.0 if masks[2] is None else 0.1, "scale": 0.1}
             out, lse = softmax.forward(q, k, v, *masks, **settings)
             softmax.backward(out, q, k, v, *masks, out, lse, **settings)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed
+from wellcond.attention.skyformer_fused import packed, tokens_like
 from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
@@ -109,12 +109,6 @@ def _short() -> Any:
     return linear_short
 
 
-def _tokens_like(t: Tensor, tokens: int) -> Tensor:
-    from wellcond.numerics.triton.tiles import tokens_like
-
-    return tokens_like(t, tokens)
-
-
 @torch.library.custom_op("wellcond::short_linear", mutates_args=())
 def _forward_op(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
     return _short().forward(query, key, value, factor)
@@ -122,7 +116,7 @@ def _forward_op(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Ten
 
 @_forward_op.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
-    return _tokens_like(value, query.shape[2])
+    return tokens_like(value, query.shape[2])
 
 
 @torch.library.custom_op("wellcond::short_linear_gradient", mutates_args=())
@@ -134,7 +128,7 @@ def _backward_op(
 
 @_backward_op.register_fake
 def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_tokens_like(t, t.shape[2]) for t in (query, key, value))  # pyright: ignore[reportReturnType]
+    return tuple(tokens_like(t, t.shape[2]) for t in (query, key, value))  # pyright: ignore[reportReturnType]
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:

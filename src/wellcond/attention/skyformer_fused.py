@@ -29,7 +29,7 @@ from wellcond.numerics.fastpaths import (
 )
 from wellcond.numerics.first_order import first_order
 
-__all__ = ["can_fuse", "fused_skyformer", "packed", "refuse_batch"]
+__all__ = ["can_fuse", "fused_skyformer", "packed", "refuse_batch", "tokens_like"]
 
 MOST_LANDMARKS = 128
 WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
@@ -86,6 +86,13 @@ def fused_skyformer(
 def packed(t: Tensor) -> Tensor:
     """Contiguous along its last dimension, as the kernels need it, and with rows that 32 bits can address."""
     return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
+
+
+def tokens_like(t: Tensor, tokens: int) -> Tensor:
+    """Empty, as kernels make what they give back; for operators that are being compiled, where there is Triton."""
+    from wellcond.numerics.triton import tiles
+
+    return tiles.tokens_like(t, tokens)
 
 
 def refuse_batch(grad: Tensor) -> None:

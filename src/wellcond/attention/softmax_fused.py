@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed, refuse_batch
+from wellcond.attention.skyformer_fused import packed, refuse_batch, tokens_like
 from wellcond.numerics.fastpaths import addressable, exporting, followed, fused_kernels, gradient_wanted, overheard
 from wellcond.numerics.first_order import first_order
 
@@ -86,12 +86,6 @@ def _ends(keep: Tensor) -> Tensor:
     return (keep * numbers).amax(-1)
 
 
-def _tokens_like(t: Tensor, tokens: int) -> Tensor:
-    from wellcond.numerics.triton.tiles import tokens_like
-
-    return tokens_like(t, tokens)
-
-
 def _kernels() -> Any:
     """Imported when needed: Triton may be missing."""
     from wellcond.numerics.triton import softmax
@@ -145,7 +139,7 @@ def _(
     dropout_p: float,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    return _tokens_like(value, query.shape[2]), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return tokens_like(value, query.shape[2]), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("wellcond::softmax_gradient", mutates_args=())
@@ -183,7 +177,7 @@ def _(
     dropout_p: float,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_tokens_like(t, t.shape[2]) for t in (query, key, value))  # pyright: ignore[reportReturnType]
+    return tuple(tokens_like(t, t.shape[2]) for t in (query, key, value))  # pyright: ignore[reportReturnType]
 
 
 def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:

@@ -144,6 +144,8 @@ def test_without_training_there_must_be_something_to_read(tmp_path):
         reproduce("asa-table2", scale="smoke", training=False, output=tmp_path)
     with pytest.raises(ValueError, match="asa-dct compares no trainings"):
         reproduce(["asa-table2", "asa-dct"], scale="lab", training=False, output=tmp_path)
+    with pytest.raises(ValueError, match=r"there is no result in .*nowhere.*, or name it with --evidence"):
+        reproduce("asa-table2", scale="lab", training=False, output=tmp_path, evidence=tmp_path / "nowhere")
 
 
 def test_a_second_look_counts_once_it_is_complete(tmp_path):

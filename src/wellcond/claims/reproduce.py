@@ -20,7 +20,7 @@ from wellcond.claims import imagenet
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
-from wellcond.claims.runs import Runs
+from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
@@ -79,7 +79,7 @@ def reproduce(
         _check_limit(time_limit)
     check_device(device)
     if not training:
-        _check_readable(chosen, scale)
+        _check_readable(chosen, scale, [evidence / "runs" / scale, output / scale])
     wanted = [name for one in (CLAIMS.values() if whole_queue else chosen) if one.built for name in one.sets]
     given = parse_data(data_dirs, wanted=wanted) if scale == "lab" else []
     if not training and not data_dirs:
@@ -173,12 +173,15 @@ def _data_of(one: Claim, given: Sequence[GivenData], scale: str) -> tuple[GivenD
     return smoke_data(one.sets) if scale == "smoke" else tuple(there for there in given if there.set.name in one.sets)
 
 
-def _check_readable(chosen: Sequence[Claim], scale: str) -> None:
+def _check_readable(chosen: Sequence[Claim], scale: str, folders: Sequence[Path]) -> None:
     if scale != "lab":
         raise ValueError(f"--no-training reads results of lab runs, which are kept; at {scale} scale there are none")
     for one in chosen:
         if not isinstance(one, TrainedArms):
             raise ValueError(f"{one.id} compares no trainings: there are no results to read. Leave out --no-training")
+    if not any(next(folder.rglob(RESULT), None) for folder in folders):
+        places = " or ".join(map(str, folders))
+        raise ValueError(f"there is no result in {places}: go to a folder that has some, or name it with --evidence")
 
 
 def _check_limit(text: str) -> None:

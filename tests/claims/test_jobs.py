@@ -292,7 +292,8 @@ def test_none_starts_while_another_may_come_before_it():
     def looks():
         looked.wait(10)
         run("grid", 0)
-        run("seed", 1)  # while the exploration waits, which asked long ago
+        time.sleep(0.2)  # the exploration, which asked long ago, has a place now, and waits all the same
+        run("seed", 1)
 
     def explores():
         threading.Timer(0.2, looked.set).start()

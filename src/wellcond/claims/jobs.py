@@ -167,16 +167,11 @@ class Jobs:
     @contextlib.contextmanager
     def _place(self, turn: int) -> Iterator[dict[str, str]]:
         """One of the places for processes, as environment variables; waits until one is free and it is its turn."""
-        with self._decided(), self._asked(turn) as variables:
-            yield variables
-
-    @contextlib.contextmanager
-    def _asked(self, turn: int) -> Iterator[dict[str, str]]:
         with self._changed:
             self._tickets += 1
             mine = (turn, self._tickets)
             heapq.heappush(self._waiting, mine)
-            self._changed.notify_all()
+            self._decides(-1)
 
             def may_start() -> bool:
                 return bool(self._free) and self._waiting[0] == mine and not self._deciding
@@ -185,6 +180,7 @@ class Jobs:
             self._waiting.remove(mine)
             heapq.heapify(self._waiting)
             if self._stopping:
+                self._decides(1)
                 raise Interrupted(SAVED)
             # Where most places are free, so that no GPU has two while another has none.
             variables = max(self._free, key=self._free.count)
@@ -193,8 +189,9 @@ class Jobs:
         try:
             yield variables
         finally:
-            with self._changed:
+            with self._changed:  # with its place it gives up its silence: it may ask for what comes before others
                 self._free.append(variables)
+                self._decides(1)
                 self._changed.notify_all()
 
     def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:

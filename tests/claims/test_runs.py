@@ -1,5 +1,6 @@
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.loop import _Run
 from wellcond.train.recipes import recipe
-from wellcond.train.stopping import Interrupted
+from wellcond.train.stopping import Interrupted, OutOfTime
 from wellcond.words import BLOCK_SITES
 
 TINY = {
@@ -193,6 +194,11 @@ def test_what_is_asked_for_later_is_measured_where_the_weights_are(tmp_path, mon
     assert "log_kappa" not in there.run(plan())
     here = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept)
     assert here.run(plan(measure=("log_kappa",)))["log_kappa"] is None  # only the result was carried here
+    reads = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept, training=False)
+    assert reads.run(plan(measure=("log_kappa",)))["log_kappa"] is None  # nor where it could: there may be no data
+    with pytest.raises(OutOfTime):
+        reads.run(replace(plan("b"), start="weights/of/another"))
+    assert reads.left == ["b"]
     found = there.run(plan(measure=("log_kappa",)))["log_kappa"]
     assert found["trained"]
     assert read_json(kept / "a" / "result.json")["log_kappa"] == found

@@ -14,7 +14,7 @@ from typing import Any
 
 from wellcond.claims.arms import Comparison, TrainedArms
 from wellcond.claims.claim import Line
-from wellcond.claims.figures import altair, arm_color, by_set, titled
+from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
 from wellcond.verdicts import Interval, Part, in_most, not_run
 
@@ -88,8 +88,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     means = base.mark_line(strokeWidth=2, point=True).encode(y=y)
     panels = [f"{title} graying" for title in METHODS.values()]
     chart = by_set([means, each], rows, panels, title=str, width=360, height=280)
-    counts = [count for arm in ARMS if (count := len(curves(found, arm)))]
-    seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
+    seeds = from_to(count for arm in ARMS if (count := len(curves(found, arm))))
     caption = (
         f"Means over {seeds} seeds, and thin each seed, at {found.record['scale']} scale; averaged "
         "over blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "

@@ -10,7 +10,7 @@ digest of the files that it was drawn from, which is how `wellcond ledger --chec
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "is_current",
     "paper_lines",
     "paper_marks",
+    "from_to",
     "seeds_in_words",
     "site_color",
     "titled",
@@ -105,10 +106,15 @@ def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", 
     )
 
 
+def from_to(counts: Iterable[int]) -> str:
+    """2 to 5, or 3 where all are."""
+    counts = sorted(counts) or [0]
+    return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
+
+
 def seeds_in_words(sets: Sequence[Any]) -> str:
     """For the caption of comparisons: how many seeds, which intervals, which scale."""
-    counts = {len(found.runs(arm)) for found in sets for arm in found.trained if found.arms[arm].seeds is None} or {0}
-    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    seeds = from_to(len(found.runs(arm)) for found in sets for arm in found.trained if found.arms[arm].seeds is None)
     levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
     return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
 

@@ -4,10 +4,9 @@
     jobs.together([lambda: jobs.run(plan_a, …), lambda: jobs.run(plan_b, …)])       # side by side, results in order
 
 Each call waits in a thread for its turn and for its process. No run starts while a call may still ask for one that
-comes before it. After SIGINT, SIGTERM or the failure of a run every
-process saves and stops; `together` raises when the last one has. A process is told to stop by the end of its standard
-input, which also comes if this process is killed, so that no run is left behind. Runs are spread over all GPUs, or
-share one, or the cores.
+comes before it. After SIGINT, SIGTERM or the failure of a run every process saves and stops; `together` raises when the
+last one has. A process is told to stop by the end of its standard input, which also comes if this process is killed, so
+that no run is left behind. Runs are spread over all GPUs, or share one, or the cores.
 """
 
 import contextlib
@@ -88,11 +87,12 @@ class Jobs:
         with self._signals():
             with self._changed:
                 self._deciding += len(threads)
-            with self._decided():
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+            self._decides(-1)  # while it waits for them, this thread asks for nothing
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self._decides(1)
         if errors:  # the others end with Interrupted
             raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
         return [results[number] for number in range(len(calls))]
@@ -102,15 +102,6 @@ class Jobs:
             with self._changed:
                 self._deciding += change
                 self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def _decided(self) -> Iterator[None]:
-        """Around what a thread waits for: until then it asks for nothing."""
-        self._decides(-1)
-        try:
-            yield
-        finally:
-            self._decides(1)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

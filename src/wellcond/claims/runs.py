@@ -130,7 +130,7 @@ class Runs:
         """Names of runs that there was no time for, or not enough."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self.training: bool = training
-        """Whether what is not done is trained; otherwise there is no time for it."""
+        """Whether what is not done is trained, and what was not measured is; otherwise there is no time for it."""
         self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
@@ -200,6 +200,9 @@ class Runs:
             if first:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
+        if not self.training:
+            self.left.append(plan.name)
+            raise OutOfTime(f"{plan.name} is not trained")
         plan = self._started(plan)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
@@ -291,10 +294,6 @@ class Runs:
 
     def _check_time(self, plan: Planned) -> None:
         """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
-        if not self.training:
-            with self._counting:
-                self.left.append(plan.name)
-            raise OutOfTime(f"{plan.name} is not trained")
         if self.limit is None:
             return
         left, needed = self.limit - process_age(), self._needed(plan)
@@ -376,6 +375,9 @@ class Runs:
         missing = [name for name in plan.measure if name not in result]
         if not missing:
             return result
+        if not self.training:  # nor is there any data
+            self._say(self.done, plan, f"without {', '.join(missing)}: it was not measured")
+            return result | dict.fromkeys(missing)
         folder = self.root / plan.name
         here = bool(saved_steps(folder / "checkpoints")) and self._has_start(plan)
         if result["status"] == "finished" and not here:

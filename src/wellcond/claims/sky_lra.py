@@ -13,7 +13,7 @@ from typing import Any
 
 from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled, with_interval
+from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
 from wellcond.verdicts import Part, at_least, not_run, written
 
@@ -102,18 +102,13 @@ def figure(sets: Sequence[Comparison]) -> Any:
     marks = paper_marks(base, "the paper, Table 1", filled=True)
     chart = by_set([bars, errors, numbers, marks], rows, sets, title=column, width=160, height=240)
     runs = [len(found.runs(arm)) for found in sets for arm in MAIN if found.runs(arm)]
-    seeds = f"Means over {_range(runs)} paired seeds with 95 % intervals" if max(runs, default=0) > 1 else "One seed"
+    seeds = f"Means over {from_to(runs)} paired seeds with 95 % intervals" if max(runs, default=0) > 1 else "One seed"
     caption = (
         f"{seeds}, at {sets[0].record['scale']} scale: the state that was best in development, tested once. All tokens "
         "count, black pixels too; Skyformer as its authors run it has one seed. Retrieval's texts are not to be had: "
         "pairs of film reviews are another task."
     )
     return titled(chart.resolve_scale(shape="shared"), "Accuracy on the Long Range Arena", caption)
-
-
-def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts, default=0), max(counts, default=0)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 CLAIM = ArenaArms(

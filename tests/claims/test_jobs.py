@@ -281,6 +281,56 @@ def test_places_are_taken_where_most_are_free():
         assert third in (first, second)
 
 
+def test_on_one_gpu_the_next_starts_when_the_one_before_trains():
+    jobs, begun, events = Jobs(3, device="cpu"), {name: threading.Event() for name in "abc"}, []
+    jobs._free = [{"GPU": "0"}, {"GPU": "0"}, {"GPU": "1"}]
+    jobs._one_by_one = True
+
+    def run(name):
+        with jobs._place(1) as place, jobs._watched(place, begun[name].is_set):
+            events.append((name, place["GPU"]))
+            wait_for(lambda: len(events) == 3)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
+    for number, thread in enumerate(threads):
+        thread.start()
+        wait_for(lambda: len(events) == min(number + 1, 2))  # noqa: B023 (called at once)
+    wait_for(lambda: len(jobs._waiting) == 1)
+    time.sleep(2 * jobs_module.GLANCE)
+    assert events == [("a", "0"), ("b", "1")]  # c could only start beside a, which does not train yet
+    begun["a"].set()
+    for thread in threads:
+        thread.join()
+    assert events[2] == ("c", "0")
+    assert jobs._starting == []  # b and c ended without having trained
+    assert len(jobs._free) == 3
+
+
+def test_a_run_trains_from_its_first_new_row_on(tmp_path, forked, monkeypatch):
+    """The second time it goes on from a state, and the rows before that say nothing."""
+    said = []
+
+    def run(self, *given, started, trains, real=Jobs.run, **more):
+        def then_ask():
+            started()
+            said.append(trains())
+
+        try:
+            real(self, *given, started=then_ask, trains=trains, **more)
+        finally:
+            said.append(trains())
+
+    monkeypatch.setattr(Jobs, "run", run)
+    for _ in range(2):
+        runs, reached = runs_in(tmp_path), max(steps(tmp_path / "a"), default=0)
+        assert runs._jobs is not None
+        watcher = when(lambda reached=reached: max(steps(tmp_path / "a"), default=0) > reached, runs._jobs.stop)
+        with pytest.raises(Interrupted):
+            runs.together([lambda runs=runs: runs.run(plan("a"))])
+        watcher.join()
+    assert said == [False, True] * 2
+
+
 def test_none_starts_while_another_may_come_before_it():
     """A call that first looks at what is done, and then asks, is waited for; what has a place is not."""
     jobs, order, looked = Jobs(2, device="cpu"), [], threading.Event()

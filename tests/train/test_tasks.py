@@ -15,7 +15,8 @@ from wellcond.data.digits import load_digits
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.loop import train
-from wellcond.train.tasks import Classify, make_task
+from wellcond.train.recipes import recipe
+from wellcond.train.tasks import Classify, create, make_task
 
 Make = Callable[..., Config]
 
@@ -45,6 +46,13 @@ def test_the_same_seed_builds_the_same_weights(make_config: Make) -> None:
     states = [make_task(make_config(seed=seed), load_digits()).build().state_dict() for seed in (0, 0, 1)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert any(not torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+def test_a_convmixer_has_no_drop_path_to_set() -> None:
+    config = recipe("convmixer", scale="smoke")
+    create(config, num_classes=10, channels=3)
+    with pytest.raises(ValueError, match=r"a ConvMixer has no drop path.*leave drop_path=0.1 out"):
+        create(config.changed({"drop_path": 0.1}), num_classes=10, channels=3)
 
 
 def test_a_linear_probe_trains_its_head_alone(make_config: Make, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ the module then refuses what the function cannot do.
 import functools
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -185,7 +186,12 @@ def _derive(
     title: str, base: type[Any], function: Callable[..., Tensor], doc: str, attributes: Mapping[str, Any]
 ) -> type[Any]:
     body = {"__doc__": doc, "__module__": function.__module__, "__qualname__": title, "_derived": True}
-    return type(title, (base,), {**body, **attributes})
+    made = type(title, (base,), {**body, **attributes})
+    # Beside its function, where pickle looks for a class: timm's models keep the arguments that they were built with.
+    home = vars(sys.modules[function.__module__])
+    if "_derived" in vars(home.get(title, made)):
+        home[title] = made
+    return made
 
 
 def _complete(core: type[AttentionCore], name: str, function: Callable[..., Tensor], defaults: dict[str, Any]) -> None:

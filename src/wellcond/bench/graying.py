@@ -5,6 +5,7 @@ path against what it replaces, a training step with graying against one without,
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -174,19 +175,18 @@ def step_times(
     arms: Sequence[Callable[[Tensor], Tensor]],
     *,
     repeats: int,
-    steps: Sequence[int] = (),
+    steps: int = STEPS,
     compiled: bool = True,
 ) -> list[list[float]]:
     """Milliseconds of a bfloat16 training step on images that an arm has changed, for each arm, repeat by repeat.
 
-    Runs of STEPS steps, or of as many as `steps` says of an arm, without synchronising in between, as in training; the
-    arms take turns. The model has 1,000 classes.
+    Runs of so many steps without synchronising in between, as in training; the arms take turns. The model has 1,000
+    classes.
     """
     model = model.to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=images.is_cuda)
     called = cast(nn.Module, torch.compile(model)) if compiled else model
     labels = torch.randint(1000, (len(images),), device=images.device)
-    steps = steps or [STEPS] * len(arms)
 
     def step(batch: Tensor) -> None:
         with torch.autocast(images.device.type, dtype=torch.bfloat16):
@@ -195,16 +195,12 @@ def step_times(
         optimizer.step()
         optimizer.zero_grad()
 
-    def run_of(arm: Callable[[Tensor], Tensor], number: int) -> Callable[[], None]:
-        def run_of_steps() -> None:
-            for _ in range(number):
-                step(arm(images))
+    def run_of(arm: Callable[[Tensor], Tensor]) -> None:
+        for _ in range(steps):
+            step(arm(images))
 
-        return run_of_steps
-
-    runs = [run_of(arm, number) for arm, number in zip(arms, steps, strict=True)]
-    times = interleaved_times(runs, images.device, repeats=repeats, warmup=1)
-    return [[ms / number for ms in one] for one, number in zip(times, steps, strict=True)]
+    times = interleaved_times([partial(run_of, arm) for arm in arms], images.device, repeats=repeats, warmup=1)
+    return [[ms / steps for ms in one] for one in times]
 
 
 def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@
 Each call waits in a thread for its turn and for its process. No run starts while a call may still ask for one that
 comes before it. After SIGINT, SIGTERM or the failure of a run every process saves and stops; `together` raises when the
 last one has. A process is told to stop by the end of its standard input, which also comes if this process is killed, so
-that no run is left behind. Runs are spread over all GPUs, or share one, or the cores.
+that no run is left behind. Runs are spread over all GPUs, or share one, or the cores. On a GPU that several share, one
+starts after the other: while it reads and compiles, the rest keep the GPU busy, and the next finds what it compiled.
 """
 
 import contextlib
@@ -37,6 +38,7 @@ STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there w
 OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
 PATIENCE = 60.0  # seconds for a run of an earlier, killed start to save and exit
+GLANCE = 0.5  # seconds between two looks at whether a run has begun to train
 ONE_RUN = "import sys; from wellcond.claims.jobs import one_run; sys.exit(one_run())"
 """The program of each process; its only argument, the name of the run, is for people who list processes."""
 SAVED = "stopped, and what was running is saved"
@@ -58,6 +60,8 @@ class Jobs:
     def __init__(self, number: int, *, device: str | None = None):
         self.device = device
         self._free = deal(number, device)
+        self._one_by_one = device != "cpu" and torch.cuda.is_available()
+        self._starting: list[dict[str, str]] = []  # places of processes that do not train yet, if one waits for them
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, int]] = []
         self._deciding = 0  # threads of `together` that neither wait for a place nor have one
@@ -134,7 +138,10 @@ class Jobs:
 
     # Processes
 
-    def run(self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None]) -> None:
+    def run(
+        self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None],
+        trains: Callable[[], bool],
+    ) -> None:  # fmt: skip
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
 
         Args:
@@ -142,10 +149,11 @@ class Jobs:
             log: where its output goes, after that of earlier starts.
             turn: those with a lower number start first, those of one number in the order in which they were asked for.
             started: called before the process starts.
+            trains: asked now and then whether the process has got to its first steps.
         """
         with self._place(turn) as variables:
             started()
-            with open(log, "ab") as output:
+            with open(log, "ab") as output, self._watched(variables, trains):
                 code = self._process(name, tell(), variables, output)
         if code == OUT_OF_TIME:
             raise OutOfTime("the time is over, and what was running is saved")
@@ -164,8 +172,11 @@ class Jobs:
             heapq.heappush(self._waiting, mine)
             self._decides(-1)
 
+            def free() -> list[dict[str, str]]:
+                return [place for place in self._free if place not in self._starting]
+
             def may_start() -> bool:
-                return bool(self._free) and self._waiting[0] == mine and not self._deciding
+                return bool(free()) and self._waiting[0] == mine and not self._deciding
 
             self._changed.wait_for(lambda: self._stopping or may_start())
             self._waiting.remove(mine)
@@ -174,8 +185,10 @@ class Jobs:
                 self._decides(1)
                 raise Interrupted(SAVED)
             # Where most places are free, so that no GPU has two while another has none.
-            variables = max(self._free, key=self._free.count)
+            variables = max(free(), key=self._free.count)
             self._free.remove(variables)
+            if self._one_by_one:
+                self._starting.append(variables)
             self._changed.notify_all()
         try:
             yield variables
@@ -183,7 +196,33 @@ class Jobs:
             with self._changed:  # with its place it gives up its silence: it may ask for what comes before others
                 self._free.append(variables)
                 self._decides(1)
-                self._changed.notify_all()
+                self._has_started(variables)
+
+    @contextlib.contextmanager
+    def _watched(self, variables: dict[str, str], trains: Callable[[], bool]) -> Iterator[None]:
+        """Notes when the process trains, so that the next one may start beside it."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(GLANCE) and not trains():
+                pass
+            self._has_started(variables)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        if self._one_by_one:
+            watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if self._one_by_one:
+                watcher.join()
+
+    def _has_started(self, variables: dict[str, str]) -> None:
+        with self._changed:
+            if variables in self._starting:
+                self._starting.remove(variables)
+            self._changed.notify_all()
 
     def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:
         # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.

@@ -232,17 +232,20 @@ class Runs:
         return not plan.start or (self.root / plan.start / WEIGHTS).exists()
 
     def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
-        folder, number = self.root / plan.name, 0
+        folder, number, before = self.root / plan.name, 0, 0
 
         def started() -> None:
-            nonlocal number
+            nonlocal number, before
             self._check_time(plan)
-            number = self._count()
+            number, before = self._count(), max(saved_steps(folder / "checkpoints"), default=0)
             RunFolder.open(folder, self._config(plan))  # writes its configuration first
             self._say(number, plan, "training")
 
         try:
-            jobs.run(plan.name, partial(self._told, plan), log=folder / LOG, turn=plan.turn, started=started)
+            jobs.run(
+                plan.name, partial(self._told, plan), log=folder / LOG, turn=plan.turn, started=started,
+                trains=lambda: _last_step(folder) > before,
+            )  # fmt: skip
         except OutOfTime:
             if number:
                 self.left.append(plan.name)
@@ -460,6 +463,14 @@ def _curves(folder: Path) -> dict[str, Any]:
             for row in shown
         ],
     }
+
+
+def _last_step(folder: Path) -> int:
+    """The last that a row is written of; 0 before the first one."""
+    try:
+        return max((row.step for row in records.Run.open(folder).train), default=0)
+    except (OSError, ValueError):  # a row is being written
+        return 0
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:

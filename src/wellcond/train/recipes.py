@@ -213,7 +213,9 @@ def convmixer(scale: str) -> Config:
     """ConvMixer, 256 wide and 8 deep, kernel 5: the paper's "Tiny" is not specified further."""
     size = {"dim": 256, "depth": 8, "kernel_size": 5}
     if scale == "paper":
-        return _deit("convmixer_768_32", model_kwargs={**size, "patch_size": 14}, lr=1e-2, weight_decay=1e-2)
+        return _deit(
+            "convmixer_768_32", model_kwargs={**size, "patch_size": 14}, lr=1e-2, weight_decay=1e-2, drop_path=0.0
+        )
     if scale == "smoke":
         return _smoke("convmixer_768_32", {"dim": 32, "depth": 2, "kernel_size": 5, "patch_size": 4})
     return _lab("convmixer_768_32", {**size, "patch_size": 2})

@@ -205,9 +205,7 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     if channels != 3:
         settings.setdefault("in_chans", channels)
     if config.drop_path and config.model.startswith("convmixer"):
-        raise ValueError(
-            f"a ConvMixer has no drop path: leave drop_path={config.drop_path} out"
-        )
+        raise ValueError(f"a ConvMixer has no drop path: leave drop_path={config.drop_path} out")
     if config.drop_path:
         settings.setdefault("drop_path_rate", config.drop_path)
     torch.manual_seed(config.seed)

@@ -1,6 +1,7 @@
 """Real processes: each takes some seconds to import torch, so that there are few, and a test asks much of them. Where
 how a process is started is not what is tested, it is forked from one that has imported everything."""
 
+import contextlib
 import io
 import json
 import os
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import wellcond.claims.jobs as jobs_module
 import wellcond.claims.runs as runs_module
-from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.claims.jobs import Job, Jobs, RunFailed
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs
 from wellcond.records import read_json, read_rows
@@ -27,6 +31,7 @@ SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads"
 EVERY = 20  # steps, a row
 ENDLESS = 1_000_000  # epochs: no machine is fast enough to finish before the signal comes
 LONG = 120.0  # seconds until a test gives up
+PROCESS: Any = object()  # of a worker that is never told anything
 
 
 def plan(name, **changes):
@@ -91,7 +96,7 @@ def forked(launcher, tmp_path_factory, monkeypatch):
 
     def start(arguments, *, stdin, stdout, stderr, env, process_group):
         assert (stdin, stderr, process_group) == (subprocess.PIPE, subprocess.STDOUT, 0)
-        assert arguments[:4] == [sys.executable, "-P", "-c", jobs_module.ONE_RUN]
+        assert arguments == [sys.executable, "-P", "-c", jobs_module.WORK]
         return Forked(launcher, folder, arguments, output=stdout.name)
 
     class Subprocess:
@@ -112,7 +117,9 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
         "batch_size=256",
         "model_kwargs=" + ",".join(f"{name}={value}" for name, value in SIZE.items()),
     ]
-    found, said = {}, {}
+    found, said, started = {}, {}, []
+    start = jobs_module._Worker._start
+    monkeypatch.setattr(jobs_module._Worker, "_start", lambda *given: started.append(given) or start(*given))
     for jobs in (1, 2):
         console = Console(record=True, width=200, file=io.StringIO())
         folder = tmp_path / str(jobs)
@@ -132,6 +139,7 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
             assert run.pop("images per second") is not None
     assert found[1] == found[2]
     assert said[1] == said[2]
+    assert len(started) == 2  # for three runs
     results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}
     for one, other in zip(results[1], results[2], strict=True):
         one, other = read_json(one), read_json(other)
@@ -183,8 +191,9 @@ def test_a_killed_run_is_named_and_the_other_saves(tmp_path, forked):
 
     def kill_one():
         assert runs._jobs is not None
-        (victim,) = (process for process in runs._jobs._running if list(process.args)[-1] == "b")  # pyright: ignore[reportArgumentType]
-        victim.kill()
+        (victim,) = (worker for worker in runs._jobs._workers if worker.name == "b")
+        assert victim.process is not None
+        victim.process.kill()
 
     when(lambda: steps(tmp_path / "a") and steps(tmp_path / "b"), kill_one)
     with pytest.raises(RunFailed, match=r"^b was killed by signal 9; its log is .*b/log.txt"):
@@ -224,7 +233,7 @@ def test_out_of_time_every_run_saves_and_is_named(tmp_path, monkeypatch, forked)
     runs = Runs(tmp_path, console=console, device="cpu", jobs=2, time_limit="100s")
     with pytest.raises(OutOfTime):
         both(runs)
-    assert [json.loads(line)["config"]["time_limit"] for line in told] == ["1.0s"] * 2  # the least that any is given
+    assert [json.loads(line)["left"] for line in told] == [1.0] * 2  # the least that any is given
     assert sorted(runs.left) == ["a", "b"]
     for name in "ab":
         assert saved_steps(tmp_path / name / "checkpoints")  # also of one that comes to its first step too late
@@ -254,71 +263,110 @@ def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
     wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
 
 
+def job(name, turn=1, form=None, started=lambda: None):
+    return Job(
+        name=name, log=Path("log.txt"), turn=turn, form=form, tell=bytes, started=started, trains=bool, done=bool
+    )
+
+
+def waits_for(jobs, one, order):
+    """A thread that has waited for a worker, when there is one, and gives it back at once."""
+
+    def wait():
+        with jobs._worker_for(one) as worker:
+            order.append((one.name, worker))
+            worker.form = one.form
+
+    thread = threading.Thread(target=wait)
+    number = len(jobs._waiting) + 1
+    thread.start()
+    wait_for(lambda: len(jobs._waiting) == number)
+    return thread
+
+
+def order_of(wanted, *, number=1, running=None, forms=()):
+    """In which order these jobs start while one is running, and where: (name, number of the worker)."""
+    jobs, order = Jobs(number, device="cpu"), []
+    for worker, form in zip(jobs._workers, forms, strict=False):
+        worker.form, worker.process = form, PROCESS
+    with contextlib.ExitStack() as stack:
+        for _ in range(number):
+            stack.enter_context(jobs._worker_for(running or job("running")))
+        threads = [waits_for(jobs, one, order) for one in wanted]
+    for thread in threads:
+        thread.join()
+    assert len(jobs._idle) == number
+    return [(name, jobs._workers.index(worker)) for name, worker in order]
+
+
 def test_those_that_others_wait_for_come_first():
-    jobs, order = Jobs(1, device="cpu"), []
-
-    def wait(name, turn):
-        with jobs._place(turn):
-            order.append(name)
-
-    with jobs._place(1):
-        threads = []
-        for name, turn in (("exploration", 2), ("seed 0", 1), ("seed 1", 1), ("grid", 0)):
-            threads.append(threading.Thread(target=wait, args=(name, turn)))
-            threads[-1].start()
-            wait_for(lambda: len(jobs._waiting) == len(threads))
-    for thread in threads:
-        thread.join()
-    assert order == ["grid", "seed 0", "seed 1", "exploration"]
-    assert len(jobs._free) == 1
+    wanted = [job("exploration", 2), job("seed 0", 1), job("seed 1", 1), job("grid", 0)]
+    assert [name for name, _ in order_of(wanted)] == ["grid", "seed 0", "seed 1", "exploration"]
 
 
-def test_places_are_taken_where_most_are_free():
+def test_a_process_goes_on_with_what_it_has_compiled():
+    """Before a grid of another form come the seeds of its own; exploration does not, whatever its form."""
+    wanted = [job("other grid", 0, "b"), job("exploration", 2, "a"), job("seed", 1, "a"), job("grid", 0, "a")]
+    found = order_of(wanted, running=job("running", form="a"), forms=["a"])
+    assert [name for name, _ in found] == ["seed", "grid", "other grid", "exploration"]
+
+
+def test_a_form_that_another_has_compiled_is_left_to_that_one():
+    jobs, order = Jobs(2, device="cpu"), []
+    first, second = jobs._workers
+    first.form, first.process = "a", PROCESS
+    with jobs._worker_for(job("running", form="a")) as worker:
+        assert worker is first
+        with jobs._worker_for(job("also running", form="c")) as worker:
+            assert worker is second
+            threads = [waits_for(jobs, one, order) for one in (job("a 1", form="a"), job("b 1", form="b"))]
+        for thread in threads:
+            thread.join()
+    assert order == [("b 1", second), ("a 1", second)]  # the latter when there is nothing else to do
+
+
+def test_processes_start_where_most_are_idle():
     jobs = Jobs(4, device="cpu")
-    jobs._free = [{"GPU": name} for name in ("0", "1", "0", "1")]
-    with jobs._place(1) as first, jobs._place(1) as second, jobs._place(1) as third:
-        assert first != second
-        assert third in (first, second)
+    for worker, gpu in zip(jobs._workers, "0101", strict=True):
+        worker.variables = {"GPU": gpu}
+    with jobs._worker_for(job("a")) as first, jobs._worker_for(job("b")) as second, jobs._worker_for(job("c")) as third:
+        assert first.variables != second.variables
+        assert third not in (first, second)
 
 
-def test_on_one_gpu_the_next_starts_when_the_one_before_trains():
-    jobs, begun, events = Jobs(3, device="cpu"), {name: threading.Event() for name in "abc"}, []
-    jobs._free = [{"GPU": "0"}, {"GPU": "0"}, {"GPU": "1"}]
-    jobs._one_by_one = True
-
-    def run(name):
-        with jobs._place(1) as place, jobs._watched(place, begun[name].is_set):
-            events.append((name, place["GPU"]))
-            wait_for(lambda: len(events) == 3)
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
-    for number, thread in enumerate(threads):
-        thread.start()
-        wait_for(lambda: len(events) == min(number + 1, 2))  # noqa: B023 (called at once)
-    wait_for(lambda: len(jobs._waiting) == 1)
-    time.sleep(2 * jobs_module.GLANCE)
-    assert events == [("a", "0"), ("b", "1")]  # c could only start beside a, which does not train yet
-    begun["a"].set()
-    for thread in threads:
-        thread.join()
-    assert events[2] == ("c", "0")
-    assert jobs._starting == []  # b and c ended without having trained
-    assert len(jobs._free) == 3
+def test_on_one_gpu_the_next_compiles_when_the_one_before_trains():
+    jobs, order, threads = Jobs(4, device="cpu"), [], []
+    for worker, gpu in zip(jobs._workers, "0010", strict=True):
+        worker.variables = {"GPU": gpu}
+    jobs._compile_in_turn = True
+    jobs._workers[3].form, jobs._workers[3].process = "known", PROCESS
+    with jobs._worker_for(job("a", form="a")) as a, jobs._worker_for(job("b", form="b")) as b:
+        assert {a.variables["GPU"], b.variables["GPU"]} == {"0", "1"}
+        threads.append(waits_for(jobs, job("c", form="c"), order))
+        time.sleep(2 * jobs_module.GLANCE)
+        assert order == []  # it could only start beside a or b, which do not train yet
+        with jobs._worker_for(job("d", form="known")) as d:  # nothing is compiled
+            assert d is jobs._workers[3]
+        jobs._compiled(a if a.variables["GPU"] == "0" else b)
+        threads[0].join()
+        assert order[0][1].variables == {"GPU": "0"}
+    assert jobs._compiling == []
+    assert len(jobs._idle) == 4
 
 
 def test_a_run_trains_from_its_first_new_row_on(tmp_path, forked, monkeypatch):
     """The second time it goes on from a state, and the rows before that say nothing."""
     said = []
 
-    def run(self, *given, started, trains, real=Jobs.run, **more):
+    def run(self, job, real=Jobs.run):
         def then_ask():
-            started()
-            said.append(trains())
+            job.started()
+            said.append(job.trains())
 
         try:
-            real(self, *given, started=then_ask, trains=trains, **more)
+            real(self, replace(job, started=then_ask))
         finally:
-            said.append(trains())
+            said.append(job.trains())
 
     monkeypatch.setattr(Jobs, "run", run)
     for _ in range(2):
@@ -336,7 +384,7 @@ def test_none_starts_while_another_may_come_before_it():
     jobs, order, looked = Jobs(2, device="cpu"), [], threading.Event()
 
     def run(name, turn):
-        with jobs._place(turn):
+        with jobs._worker_for(job(name, turn)):
             order.append(name)
 
     def looks():
@@ -352,7 +400,7 @@ def test_none_starts_while_another_may_come_before_it():
     def several():
         jobs.together([explores, looks])
 
-    jobs._free.pop()
+    jobs._idle.pop()
     jobs.together([several])
     assert order == ["grid", "seed", "exploration"]
     assert jobs._deciding == 0
@@ -362,12 +410,12 @@ def test_an_error_in_one_thread_lets_nothing_more_start():
     jobs = Jobs(1, device="cpu")
 
     def fails():
-        with jobs._place(0):
+        with jobs._worker_for(job("fails", 0)):
             wait_for(lambda: len(jobs._waiting) == 1)
             raise ZeroDivisionError
 
     def waits():
-        with jobs._place(1):
+        with jobs._worker_for(job("waits")):
             raise AssertionError("it was started")
 
     with pytest.raises(ZeroDivisionError):

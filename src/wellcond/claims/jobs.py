@@ -1,25 +1,27 @@
-"""Several runs at once, each in a process of its own: in which order they start, how they stop together.
+"""Several runs at once, in processes that train one after the other: which starts when, and how all stop together.
 
     jobs = Jobs(4)
-    jobs.together([lambda: jobs.run(plan_a, …), lambda: jobs.run(plan_b, …)])       # side by side, results in order
+    jobs.together([lambda: jobs.run("a", …), lambda: jobs.run("b", …)])     # side by side, results in order
 
-Each call waits in a thread for its turn and for its process. No run starts while a call may still ask for one that
-comes before it. After SIGINT, SIGTERM or the failure of a run every process saves and stops; `together` raises when the
-last one has. A process is told to stop by the end of its standard input, which also comes if this process is killed, so
-that no run is left behind. Runs are spread over all GPUs, or share one, or the cores. On a GPU that several share, one
-starts after the other: while it reads and compiles, the rest keep the GPU busy, and the next finds what it compiled.
+Each call waits in a thread for its turn and for its run. No run starts while a call may still ask for one that comes
+before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles, and on a
+GPU that several share one compiles after the other, while the rest keep the GPU busy. After SIGINT, SIGTERM or the
+failure of a run every process saves and stops; `together` raises when the last one has. A process is told to stop by
+the end of its standard input, which also comes if this process is killed, so that no run is left behind. Processes are
+spread over all GPUs, or share one, or the cores.
 """
 
 import contextlib
-import heapq
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -29,18 +31,18 @@ from rich.console import Console
 from wellcond.plugins import load_plugins
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
-from wellcond.train.stopping import SIGNALS, TWICE, Interrupted, OutOfTime
+from wellcond.train.stopping import SIGNALS, TWICE, Interrupted, OutOfTime, process_age
 
-__all__ = ["Jobs", "RunFailed", "deal", "one_run"]
+__all__ = ["Job", "Jobs", "RunFailed", "deal", "work"]
 
 T = TypeVar("T")
 STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
 OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
 PATIENCE = 60.0  # seconds for a run of an earlier, killed start to save and exit
-GLANCE = 0.5  # seconds between two looks at whether a run has begun to train
-ONE_RUN = "import sys; from wellcond.claims.jobs import one_run; sys.exit(one_run())"
-"""The program of each process; its only argument, the name of the run, is for people who list processes."""
+GLANCE = 0.2  # seconds between two looks at how far a run is
+WORK = "import sys; from wellcond.claims.jobs import work; sys.exit(work())"
+"""The program of each process."""
 SAVED = "stopped, and what was running is saved"
 
 
@@ -54,20 +56,111 @@ class RunFailed(ValueError):  # noqa: N818 (a run's error, passed on)
         self.log: str = _last_lines(log)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A run that is asked for."""
+
+    name: str
+    log: Path
+    """Where its output goes, after that of earlier starts."""
+    turn: int
+    """Those with a lower number start first, and of one number those that were asked for first; but before a process
+    compiles, it takes what it has compiled already, if that is wanted: of 0 and 1."""
+    form: Any
+    """What its code is compiled for: a process that had a run of the same form need not compile."""
+    tell: Callable[[], bytes]
+    """What its process reads when it starts: a line."""
+    started: Callable[[], None]
+    """Called before it starts."""
+    trains: Callable[[], bool]
+    """Whether it has got to its first steps."""
+    done: Callable[[], bool]
+    """Whether its result is written: then its process is ready for the next."""
+
+
+class _Worker:
+    """A place for a process, and the process, from its first run until one ends badly."""
+
+    def __init__(self, variables: dict[str, str]):
+        self.variables = variables
+        """Of its environment: they say which GPU."""
+        self.form: Any = None
+        self.name = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self._code = 0
+        self._ended = threading.Event()
+
+    def train(self, job: Job, trains: Callable[[], None]) -> int:
+        """0 when it is done, otherwise the exit code of the process, which has ended then."""
+        self.name = job.name
+        if self.process is None or self._ended.is_set():
+            self._start(job.log)
+        self._tell(job.tell())
+        self.form, waits = job.form, True
+        while not self._ended.wait(GLANCE) and not job.done():
+            if waits and job.trains():
+                trains()
+                waits = False
+        if not self._ended.is_set():
+            return 0
+        self.process = None
+        return 0 if job.done() else self._code or 1
+
+    def _start(self, log: Path) -> None:
+        # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", WORK], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **_import_path(), **self.variables}, process_group=0,
+            )  # fmt: skip
+        self.process = process
+        self._ended = ended = threading.Event()
+
+        def wait() -> None:
+            self._code = process.wait()
+            self.let_go(process.stdin)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _tell(self, line: bytes) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has died, or is to stop; its exit code says so
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """It saves what it trains, if anything, and exits."""
+        if self.process is not None:
+            self.let_go(self.process.stdin)
+
+    @staticmethod
+    def let_go(pipe: IO[bytes] | None) -> None:
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+    def wait(self) -> None:
+        """Until its process has ended, if there is one."""
+        if self.process is not None:
+            self._ended.wait()
+            self.process = None
+
+
 class Jobs:
     """Up to `number` processes at once."""
 
     def __init__(self, number: int, *, device: str | None = None):
         self.device = device
-        self._free = deal(number, device)
-        self._one_by_one = device != "cpu" and torch.cuda.is_available()
-        self._starting: list[dict[str, str]] = []  # places of processes that do not train yet, if one waits for them
+        self._workers = [_Worker(variables) for variables in deal(number, device)]
+        self._idle = list(self._workers)
+        self._compile_in_turn = device != "cpu" and torch.cuda.is_available()
+        self._compiling: list[_Worker] = []  # those that start or compile, if others wait for it
         self._changed = threading.Condition()
-        self._waiting: list[tuple[int, int]] = []
-        self._deciding = 0  # threads of `together` that neither wait for a place nor have one
+        self._waiting: list[Job] = []  # in the order in which they were asked for
+        self._deciding = 0  # threads of `together` that neither wait for a process nor have one
         self._thread = threading.local()
-        self._tickets = 0
-        self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = self._listening = False
 
     # Threads
@@ -88,7 +181,7 @@ class Jobs:
                 self._decides(-1)
 
         threads = [threading.Thread(target=work, args=pair) for pair in enumerate(calls)]
-        with self._signals():
+        with self._outermost():
             with self._changed:
                 self._deciding += len(threads)
             self._decides(-1)  # while it waits for them, this thread asks for nothing
@@ -108,7 +201,8 @@ class Jobs:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _outermost(self) -> Iterator[None]:
+        """Of calls of `together` within each other, the first one passes signals on, and ends the processes."""
         if self._listening or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -118,19 +212,21 @@ class Jobs:
             if not first:
                 first.append(time.monotonic())
                 self.stop()
-                print(
-                    f"\n{len(self._running)} runs save after this step; once more to stop at once",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                number = len(self._workers) - len(self._idle)
+                print(f"\n{number} runs save after this step; once more to stop at once", file=sys.stderr, flush=True)
             elif time.monotonic() - first[0] > TWICE:
-                for process in list(self._running):
-                    process.kill()
+                for worker in self._workers:
+                    if worker.process is not None:
+                        worker.process.kill()
                 os._exit(130)
 
         self._listening, self._stopping = True, False
         before = {number: signal.signal(number, heard) for number in SIGNALS}
         try:
             yield
+            self.stop()
+            for worker in self._workers:
+                worker.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -138,126 +234,78 @@ class Jobs:
 
     # Processes
 
-    def run(
-        self, name: str, tell: Callable[[], bytes], *, log: Path, turn: int, started: Callable[[], None],
-        trains: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed.
-
-        Args:
-            tell: called when the process starts; returns what it reads from its standard input.
-            log: where its output goes, after that of earlier starts.
-            turn: those with a lower number start first, those of one number in the order in which they were asked for.
-            started: called before the process starts.
-            trains: asked now and then whether the process has got to its first steps.
-        """
-        with self._place(turn) as variables:
-            started()
-            with open(log, "ab") as output, self._watched(variables, trains):
-                code = self._process(name, tell(), variables, output)
+    def run(self, job: Job) -> None:
+        """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed."""
+        with self._worker_for(job) as worker:
+            job.started()
+            code = worker.train(job, lambda: self._compiled(worker))
         if code == OUT_OF_TIME:
             raise OutOfTime("the time is over, and what was running is saved")
         if code in STOPPED:
             raise Interrupted(SAVED)
         if code:
             how = f"was killed by signal {-code}" if code < 0 else "failed"
-            raise RunFailed(name, how, log)
+            raise RunFailed(job.name, how, job.log)
 
     @contextlib.contextmanager
-    def _place(self, turn: int) -> Iterator[dict[str, str]]:
-        """One of the places for processes, as environment variables; waits until one is free and it is its turn."""
+    def _worker_for(self, job: Job) -> Iterator[_Worker]:
+        """Waits until it is its turn and one is free."""
         with self._changed:
-            self._tickets += 1
-            mine = (turn, self._tickets)
-            heapq.heappush(self._waiting, mine)
+            self._waiting.append(job)
             self._decides(-1)
-
-            def free() -> list[dict[str, str]]:
-                return [place for place in self._free if place not in self._starting]
-
-            def may_start() -> bool:
-                return bool(free()) and self._waiting[0] == mine and not self._deciding
-
-            self._changed.wait_for(lambda: self._stopping or may_start())
-            self._waiting.remove(mine)
-            heapq.heapify(self._waiting)
-            if self._stopping:
+            worker = self._changed.wait_for(lambda: self._stopping or self._choice().get(job))
+            self._waiting.remove(job)
+            if not isinstance(worker, _Worker):
                 self._decides(1)
                 raise Interrupted(SAVED)
-            # Where most places are free, so that no GPU has two while another has none.
-            variables = max(free(), key=self._free.count)
-            self._free.remove(variables)
-            if self._one_by_one:
-                self._starting.append(variables)
+            if self._compile_in_turn and not _is_ready(worker, job):
+                self._compiling.append(worker)
+            self._idle.remove(worker)
             self._changed.notify_all()
         try:
-            yield variables
+            yield worker
         finally:
-            with self._changed:  # with its place it gives up its silence: it may ask for what comes before others
-                self._free.append(variables)
+            with self._changed:  # with its process it gives up its silence: it may ask for what comes before others
+                self._idle.append(worker)
                 self._decides(1)
-                self._has_started(variables)
+                self._compiled(worker)
 
-    @contextlib.contextmanager
-    def _watched(self, variables: dict[str, str], trains: Callable[[], bool]) -> Iterator[None]:
-        """Notes when the process trains, so that the next one may start beside it."""
-        ended = threading.Event()
+    def _choice(self) -> dict[Job, _Worker]:
+        """The run that starts next, and where; none where it is too early to say, or nothing is free."""
+        if self._deciding or not self._waiting:
+            return {}
+        first = min(job.turn for job in self._waiting)
+        for job in self._waiting:  # what is compared, whichever its turn: a grid can wait for a seed
+            ready = [worker for worker in self._idle if _is_ready(worker, job)]
+            if ready and job.turn <= max(first, 1):
+                return {job: ready[0]}
+        busy = [worker.variables for worker in self._compiling]
+        free = [worker for worker in self._idle if worker.variables not in busy]
+        if not free:
+            return {}
+        forms = [worker.form for worker in self._workers if worker not in self._idle]  # best left to those
+        job = min((job for job in self._waiting if job.turn == first), key=lambda job: job.form in forms)
+        # Where most are idle, so that no GPU has two while another has none; not where something is compiled already.
+        places = [worker.variables for worker in self._idle]
+        return {job: max(free, key=lambda worker: (places.count(worker.variables), worker.process is None))}
 
-        def watch() -> None:
-            while not ended.wait(GLANCE) and not trains():
-                pass
-            self._has_started(variables)
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        if self._one_by_one:
-            watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if self._one_by_one:
-                watcher.join()
-
-    def _has_started(self, variables: dict[str, str]) -> None:
+    def _compiled(self, worker: _Worker) -> None:
         with self._changed:
-            if variables in self._starting:
-                self._starting.remove(variables)
+            if worker in self._compiling:
+                self._compiling.remove(worker)
             self._changed.notify_all()
-
-    def _process(self, name: str, told: bytes, variables: dict[str, str], output: IO[bytes]) -> int:
-        # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", ONE_RUN, name], stdin=subprocess.PIPE, stdout=output,
-            stderr=subprocess.STDOUT, env={**os.environ, **_import_path(), **variables}, process_group=0,
-        )  # fmt: skip
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died; its exit code says so
-            process.stdin.write(told)
-            process.stdin.flush()
-        with self._changed:
-            self._running.add(process)
-            if self._stopping:
-                _close_input(process)
-        try:
-            return process.wait()
-        finally:
-            with self._changed:
-                self._running.discard(process)
-                _close_input(process)
 
     def stop(self) -> None:
         """Let every process save and stop, and start no more."""
         with self._changed:
             self._stopping = True
-            for process in self._running:
-                _close_input(process)
+            for worker in self._workers:
+                worker.stop()
             self._changed.notify_all()
 
 
-def _close_input(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        if process.stdin is not None:
-            process.stdin.close()
+def _is_ready(worker: _Worker, job: Job) -> bool:
+    return worker.process is not None and worker.form == job.form
 
 
 def _import_path() -> dict[str, str]:
@@ -305,57 +353,87 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-# ---- inside the process of a run
+# ---- inside the process of a worker
 
 
-def one_run() -> int:
-    """What the process of a run does: it reads its plan, one line of JSON, from the standard input, and trains.
+def work() -> int:
+    """What the process of a worker does: it reads plans, a line of JSON each, from its standard input, and trains them.
 
     The standard input stays open as long as the starting process wants this one to go on. When it ends, because that
-    process asks for it or has died, this one saves and stops, as after SIGTERM. Exit codes: 0 done (a diverged run,
-    too: its result says so), 1 failed, 75 out of time and 130 stopped, both after saving.
+    process asks for it or has died, this one saves and stops, as after SIGTERM. It also ends with the first run that is
+    not done. Exit codes: 0 all done (diverged runs, too: their results say so), 1 failed, 75 out of time and 130
+    stopped, both after saving.
     """
     from wellcond.claims.runs import Planned, Runs  # which starts processes by this file
 
-    with open(0, "rb", buffering=0, closefd=False) as standard_input:
-        told = json.loads(standard_input.readline())
-    _stop_when_input_ends()
-    sys.argv = told["argv"]
-    for problem in load_plugins():  # an arm may use what they register
-        print(f"warning: {problem}", file=sys.stderr)
-    root = Path(told["root"])
-    plan = Planned(
-        name=told["name"], config=Config.from_json(told["config"]), measure=tuple(told["measure"]),
-        start=told["start"], keep_weights=told["keep_weights"],
-    )  # fmt: skip
-    try:
-        _wait_for_earlier_process(root / plan.name)
-        Runs(root, console=Console(stderr=True), device=told["device"]).run(plan, quiet=False)
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
-    except ValueError as error:  # one of ours, which says it all
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    runs: Runs | None = None
+    for line in _lines_of_input():
+        told = json.loads(line)
+        _write_to(told["log"])
+        sys.argv = told["argv"]
+        root = Path(told["root"])
+        if runs is None:
+            for problem in load_plugins():  # an arm may use what they register
+                print(f"warning: {problem}", file=sys.stderr)
+            runs = Runs(root, console=Console(stderr=True), device=told["device"])
+        config = Config.from_json(told["config"])
+        if told["left"] is not None:  # its clock began with this process
+            config = config.changed({"time_limit": f"{process_age() + told['left']:.1f}s"})
+        plan = Planned(
+            name=told["name"], config=config, measure=tuple(told["measure"]), start=told["start"],
+            keep_weights=told["keep_weights"],
+        )  # fmt: skip
+        try:
+            _wait_for_earlier_process(root / plan.name)
+            runs.run(plan, quiet=False)
+        except Interrupted as stopped:
+            print(stopped, file=sys.stderr)
+            return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
+        except ValueError as error:  # one of ours, which says it all
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     return 0
 
 
-def _stop_when_input_ends() -> None:
-    """From now on: SIGTERM to this process, unless a signal came already, since a second one would not let it save."""
+def _lines_of_input() -> Iterator[bytes]:
+    """Line by line; at the end of the input SIGTERM to this process, if it is busy with one of them.
+
+    Unless a signal came already, since a second one would not let it save.
+    """
     came, note = os.pipe()
     os.set_blocking(came, False)
     os.set_blocking(note, False)
     signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python notes there each signal that has a handler
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    busy = threading.Event()
 
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
+    def read() -> None:
+        with open(0, "rb", buffering=0, closefd=False) as standard_input:
+            while line := standard_input.readline():
+                lines.put(line)
+        lines.put(b"")
+        if not busy.is_set():
+            return
         with contextlib.suppress(BlockingIOError):
             if set(os.read(came, 65536)) & set(SIGNALS):
                 return
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
+    while line := lines.get():
+        busy.set()
+        yield line
+        busy.clear()
+
+
+def _write_to(log: str) -> None:
+    """What this process and what it calls print goes to the end of this file from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    os.close(handle)
 
 
 def _wait_for_earlier_process(folder: Path) -> None:

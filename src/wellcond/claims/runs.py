@@ -12,7 +12,7 @@ run that is done nothing else is needed, so that these small files alone, carrie
 is measured of the trained model is measured before the run ends, by name (measurements.py). What another claim asks for
 later is measured then, if the weights are still there. A run may start from another's weights (`start`), which are kept
 in its folder; where they are gone, that one is trained again.
-With one job everything happens in this process; with more, each run in one of its own (jobs.py).
+With one job everything happens in this process; with more, in others, beside each other (jobs.py).
 Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
 that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
 """
@@ -34,7 +34,7 @@ import torch
 from rich.console import Console
 
 from wellcond import records
-from wellcond.claims.jobs import Jobs, RunFailed
+from wellcond.claims.jobs import Job, Jobs, RunFailed
 from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.environment import environment
 from wellcond.models.surgery import keep_compiled_code
@@ -239,13 +239,16 @@ class Runs:
             self._check_time(plan)
             number, before = self._count(), max(saved_steps(folder / "checkpoints"), default=0)
             RunFolder.open(folder, self._config(plan))  # writes its configuration first
+            (folder / RESULT).unlink(missing_ok=True)  # one whose weights are gone, and wanted
             self._say(number, plan, "training")
 
+        job = Job(
+            name=plan.name, log=folder / LOG, turn=plan.turn,
+            form=self._form(plan.config) if plan.config.compile else None, tell=partial(self._told, plan),
+            started=started, trains=lambda: _last_step(folder) > before, done=(folder / RESULT).exists,
+        )  # fmt: skip
         try:
-            jobs.run(
-                plan.name, partial(self._told, plan), log=folder / LOG, turn=plan.turn, started=started,
-                trains=lambda: _last_step(folder) > before,
-            )  # fmt: skip
+            jobs.run(job)
         except OutOfTime:
             if number:
                 self.left.append(plan.name)
@@ -276,10 +279,9 @@ class Runs:
     def _told(self, plan: Planned) -> bytes:
         """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
         device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() says which
-        told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure)}
-        told |= {"start": plan.start, "keep_weights": plan.keep_weights}
-        if self.limit is not None:  # its clock starts with its own process
-            told["config"] |= {"time_limit": f"{max(1.0, self._time_to_train(plan) - process_age()):.1f}s"}
+        left = None if self.limit is None else max(1.0, self._time_to_train(plan) - process_age())
+        told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure), "left": left}
+        told |= {"start": plan.start, "keep_weights": plan.keep_weights, "log": str(self.root / plan.name / LOG)}
         return json.dumps(told | {"root": str(self.root), "device": device, "argv": sys.argv}).encode() + b"\n"
 
     def _config(self, plan: Planned) -> Config:

@@ -188,9 +188,9 @@ def _derive(
     body = {"__doc__": doc, "__module__": function.__module__, "__qualname__": title, "_derived": True}
     made = type(title, (base,), {**body, **attributes})
     # Beside its function, where pickle looks for a class: timm's models keep the arguments that they were built with.
-    home = vars(sys.modules[function.__module__])
-    if "_derived" in vars(home.get(title, made)):
-        home[title] = made
+    home = sys.modules.get(function.__module__)
+    if home is not None and "_derived" in getattr(getattr(home, title, made), "__dict__", {}):
+        setattr(home, title, made)
     return made
 
 

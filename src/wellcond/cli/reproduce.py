@@ -52,7 +52,7 @@ def reproduce(
             "-j",
             min=1,
             metavar="N",
-            help="Runs trained at once, each in a process of its own: over all GPUs, or sharing the one.",
+            help="Runs trained at once, in so many processes: over all GPUs, or sharing the one.",
         ),
     ] = 1,
     device: Device = None,

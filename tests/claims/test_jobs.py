@@ -379,6 +379,31 @@ def test_a_run_trains_from_its_first_new_row_on(tmp_path, forked, monkeypatch):
     assert said == [False, True] * 2
 
 
+@pytest.mark.parametrize("before", [(), ("a",)])
+def test_what_is_stopped_before_it_is_told_is_interrupted(before, tmp_path, forked, monkeypatch):
+    """A new process, and one that had another run."""
+    runs = runs_in(tmp_path)
+
+    def run(self, job, real=Jobs.run):
+        def then_stop():
+            job.started()
+            self.stop()
+
+        real(self, replace(job, started=then_stop) if job.name == "b" else job)
+
+    monkeypatch.setattr(Jobs, "run", run)
+
+    def one_after_the_other():
+        for name in (*before, "b"):
+            runs.run(plan(name, epochs=1, save_every=1))
+
+    with pytest.raises(Interrupted):
+        runs.together([one_after_the_other])
+    assert [(tmp_path / name / "result.json").exists() for name in (*before, "b")] == [*(True for _ in before), False]
+    assert runs._jobs is not None
+    assert all(worker.process is None for worker in runs._jobs._workers)
+
+
 def test_none_starts_while_another_may_come_before_it():
     """A call that first looks at what is done, and then asks, is waited for; what has a place is not."""
     jobs, order, looked = Jobs(2, device="cpu"), [], threading.Event()

@@ -90,12 +90,14 @@ class _Worker:
         self._code = 0
         self._ended = threading.Event()
 
-    def train(self, job: Job, trains: Callable[[], None]) -> int:
+    def train(self, job: Job, *, trains: Callable[[], None], stopping: Callable[[], bool]) -> int:
         """0 when it is done, otherwise the exit code of the process, which has ended then."""
         self.name = job.name
         if self.process is None or self._ended.is_set():
             self._start(job.log)
         self._tell(job.tell())
+        if stopping():  # and nobody saw the process yet
+            self.stop()
         self.form, waits = job.form, True
         while not self._ended.wait(GLANCE) and not job.done():
             if waits and job.trains():
@@ -104,7 +106,7 @@ class _Worker:
         if not self._ended.is_set():
             return 0
         self.process = None
-        return 0 if job.done() else self._code or 1
+        return 0 if job.done() else self._code or 130  # 0: it was told to stop before it had read the plan
 
     def _start(self, log: Path) -> None:
         # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.
@@ -161,7 +163,7 @@ class Jobs:
         self._waiting: list[Job] = []  # in the order in which they were asked for
         self._deciding = 0  # threads of `together` that neither wait for a process nor have one
         self._thread = threading.local()
-        self._stopping = self._listening = False
+        self._stopping = self._within = False
 
     # Threads
 
@@ -203,7 +205,22 @@ class Jobs:
     @contextlib.contextmanager
     def _outermost(self) -> Iterator[None]:
         """Of calls of `together` within each other, the first one passes signals on, and ends the processes."""
-        if self._listening or threading.current_thread() is not threading.main_thread():
+        if self._within:
+            yield
+            return
+        self._within, self._stopping = True, False
+        try:
+            with self._signals():
+                yield
+                self.stop()
+                for worker in self._workers:
+                    worker.wait()
+        finally:
+            self._within = False
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         first: list[float] = []
@@ -220,17 +237,12 @@ class Jobs:
                         worker.process.kill()
                 os._exit(130)
 
-        self._listening, self._stopping = True, False
         before = {number: signal.signal(number, heard) for number in SIGNALS}
         try:
             yield
-            self.stop()
-            for worker in self._workers:
-                worker.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._listening = False
 
     # Processes
 
@@ -238,7 +250,7 @@ class Jobs:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed."""
         with self._worker_for(job) as worker:
             job.started()
-            code = worker.train(job, lambda: self._compiled(worker))
+            code = worker.train(job, trains=lambda: self._compiled(worker), stopping=lambda: self._stopping)
         if code == OUT_OF_TIME:
             raise OutOfTime("the time is over, and what was running is saved")
         if code in STOPPED:
@@ -396,7 +408,7 @@ def work() -> int:
 
 
 def _lines_of_input() -> Iterator[bytes]:
-    """Line by line; at the end of the input SIGTERM to this process, if it is busy with one of them.
+    """Line by line, and none after the end of the input; then SIGTERM to this process, if it is busy with one.
 
     Unless a signal came already, since a second one would not let it save.
     """
@@ -405,14 +417,15 @@ def _lines_of_input() -> Iterator[bytes]:
     os.set_blocking(note, False)
     signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python notes there each signal that has a handler
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    busy = threading.Event()
+    over, busy = threading.Event(), threading.Event()
 
     def read() -> None:
         with open(0, "rb", buffering=0, closefd=False) as standard_input:
             while line := standard_input.readline():
                 lines.put(line)
+        over.set()
         lines.put(b"")
-        if not busy.is_set():
+        if not busy.is_set():  # then it will look at `over` before it begins
             return
         with contextlib.suppress(BlockingIOError):
             if set(os.read(came, 65536)) & set(SIGNALS):
@@ -422,6 +435,8 @@ def _lines_of_input() -> Iterator[bytes]:
     threading.Thread(target=read, daemon=True).start()
     while line := lines.get():
         busy.set()
+        if over.is_set():
+            return
         yield line
         busy.clear()
 

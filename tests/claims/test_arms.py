@@ -13,9 +13,10 @@ from scipy import stats
 
 from wellcond.claims import asa_fig1c
 from wellcond.claims import runs as runs_module
-from wellcond.claims.arms import HELD_OUT, LADDER, SKIPS, Comparison, TrainedArms, tune
+from wellcond.claims.arms import HELD_OUT, LADDER, TrainedArms, tune
 from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
 from wellcond.claims.claim import Claim, Options
+from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.claims.sets import SETS, parse_data

@@ -7,8 +7,9 @@ from rich.console import Console
 
 from wellcond.claims import asa_fig1b, asa_fig1c, asa_fig2
 from wellcond.claims import runs as runs_module
-from wellcond.claims.arms import GRID, HELD_OUT, LADDER, SKIPS, scores
+from wellcond.claims.arms import GRID, HELD_OUT, LADDER, scores
 from wellcond.claims.claim import Options
+from wellcond.claims.comparison import SKIPS
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Runs
 from wellcond.claims.sets import IMAGE_SETS, parse_data

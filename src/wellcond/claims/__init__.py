@@ -8,9 +8,10 @@ To add one: a file under the id's name with a `CLAIM` in it, and the id in catal
 `wellcond.register_claim`; docs/adding-a-claim.md has an example.
 """
 
-from .arms import SKIPS, Arm, Between, Comparison, TrainedArms
+from .arms import Between, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
 from .claim import Claim, Measured, MeasuredOn, Options, Statement
+from .comparison import SKIPS, Arm, Comparison
 from .measurements import register_measurement
 from .reproduce import reproduce
 

@@ -23,38 +23,16 @@ from itertools import chain, pairwise
 from typing import Any
 
 from wellcond.claims.claim import MORE_SEEDS, SMOKE_RULE, Claim, Line, Options, Record, with_title
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
-from wellcond.verdicts import (
-    CONFIDENCE,
-    SECOND_LOOK,
-    Interval,
-    Part,
-    Whole,
-    combine,
-    differences,
-    interval,
-    not_run,
-    undecided,
-)
+from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, interval, not_run, undecided
 
-__all__ = [
-    "GRID",
-    "HELD_OUT",
-    "LADDER",
-    "SKIPS",
-    "Arm",
-    "Between",
-    "Comparison",
-    "TrainedArms",
-    "Tuned",
-    "scores",
-    "tune",
-]
+__all__ = ["GRID", "HELD_OUT", "LADDER", "Between", "TrainedArms", "Tuned", "scores", "tune"]
 
 GRID: dict[str, tuple[float, ...]] = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be extended to
@@ -68,34 +46,6 @@ OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_ever
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One side of a comparison."""
-
-    title: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser. A
-    mapping adds to the recipe's."""
-    recipe: str = ""
-    """Another recipe than the claim's: another model."""
-    seeds: int | None = None
-    """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
-    not_on: tuple[str, ...] = ()
-    """Sets that it is not trained on."""
-    measures: tuple[str, ...] = ()
-    """What is measured of its trained models, in addition to what the claim measures of all."""
-    start: str = ""
-    """The one of the claim's `starts` whose weights it starts from, seed by seed."""
-
-
-SKIPS = {
-    "both": Arm(title="both skips"),
-    "no-sa": Arm(title="no attention skip", settings={"remove_skips": ["sa"]}),
-    "no-mlp": Arm(title="no MLP skip", settings={"remove_skips": ["mlp"]}),
-}
-"""ViT-Tiny with and without its skips, for all claims that need them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tuned:
     """The learning rate of one arm, and what it was chosen by."""
 
@@ -104,86 +54,6 @@ class Tuned:
     """Every rate that was tried, the whole grid, ascending."""
     at_edge: bool
     """Whether a better rate may lie outside: the best is the smallest or the largest that was tried."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The arms of one set, as a claim judges and draws them."""
-
-    record: Record
-    arms: Mapping[str, Arm]
-    plain: str
-
-    @property
-    def set(self) -> ClaimSet:
-        """The data set."""
-        return SETS[self.record["data"]]
-
-    @property
-    def title(self) -> str:
-        """The data set's name."""
-        return self.set.title
-
-    @property
-    def confidence(self) -> float:
-        """Of the intervals: higher where seeds were added after a first look."""
-        return self.record.get("confidence", CONFIDENCE)
-
-    @property
-    def paper(self) -> Mapping[str, Any]:
-        """The paper's numbers on this set."""
-        return self.record.get("paper", {})
-
-    @property
-    def trained(self) -> list[str]:
-        """The arms that have runs."""
-        return [arm for arm in self.arms if self.runs(arm)]
-
-    def runs(self, arm: str) -> list[Mapping[str, Any]]:
-        """The runs of an arm, one for each seed."""
-        return self.record["arms"].get(arm, {}).get("runs", [])
-
-    def values(self, arm: str, name: str = "top1") -> dict[int, float]:
-        """Seed → points."""
-        return {run["seed"]: run[name] for run in self.runs(arm)}
-
-    def drops(self, arm: str, name: str = "top1", *, of: str = "") -> dict[int, float]:
-        """Seed → points that the plain arm, or the arm `of`, has more. Minus the gain."""
-        plain = self.values(of or self.plain, name)
-        return dict(zip(sorted(plain), differences(plain, self.values(arm, name)), strict=True))
-
-    def paired(self, arm: str, of: str = "", name: str = "top1") -> dict[int, float]:
-        """Seed → points that an arm has more than the plain one, or than the arm `of`, by the seeds that both have."""
-        mine, theirs = self.values(arm, name), self.values(of or self.plain, name)
-        return {seed: mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())}
-
-    def measurements(self, arm: str, name: str = "log_kappa") -> list[dict[str, Any]]:
-        """What was measured of an arm's models, one for each run that finished."""
-        return [run[name] for run in self.runs(arm) if run.get(name)]
-
-    def log_kappa(self, arm: str, site: str, when: str = "trained") -> list[list[float]]:
-        """For each run that finished, log κ of each block; `when`: trained, or untrained (at its random start)."""
-        return [run[when][site] for run in self.measurements(arm)]
-
-    def interval(self, values: Iterable[float]) -> Interval:
-        """With the confidence that the number of looks asks for."""
-        return interval(list(values), confidence=self.confidence)
-
-    def mean(self, arm: str, name: str = "top1") -> float:
-        """The mean of a metric over an arm's seeds."""
-        return self.interval(self.values(arm, name).values()).mean
-
-    def reached(self, arm: str) -> str:
-        """In words: what an arm's seeds reached, at which rate, and what that was chosen by."""
-        one, runs = self.record["arms"][arm], self.runs(arm)
-        names = [name for name in ("top1", "top5") if name in runs[0]]
-        reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
-        lost = sum(run["status"] == "diverged" for run in runs)
-        tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
-        return (
-            f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
-            f"{f'; held out: {tried}' if tried else ''}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,10 +469,6 @@ def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
     metrics = set_.metrics(run) or chance
     found = {name: round(100 * metrics[name], 3) for name in chance}
     return {"status": run["status"], **found, **({"why": run["why"]} if run["why"] else {})}
-
-
-def _tried(rate: Mapping[str, Any]) -> str:
-    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")
 
 
 def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:

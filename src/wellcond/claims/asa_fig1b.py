@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import SKIPS, Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Interval, Part, in_most, written
 from wellcond.words import DEFAULT_SITES as SITES

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import SKIPS, Between, Comparison, TrainedArms
+from wellcond.claims.arms import Between, TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least, written
 

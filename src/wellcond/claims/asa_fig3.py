@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.claims.grayed import QUICK_GRID, WATCHED
 from wellcond.claims.runs import Result

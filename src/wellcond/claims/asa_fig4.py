@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
 from wellcond.verdicts import Interval, Part, in_most, not_run

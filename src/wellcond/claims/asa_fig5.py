@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
 from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
 from wellcond.verdicts import Part, in_most, interval, not_run, written

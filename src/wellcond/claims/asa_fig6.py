@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, within, written
 from wellcond.words import BLOCK_SITES

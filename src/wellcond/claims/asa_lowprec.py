@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from wellcond.bench.graying import dct_errors
-from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images

@@ -14,8 +14,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
 from wellcond.verdicts import Interval, Part, at_least, not_run, written

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, paper_marks, titled
 from wellcond.claims.five_models import ARMS, MODELS, PAPER_KAPPA, SETTINGS, SIDES, lowered
 from wellcond.claims.imagenet import gpu_hours

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import GRID, Arm, Comparison, TrainedArms
+from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least, written
 

@@ -6,8 +6,9 @@ lowered(found, "vit_base")                                        # by how much 
 
 from typing import Any
 
-from wellcond.claims.arms import GRID, Arm, Comparison
+from wellcond.claims.arms import GRID
 from wellcond.claims.asa_table3 import PAPER as TABLE3
+from wellcond.claims.comparison import Arm, Comparison
 
 __all__ = ["ARMS", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
 

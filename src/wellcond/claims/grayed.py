@@ -14,7 +14,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import GRID, Arm, Comparison
+from wellcond.claims.arms import GRID
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.runs import Result
 from wellcond.words import BLOCK_SITES
 

@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any
 
 from wellcond.claims import lra_measurements  # noqa: F401 (which registers what the arms measure)
-from wellcond.claims.arms import Arm, Comparison, TrainedArms
+from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Options
+from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import arm_color
 from wellcond.claims.runs import Runs
 from wellcond.claims.sets import TASK_SETS, GivenData, TaskSet

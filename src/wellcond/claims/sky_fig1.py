@@ -10,8 +10,8 @@ accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, attention_color, column, shown
 from wellcond.verdicts import Interval, Part, in_most, not_run

@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, column
 from wellcond.verdicts import Part, at_least, not_run

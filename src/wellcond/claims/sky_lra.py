@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.arms import Comparison
 from wellcond.claims.claim import Beside, Line
+from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
 from wellcond.verdicts import Part, at_least, not_run, written

@@ -1,5 +1,6 @@
 """What all comparisons share: the second look, the limit of time, the queue, and results that were kept elsewhere."""
 
+import contextlib
 import io
 import math
 import shutil
@@ -16,7 +17,7 @@ from wellcond.claims import runs as runs_module
 from wellcond.claims.arms import HELD_OUT, LADDER, TrainedArms, tune
 from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
 from wellcond.claims.claim import Claim, Options
-from wellcond.claims.comparison import SKIPS, Comparison
+from wellcond.claims.comparison import SKIPS, Arm, Comparison
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.claims.sets import SETS, parse_data
@@ -162,6 +163,29 @@ def test_a_second_look_counts_once_it_is_complete(tmp_path):
         CLAIM.reproduce(options, Late(OPEN))  # pyright: ignore[reportArgumentType]
     found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
     assert (found["seeds"], found["confidence"]) == (3, 0.95)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_exploration_comes_after_the_second_look_and_does_not_keep_it_from_counting(tmp_path, in_time):
+    class Late(Trainer):
+        def run(self, plan):
+            if "/odd/" in plan.name and not in_time:
+                raise OutOfTime("over")
+            return super().run(plan)
+
+    odd = Arm(title="odd", settings={"drop_path": 0.1}, seeds=1)
+    claim = replace(CLAIM, arms={"odd": odd, **SKIPS})  # it would come first, by the order of the arms
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), second_look=True, evidence=tmp_path, console=Console(quiet=True))
+    trainer = Late({**OPEN, "odd": (50,)})
+    with contextlib.nullcontext() if in_time else pytest.raises(OutOfTime):
+        claim.reproduce(options, trainer)  # pyright: ignore[reportArgumentType]
+    found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
+    assert (found["seeds"], found["confidence"]) == (5, 0.975)
+    runs = {arm: len(one["runs"]) for arm, one in found["arms"].items()}
+    assert runs == {"odd": int(in_time), **dict.fromkeys(SKIPS, 5)}
+    explored = ["/odd/" in name for name in trainer.names]
+    assert explored == sorted(explored)
 
 
 # ---- the queue and its time

@@ -183,11 +183,35 @@ class TrainedArms(Claim):
                 late.append(over)
             else:
                 record = record if late else second  # a second look counts once it is complete
+        self._explore(options, data, runs, record, seeds=seeds, late=late)
         if any(arm["runs"] for arm in record["arms"].values()):
             self._write(options, data, record)
         if late:
             raise late[0]
         return self.lines(record)
+
+    def _explore(
+        self, options: Options, data: GivenData, runs: Runs, record: dict[str, Any], *, seeds: int,
+        late: list[OutOfTime],
+    ) -> None:  # fmt: skip
+        """What no verdict asks for comes last, is added to the record, and may be missing."""
+        trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm not in self.needed}
+
+        def train(arm: str) -> dict[str, Any]:
+            try:
+                return self._train_arm(options, data, runs, arm, trains[arm], late)
+            except OutOfTime as over:
+                late.append(over)
+                return {"runs": []}
+
+        runs.expect(self._number(options, trains, seeds))
+        self._train_starts(options, data, runs, trains)
+        record["arms"] |= zip(trains, runs.together([partial(train, arm) for arm in trains]), strict=True)
+
+    def _number(self, options: Options, trains: Mapping[str, int], seeds: int) -> int:
+        """Of runs, as far as it is known."""
+        before = seeds - 1 if self.in_rounds else 0
+        return sum(len(self._grid(options)) + max(0, count - before) for count in trains.values())
 
     def _write(self, options: Options, data: GivenData, record: dict[str, Any]) -> None:
         if parts := list(self._parts_on(self._comparison(record))):
@@ -201,9 +225,8 @@ class TrainedArms(Claim):
         confidence: float = CONFIDENCE,
     ) -> dict[str, Any]:  # fmt: skip
         """Of one set; what there was no time for is missing, if that is allowed, and named in `late`."""
-        trains = self.trainings(seeds, data.set.name)
-        before = seeds - 1 if self.in_rounds else 0
-        runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
+        trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm in self.needed}
+        runs.expect(self._number(options, trains, seeds))
         self._train_starts(options, data, runs, trains)
         calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
         arms = dict(zip(trains, runs.together(calls), strict=True))

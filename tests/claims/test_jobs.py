@@ -275,7 +275,6 @@ def waits_for(jobs, one, order):
     def wait():
         with jobs._worker_for(one) as worker:
             order.append((one.name, worker))
-            worker.form = one.form
 
     thread = threading.Thread(target=wait)
     number = len(jobs._waiting) + 1

@@ -64,8 +64,8 @@ class Job:
     log: Path
     """Where its output goes, after that of earlier starts."""
     turn: int
-    """Those with a lower number start first, and of one number those that were asked for first; but before a process
-    compiles, it takes what it has compiled already, if that is wanted: of 0 and 1."""
+    """Those with a lower number start first, and of one number those that were asked for first. But between 0 and 1 a
+    process prefers what it need not compile."""
     form: Any
     """What its code is compiled for: a process that had a run of the same form need not compile."""
     tell: Callable[[], bytes]
@@ -85,6 +85,7 @@ class _Worker:
         self.variables = variables
         """Of its environment: they say which GPU."""
         self.form: Any = None
+        """What its last run was compiled for."""
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._code = 0
@@ -98,7 +99,7 @@ class _Worker:
         self._tell(job.tell())
         if stopping():  # and nobody saw the process yet
             self.stop()
-        self.form, waits = job.form, True
+        waits = True
         while not self._ended.wait(GLANCE) and not job.done():
             if waits and job.trains():
                 trains()
@@ -272,6 +273,7 @@ class Jobs:
                 raise Interrupted(SAVED)
             if self._compile_in_turn and not _is_ready(worker, job):
                 self._compiling.append(worker)
+            worker.form = job.form
             self._idle.remove(worker)
             self._changed.notify_all()
         try:

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from wellcond.claims import asa_fig5, asa_table4, asa_table5
+from wellcond.claims import asa_fig5, asa_table4, asa_table5, measurements
 from wellcond.claims import runs as runs_module
 from wellcond.claims.claim import Options
 from wellcond.claims.five_models import ARMS, MODELS, lowered
@@ -62,6 +62,14 @@ def test_groups_are_parts_of_the_images_that_both_ends_are_measured_on(models):
     groups = torch.tensor(one["log_kappa_groups"], dtype=torch.float64)
     mean = (sizes[:, None] * groups).sum(0) / sizes.sum()
     assert mean.tolist() == pytest.approx(one["log_kappa"]["trained"]["+sa"], abs=1e-4)
+
+
+def test_of_few_images_there_are_fewer_groups(models, monkeypatch):
+    tenth = measurements._tenth
+    monkeypatch.setattr(measurements, "_tenth", lambda part: tenth(part)[:4])
+    (result,) = (models / "runs").rglob("vit_small/seed-*/result.json")
+    config = Config.from_json(read_json(result)["config"])
+    assert len(measurements.measure_groups(config, result.parent, "cpu")) == 4
 
 
 def kappas(fall, blocks=12, noise=0.01):

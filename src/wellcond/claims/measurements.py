@@ -97,7 +97,7 @@ def measure_groups(config: Config, folder: Path, device: str | None = None) -> l
     model.load_state_dict(weights)
 
     def groups() -> list[list[Row]]:
-        rows = [log_kappa_rows(model, images[first::GROUPS], where) for first in range(GROUPS)]
+        rows = [log_kappa_rows(model, images[first::GROUPS], where) for first in range(min(GROUPS, len(images)))]
         return [[row for row in group if row["site"] == "+sa"] for group in rows]
 
     found = groups()

@@ -196,22 +196,11 @@ class TrainedArms(Claim):
     ) -> None:  # fmt: skip
         """What no verdict asks for comes last, is added to the record, and may be missing."""
         trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm not in self.needed}
-
-        def train(arm: str) -> dict[str, Any]:
-            try:
-                return self._train_arm(options, data, runs, arm, trains[arm], late)
-            except OutOfTime as over:
-                late.append(over)
-                return {"runs": []}
-
-        runs.expect(self._number(options, trains, seeds))
-        self._train_starts(options, data, runs, trains)
-        record["arms"] |= zip(trains, runs.together([partial(train, arm) for arm in trains]), strict=True)
-
-    def _number(self, options: Options, trains: Mapping[str, int], seeds: int) -> int:
-        """Of runs, as far as it is known."""
-        before = seeds - 1 if self.in_rounds else 0
-        return sum(len(self._grid(options)) + max(0, count - before) for count in trains.values())
+        record["arms"] |= {arm: {"runs": []} for arm in trains}
+        try:
+            record["arms"] |= self._train_arms(options, data, runs, trains, seeds, late)
+        except OutOfTime as over:
+            late.append(over)
 
     def _write(self, options: Options, data: GivenData, record: dict[str, Any]) -> None:
         if parts := list(self._parts_on(self._comparison(record))):
@@ -226,10 +215,7 @@ class TrainedArms(Claim):
     ) -> dict[str, Any]:  # fmt: skip
         """Of one set; what there was no time for is missing, if that is allowed, and named in `late`."""
         trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm in self.needed}
-        runs.expect(self._number(options, trains, seeds))
-        self._train_starts(options, data, runs, trains)
-        calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
-        arms = dict(zip(trains, runs.together(calls), strict=True))
+        arms = self._train_arms(options, data, runs, trains, seeds, late)
         beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in trains}
         config = self.configure(options, data, self.plain)
         of_arms = OF_ONE_ARM.union(*(arm.settings for arm in self.arms.values()))
@@ -245,6 +231,16 @@ class TrainedArms(Claim):
             "arms": {arm: arms.get(arm) or {"runs": beside[arm]} for arm in self.arms},
             "paper": dict(self.paper.get(data.set.name, {})),
         }
+
+    def _train_arms(
+        self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int], seeds: int,
+        late: list[OutOfTime],
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        before = seeds - 1 if self.in_rounds else 0
+        runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
+        self._train_starts(options, data, runs, trains)
+        calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
+        return dict(zip(trains, runs.together(calls), strict=True))
 
     def _train_starts(self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int]) -> None:
         """All of them first, so that each form is compiled once; but those that no run needs any more."""

@@ -7,8 +7,8 @@ A training step of ViT-B/16 on 256 photographs of 224 pixels, compiled, in bfloa
 The SVD is torch.linalg.svd, as the algorithm is written; the DCT two products with its basis on each side, compiled, in
 TF32 and in float32: the paper does not say which, so both are judged. Beside them, unjudged: ours. The arms take turns,
 so that a ratio is one of neighbours in time; the interval is over the rounds. The SVD comes by itself, after the
-others: it keeps a GPU for seconds with little to do, and whatever follows on the cooler chip is faster for it. The
-paper has days of a training, reading images included.
+others: in turns, the arm after its seconds with little work for the GPU once took less than a plain step, which cannot
+be. The paper has days of a training, reading images included.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     torch.manual_seed(0)
     model = create_model("vit_base_patch16_224", SMALL if smoke else {})
     arms = grayings(images.shape, PATCH, EPSILON, device, compiled=not smoke)
-    milliseconds: dict[str, list[float]] = {name: [] for name in arms}
+    milliseconds: dict[str, list[float]] = {name: [] for name in arms}  # in this order
     for names, steps in (([name for name in arms if name != "svd"], STEPS), (["svd"], 1)):  # one SVD takes seconds
         times = step_times(
             images, model, [arms[name] for name in names], repeats=2 if smoke else ROUNDS, steps=1 if smoke else steps,

@@ -1,7 +1,7 @@
 """Several runs at once, in processes that train one after the other: which starts when, and how all stop together.
 
     jobs = Jobs(4)
-    jobs.together([lambda: jobs.run("a", …), lambda: jobs.run("b", …)])     # side by side, results in order
+    jobs.together([lambda: jobs.run(a), lambda: jobs.run(b)])       # two `Job`s side by side, results in order
 
 Each call waits in a thread for its turn and for its run. No run starts while a call may still ask for one that comes
 before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles, and on a

@@ -264,9 +264,7 @@ def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
 
 
 def job(name, turn=1, form=None, started=lambda: None):
-    return Job(
-        name=name, log=Path("log.txt"), turn=turn, form=form, tell=bytes, started=started, trains=bool, done=bool
-    )
+    return Job(name=name, log=Path("log.txt"), turn=turn, form=form, tell=bytes, started=started, done=bool)
 
 
 def waits_for(jobs, one, order):
@@ -331,51 +329,6 @@ def test_processes_start_where_most_are_idle():
     with jobs._worker_for(job("a")) as first, jobs._worker_for(job("b")) as second, jobs._worker_for(job("c")) as third:
         assert first.variables != second.variables
         assert third not in (first, second)
-
-
-def test_on_one_gpu_the_next_compiles_when_the_one_before_trains():
-    jobs, order, threads = Jobs(4, device="cpu"), [], []
-    for worker, gpu in zip(jobs._workers, "0010", strict=True):
-        worker.variables = {"GPU": gpu}
-    jobs._compile_in_turn = True
-    jobs._workers[3].form, jobs._workers[3].process = "known", PROCESS
-    with jobs._worker_for(job("a", form="a")) as a, jobs._worker_for(job("b", form="b")) as b:
-        assert {a.variables["GPU"], b.variables["GPU"]} == {"0", "1"}
-        threads.append(waits_for(jobs, job("c", form="c"), order))
-        time.sleep(2 * jobs_module.GLANCE)
-        assert order == []  # it could only start beside a or b, which do not train yet
-        with jobs._worker_for(job("d", form="known")) as d:  # nothing is compiled
-            assert d is jobs._workers[3]
-        jobs._compiled(a if a.variables["GPU"] == "0" else b)
-        threads[0].join()
-        assert order[0][1].variables == {"GPU": "0"}
-    assert jobs._compiling == []
-    assert len(jobs._idle) == 4
-
-
-def test_a_run_trains_from_its_first_new_row_on(tmp_path, forked, monkeypatch):
-    """The second time it goes on from a state, and the rows before that say nothing."""
-    said = []
-
-    def run(self, job, real=Jobs.run):
-        def then_ask():
-            job.started()
-            said.append(job.trains())
-
-        try:
-            real(self, replace(job, started=then_ask))
-        finally:
-            said.append(job.trains())
-
-    monkeypatch.setattr(Jobs, "run", run)
-    for _ in range(2):
-        runs, reached = runs_in(tmp_path), max(steps(tmp_path / "a"), default=0)
-        assert runs._jobs is not None
-        watcher = when(lambda reached=reached: max(steps(tmp_path / "a"), default=0) > reached, runs._jobs.stop)
-        with pytest.raises(Interrupted):
-            runs.together([lambda runs=runs: runs.run(plan("a"))])
-        watcher.join()
-    assert said == [False, True] * 2
 
 
 @pytest.mark.parametrize("before", [(), ("a",)])

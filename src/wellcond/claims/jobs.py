@@ -4,11 +4,10 @@
     jobs.together([lambda: jobs.run(a), lambda: jobs.run(b)])       # two `Job`s side by side, results in order
 
 Each call waits in a thread for its turn and for its run. No run starts while a call may still ask for one that comes
-before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles, and on a
-GPU that several share one compiles after the other, while the rest keep the GPU busy. After SIGINT, SIGTERM or the
-failure of a run every process saves and stops; `together` raises when the last one has. A process is told to stop by
-the end of its standard input, which also comes if this process is killed, so that no run is left behind. Processes are
-spread over all GPUs, or share one, or the cores.
+before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles. After
+SIGINT, SIGTERM or the failure of a run every process saves and stops; `together` raises when the last one has. A
+process is told to stop by the end of its standard input, which also comes if this process is killed, so that no run is
+left behind. Processes are spread over all GPUs, or share one, or the cores.
 """
 
 import contextlib
@@ -72,8 +71,6 @@ class Job:
     """What its process reads when it starts: a line."""
     started: Callable[[], None]
     """Called before it starts."""
-    trains: Callable[[], bool]
-    """Whether it has got to its first steps."""
     done: Callable[[], bool]
     """Whether its result is written: then its process is ready for the next."""
 
@@ -91,7 +88,7 @@ class _Worker:
         self._code = 0
         self._ended = threading.Event()
 
-    def train(self, job: Job, *, trains: Callable[[], None], stopping: Callable[[], bool]) -> int:
+    def train(self, job: Job, *, stopping: Callable[[], bool]) -> int:
         """0 when it is done, otherwise the exit code of the process, which has ended then."""
         self.name = job.name
         if self.process is None or self._ended.is_set():
@@ -99,11 +96,8 @@ class _Worker:
         self._tell(job.tell())
         if stopping():  # and nobody saw the process yet
             self.stop()
-        waits = True
         while not self._ended.wait(GLANCE) and not job.done():
-            if waits and job.trains():
-                trains()
-                waits = False
+            pass
         if not self._ended.is_set():
             return 0
         self.process = None
@@ -158,8 +152,6 @@ class Jobs:
         self.device = device
         self._workers = [_Worker(variables) for variables in deal(number, device)]
         self._idle = list(self._workers)
-        self._compile_in_turn = device != "cpu" and torch.cuda.is_available()
-        self._compiling: list[_Worker] = []  # those that start or compile, if others wait for it
         self._changed = threading.Condition()
         self._waiting: list[Job] = []  # in the order in which they were asked for
         self._deciding = 0  # threads of `together` that neither wait for a process nor have one
@@ -251,7 +243,7 @@ class Jobs:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed."""
         with self._worker_for(job) as worker:
             job.started()
-            code = worker.train(job, trains=lambda: self._compiled(worker), stopping=lambda: self._stopping)
+            code = worker.train(job, stopping=lambda: self._stopping)
         if code == OUT_OF_TIME:
             raise OutOfTime("the time is over, and what was running is saved")
         if code in STOPPED:
@@ -271,8 +263,6 @@ class Jobs:
             if not isinstance(worker, _Worker):
                 self._decides(1)
                 raise Interrupted(SAVED)
-            if self._compile_in_turn and not _is_ready(worker, job):
-                self._compiling.append(worker)
             worker.form = job.form
             self._idle.remove(worker)
             self._changed.notify_all()
@@ -282,7 +272,7 @@ class Jobs:
             with self._changed:  # with its process it gives up its silence: it may ask for what comes before others
                 self._idle.append(worker)
                 self._decides(1)
-                self._compiled(worker)
+                self._changed.notify_all()
 
     def _choice(self) -> dict[Job, _Worker]:
         """The run that starts next, and where; none where it is too early to say, or nothing is free."""
@@ -293,21 +283,13 @@ class Jobs:
             ready = [worker for worker in self._idle if _is_ready(worker, job)]
             if ready and job.turn <= max(first, 1):
                 return {job: ready[0]}
-        busy = [worker.variables for worker in self._compiling]
-        free = [worker for worker in self._idle if worker.variables not in busy]
-        if not free:
+        if not self._idle:
             return {}
         forms = [worker.form for worker in self._workers if worker not in self._idle]  # best left to those
         job = min((job for job in self._waiting if job.turn == first), key=lambda job: job.form in forms)
         # Where most are idle, so that no GPU has two while another has none; not where something is compiled already.
         places = [worker.variables for worker in self._idle]
-        return {job: max(free, key=lambda worker: (places.count(worker.variables), worker.process is None))}
-
-    def _compiled(self, worker: _Worker) -> None:
-        with self._changed:
-            if worker in self._compiling:
-                self._compiling.remove(worker)
-            self._changed.notify_all()
+        return {job: max(self._idle, key=lambda worker: (places.count(worker.variables), worker.process is None))}
 
     def stop(self) -> None:
         """Let every process save and stop, and start no more."""

@@ -232,12 +232,12 @@ class Runs:
         return not plan.start or (self.root / plan.start / WEIGHTS).exists()
 
     def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
-        folder, number, before = self.root / plan.name, 0, 0
+        folder, number = self.root / plan.name, 0
 
         def started() -> None:
-            nonlocal number, before
+            nonlocal number
             self._check_time(plan)
-            number, before = self._count(), max(saved_steps(folder / "checkpoints"), default=0)
+            number = self._count()
             RunFolder.open(folder, self._config(plan))  # writes its configuration first
             (folder / RESULT).unlink(missing_ok=True)  # one whose weights are gone, and wanted
             self._say(number, plan, "training")
@@ -245,7 +245,7 @@ class Runs:
         job = Job(
             name=plan.name, log=folder / LOG, turn=plan.turn,
             form=self._form(plan.config) if plan.config.compile else None, tell=partial(self._told, plan),
-            started=started, trains=lambda: _last_step(folder) > before, done=(folder / RESULT).exists,
+            started=started, done=(folder / RESULT).exists,
         )  # fmt: skip
         try:
             jobs.run(job)
@@ -465,14 +465,6 @@ def _curves(folder: Path) -> dict[str, Any]:
             for row in shown
         ],
     }
-
-
-def _last_step(folder: Path) -> int:
-    """The last that a row is written of; 0 before the first one."""
-    try:
-        return max((row.step for row in records.Run.open(folder).train), default=0)
-    except (OSError, ValueError):  # a row is being written
-        return 0
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:

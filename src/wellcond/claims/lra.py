@@ -5,14 +5,15 @@
 
 Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
 count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
-has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. The state that was best
-on the development part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are,
-not every 50. Text has no development part: a tenth of its training part is held out. Retrieval's texts may not be
-passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
+has Skyformer as its authors run it, with their rule that no state of the first fifth is kept; and one more, of one seed
+and on Pathfinder, softmax with their masks, which hide the background. The state that was best on the development part
+is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every 50. Text has no
+development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in its place, and
+apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -29,7 +30,7 @@ from wellcond.train.recipes import recipe
 __all__ = ["ARMS", "MAIN", "STAND_IN", "TASKS", "ArenaArms", "attention_color", "column", "shown", "titles"]
 
 TASKS = tuple(TASK_SETS)
-STAND_IN = "imdb_pairs"
+STAND_IN, PATHFINDER = "imdb_pairs", "lra_pathfinder"
 MAIN = ("softmax", "kernelized", "nystrom", "skyformer")
 ARMS = {
     "softmax": Arm(title="softmax", measures=("attention_spectrum", "approximations")),
@@ -44,6 +45,10 @@ ARMS = {
         },
         seeds=1,
         not_on=(STAND_IN,),  # of which nothing was published
+    ),
+    "softmax-masked": Arm(
+        title="softmax, black is padding", settings={"data_kwargs": {"mask": "published"}}, seeds=1,
+        not_on=tuple(task for task in TASKS if task != PATHFINDER),
     ),
 }  # fmt: skip
 """Landmarks are 128 wherever there are some."""
@@ -65,35 +70,39 @@ class ArenaArms(TrainedArms):
     def _record(self, options: Options, data: GivenData, runs: Runs, **asked: Any) -> dict[str, Any]:
         """With what a step takes of each arm alone on the GPU, by sky-time: several runs may share it."""
         record = super()._record(options, data, runs, **asked)
-        path = options.evidence / "sky-time" / f"{options.scale}-{data.set.name}.json"
-        times = read_json(path)["time"] if path.exists() else {}
-        return record | {"ms alone": {arm: median(times[arm]) for arm in self.arms if arm in times}}
+        return record | {
+            "ms alone": {arm: ms for arm, ms in _alone(options, data.set.name).items() if arm in self.arms}
+        }
 
     def plan_paper(self, options: Options) -> list[str]:
-        """The paper's scale is that of the lab, but for Retrieval: the time is that of the runs there are."""
+        """The paper's scale is that of the lab, but for Retrieval: the time is the one of sky-time's steps."""
         trainings = {(set_, arm): n for set_ in self.sets for arm, n in self.trainings(options.seeds, set_).items()}
         number = sum(trainings.values())
         lines = [
-            f"{self.id} at paper scale: {len(self.sets)} tasks × {len(self.arms)} arms, {number} trainings of "
+            f"{self.id} at paper scale: {len(self.sets)} tasks, {number} trainings of "
             f"{recipe('lra_listops', scale='paper').steps:,} steps, with the paper's model, batches and rates. That is "
             "the lab scale, too, but for Retrieval: it needs the texts of the AAN (lra_retrieval:FOLDER)."
         ]
-        hours = [self._hours(options, set_, arm) * count for (set_, arm), count in trainings.items()]
-        known = [one for one in hours if one > 0]
+        hours = {(set_, arm): self._hours(options, set_, arm) for set_, arm in trainings}
+        known = {one: count for one, count in trainings.items() if hours[one]}
         if known:
-            guess = sum(known) / len(known) * len(hours)
-            lines.append(f"At the speed of the runs in {options.evidence}: {guess:.1f} hours of one such GPU.")
+            guess = number * sum(hours[one] * count for one, count in known.items()) / sum(known.values())
+            lines.append(f"At the speed that sky-time measured: {guess:.1f} hours of one such GPU.")
         else:
-            lines.append(f"No run in {options.evidence} says yet how long that takes; a step is 2 to 6 ms on an H200.")
+            lines.append(f"{options.evidence} does not say yet how long that takes; a step is 2 to 6 ms on an H200.")
         return [*lines, f"Nothing was run: wellcond reproduce {self.id} --scale lab does."]
 
     def _hours(self, options: Options, name: str, arm: str) -> float:
-        """Of one training, by the runs of the lab; 0 where there are none."""
-        folder = options.evidence / "runs" / "lab" / name / TASK_SETS[name].recipe / arm
-        runs = [read_json(path) for path in sorted(folder.glob("seed-*/result.json"))]
-        speeds = [run["images_per_second"] for run in runs if run["images_per_second"]]
+        """Of one training; 0 where it is not known."""
         config = recipe(TASK_SETS[name].recipe, scale="lab")
-        return TASK_SETS[name].samples(config) / max(speeds) / 3600 if speeds else 0.0
+        steps = TASK_SETS[name].samples(config) / config.batch_size
+        return steps * _alone(replace(options, scale="lab"), name).get(arm, 0.0) / 3.6e6
+
+
+def _alone(options: Options, name: str) -> dict[str, float]:
+    """What a step of each arm takes alone on the GPU, in ms, by sky-time: runs may share it."""
+    path = options.evidence / "sky-time" / f"{options.scale}-{name}.json"
+    return {arm: median(times) for arm, times in read_json(path)["time"].items()} if path.exists() else {}
 
 
 def column(found: Comparison) -> str:

@@ -105,7 +105,8 @@ def figure(records: Sequence[Record]) -> Any:
         for arm, title in list(TITLES.items())[1:]
         for ratio in ratios(record, arm)
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("arm:N", sort=list(TITLES.values()), title=None))
+    axis = alt.Axis(minExtent=160)  # room for fonts that are wider than the one it is laid out with
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("arm:N", sort=list(TITLES.values()), title=None, axis=axis))
     x = alt.X("ratio:Q", title="a step, over a plain one", scale=alt.Scale(type="log", nice=False, padding=14))
     points = base.mark_tick(thickness=2, size=22).encode(x=x)
     labels = base.mark_text(dy=-18, fontSize=11, color=INK).encode(

@@ -179,6 +179,16 @@ def test_json_comes_back_as_it_went(payload, tmp_path_factory):
     json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
 
 
+def test_short_json_stays_on_a_line_and_lists_of_numbers_fill_lines(tmp_path):
+    payload = {"a": {"b": [1, 2.5, None]}, "curve": [[i, i / 8] for i in range(40)], "many": list(range(100)), "c": []}
+    write_json(tmp_path / "a.json", payload)
+    lines = (tmp_path / "a.json").read_text().splitlines()
+    assert lines[:5] == ["{", '  "a": {"b": [1, 2.5, null]},', '  "curve": [', "    [0, 0.0],", "    [1, 0.125],"]
+    assert max(map(len, lines)) < 120
+    assert len(lines) == 3 + 42 + 6 + 1
+    assert read_json(tmp_path / "a.json") == payload
+
+
 def test_json_takes_arrays_tensors_paths_and_tuples(tmp_path):
     payload = {"a": np.arange(3), "b": torch.tensor([[1.0, math.nan]]), "c": Path("x/y"), "d": (1, np.bool_(True))}
     write_json(tmp_path / "a.json", payload)

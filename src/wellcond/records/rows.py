@@ -43,6 +43,7 @@ __all__ = [
 
 MARKS: dict[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """The words that stand in JSON for what JSON has no numbers for."""
+WIDTH = 120  # of a line of a JSON file
 
 
 class Row(TypedDict):
@@ -115,13 +116,13 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def _dumps(value: Any, **options: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, **options)
+def _dumps(plain: Any) -> str:
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False)
 
 
 def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add one line per row, all in one write, and first take away what an earlier interruption left of a line."""
-    data = "".join(_dumps(row) + "\n" for row in rows).encode()
+    data = "".join(_dumps(_plain(row)) + "\n" for row in rows).encode()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), open(path, "a+b") as file:
@@ -223,8 +224,31 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 
 def write_json(path: str | Path, payload: Any) -> None:
-    """`payload` as indented JSON, written aside and renamed."""
-    write_text(path, _dumps(payload, indent=2) + "\n")
+    """`payload` as indented JSON, what is short on one line, written aside and renamed."""
+    write_text(path, _laid_out(_plain(payload), "") + "\n")
+
+
+def _laid_out(value: Any, indent: str, used: int = 0) -> str:
+    """JSON of plain values after `used` characters of a line: what fits into it stays on it. Of long lists of numbers
+    lines are filled, for a curve has hundreds."""
+    line = _dumps(value)
+    if not isinstance(value, dict | list) or len(indent) + used + len(line) < WIDTH:
+        return line
+    inner = indent + "  "
+    if isinstance(value, dict):
+        keys = [f"{_dumps(key)}: " for key in value]
+        parts = [key + _laid_out(one, inner, len(key)) for key, one in zip(keys, value.values(), strict=True)]
+    elif any(isinstance(one, dict | list) for one in value):
+        parts = [_laid_out(one, inner) for one in value]
+    else:
+        parts = [""]
+        for one in map(_dumps, value):
+            if len(inner) + len(parts[-1]) + len(one) + 2 < WIDTH:
+                parts[-1] += f", {one}" if parts[-1] else one
+            else:
+                parts.append(one)
+    inside = f",\n{inner}".join(filter(None, parts))
+    return f"{line[0]}\n{inner}{inside}\n{indent}{line[-1]}"
 
 
 def read_json(path: str | Path) -> Any:

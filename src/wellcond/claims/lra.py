@@ -6,10 +6,11 @@
 Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
 count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
 has Skyformer as its authors run it, with their rule that no state of the first fifth is kept; and one more, of one seed
-and on Pathfinder, softmax with their masks, which hide the background. The state that was best on the development part
-is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every 50. Text has no
-development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in its place, and
-apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
+and on Pathfinder, softmax with their masks, which hide the background: exploration, added when softmax had been at
+chance there. The state that was best on the development part is tested, once, at the end of its run; Image is looked at
+every 500 steps as the others are, not every 50. Text has no development part: a tenth of its training part is held out.
+Retrieval's texts may not be passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews:
+are they of one opinion?
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -105,7 +105,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
     seeds = f"Means over {from_to(runs)} paired seeds with 95 % intervals" if max(runs, default=0) > 1 else "One seed"
     caption = (
         f"{seeds}, at {sets[0].record['scale']} scale: the state that was best in development, tested once. All tokens "
-        "count, black pixels too; Skyformer as its authors run it has one seed. Retrieval's texts are not to be had: "
+        "count, black pixels too; Skyformer as its authors run it and softmax with black as padding have one seed, the "
+        "latter is exploration. Retrieval's texts are not to be had: "
         "pairs of film reviews are another task."
     )
     return titled(chart.resolve_scale(shape="shared"), "Accuracy on the Long Range Arena", caption)
@@ -115,8 +116,9 @@ CLAIM = ArenaArms(
     id="sky-lra",
     claim="accuracy of softmax, kernelized, Nyströmformer, Skyformer on the five tasks",
     test="Text, ListOps, Pathfinder, Image as published, fixed settings, three seeds; Skyformer also as its authors "
-    "run it, one seed. Text has no part for development but its test set: a tenth of train is held out for that. "
-    "Retrieval's stand-in, pairs of film reviews, apart",
+    "run it, one seed, and on Pathfinder softmax with their masks, which hide the background, one seed: exploration, "
+    "added when softmax had been at chance there. Text has no part for development but its test set: a tenth of train "
+    "is held out for that. Retrieval's stand-in, pairs of film reviews, apart",
     holds_if="averaged over the four: Skyformer above softmax (interval above 0); and, apart, not below it by more "
     "than 1 point",
     across=judge,

@@ -141,6 +141,24 @@ def test_our_evidence_is_what_the_kept_results_say(tmp_path, monkeypatch):
         assert found == before[path], path
 
 
+def test_what_is_run_of_a_claim_is_what_was_named(tmp_path):
+    from wellcond.claims.reproduce import _given
+
+    def names(data_dirs, *ids):
+        chosen = [CLAIMS[one] for one in ids] or None
+        wanted = [name for one in chosen or CLAIMS.values() for name in one.sets]
+        return [one.set.name for one in _given(data_dirs, chosen, wanted)]
+
+    assert names([], "sky-lra") == ["lra_listops", "lra_pathfinder"]  # which need no folder
+    assert names(["lra_text=hf:x"], "sky-lra") == ["lra_text"]
+    assert names(["lra_text=hf:x"], "sky-lra", "asa-table1") == ["photographs", "lra_text"]
+    assert names(["cifar10=hf:x"]) == ["cifar10", "photographs", "lra_listops", "lra_pathfinder"]  # the whole queue
+    with pytest.raises(ValueError, match=r"no such arm; did you mean softmax\? \(they are softmax, kernelized"):
+        reproduce("sky-lra", arms=["softmx"], output=tmp_path)
+    with pytest.raises(ValueError, match=r"--arm softmax: there is no such arm \(nothing is trained"):
+        reproduce("asa-dct", arms=["softmax"], output=tmp_path)
+
+
 def test_without_training_there_must_be_something_to_read(tmp_path):
     with pytest.raises(ValueError, match="at smoke scale there are none"):
         reproduce("asa-table2", scale="smoke", training=False, output=tmp_path)

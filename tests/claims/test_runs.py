@@ -188,6 +188,17 @@ def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
         here.run(plan("digits/vit/both/seed-0", lr=0.5))
 
 
+def test_of_arms_that_are_not_asked_for_nothing_is_trained(tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    done = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept).run(plan("digits/vit/both/seed-0"))
+    some = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept, arms=["no-sa"])
+    assert some.run(plan("digits/vit/both/seed-0")) == done  # what is done is read all the same
+    with pytest.raises(OutOfTime):
+        some.run(plan("digits/vit/both/seed-1"))
+    assert some.left == ["digits/vit/both/seed-1"]
+    assert some.run(plan("digits/vit/no-sa/seed-0"))["status"] == "finished"
+
+
 def test_what_is_asked_for_later_is_measured_where_the_weights_are(tmp_path, monkeypatch):
     kept = tmp_path / "kept"
     there = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept)

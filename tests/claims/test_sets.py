@@ -1,6 +1,6 @@
 import pytest
 
-from wellcond.claims.sets import IMAGE_SETS, PHOTOGRAPHS, parse_data, smoke_data
+from wellcond.claims.sets import IMAGE_SETS, PHOTOGRAPHS, parse_data, smoke_data, with_generated
 
 
 def test_every_set_is_read_as_as_many_tokens():
@@ -17,7 +17,7 @@ def test_imagenette_is_as_the_rules_have_it():
 
 
 def test_photographs_need_no_folder_and_stand_for_themselves():
-    assert [one.set for one in parse_data([], wanted=["photographs"])] == [PHOTOGRAPHS]
+    assert [one.set for one in with_generated([], ["photographs"])] == [PHOTOGRAPHS]
     assert [one.set.name for one in smoke_data(["cifar10", "photographs"])] == ["digits", "photographs"]
     assert PHOTOGRAPHS.name not in IMAGE_SETS  # nothing is trained on them
 

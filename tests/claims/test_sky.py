@@ -20,7 +20,7 @@ from wellcond.claims.lra import ARMS, STAND_IN, TASKS
 from wellcond.claims.lra_measurements import spectrum
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Runs
-from wellcond.claims.sets import SETS, TASK_SETS, GivenData, parse_data, smoke_data
+from wellcond.claims.sets import SETS, TASK_SETS, GivenData, parse_data, smoke_data, with_generated
 from wellcond.models.sequence import build
 from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
@@ -269,10 +269,12 @@ def test_tasks_are_sets_like_images():
 
 
 def test_what_is_generated_needs_no_folder(tmp_path):
-    names = [one.set.name for one in parse_data([f"lra_text={tmp_path}"], wanted=TASKS)]
+    names = [one.set.name for one in with_generated(parse_data([f"lra_text={tmp_path}"]), TASKS)]
     assert names == ["lra_text", "lra_listops", "lra_pathfinder"]
-    assert [one.spec for one in parse_data(["lra_listops"], wanted=TASKS)] == ["lra_listops"]  # named: this alone
-    assert parse_data([f"lra_listops={tmp_path}"], wanted=TASKS)[0].spec == f"lra_listops:{tmp_path}"
+    given = parse_data(["lra_listops"])
+    assert with_generated(given, TASKS) == given  # one is named: this alone
+    assert given[0].spec == "lra_listops"
+    assert parse_data([f"lra_listops={tmp_path}"])[0].spec == f"lra_listops:{tmp_path}"
     (tmp_path / "train-000.tar").touch()
     assert parse_data([f"lra_image={tmp_path}"])[0].spec == f"lra_image:wds:{tmp_path}"
     assert parse_data(["lra_image=hf:cifar10"])[0].spec == "lra_image:hf:cifar10"

@@ -79,7 +79,7 @@ def test_every_path_has_its_reason_without_a_gpu(monkeypatch):
     paths = fast_paths()
     check(paths)
     fused = [path for path in paths if "Triton" in path.name]
-    assert len(fused) == 8
+    assert len(fused) == 9
     assert not any(path.available or path.taken for path in fused)
     assert all("NVIDIA GPU" in path.why for path in fused)
     assert [path for path in paths if path.taken], "something is taken on a CPU"

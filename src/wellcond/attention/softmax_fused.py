@@ -17,7 +17,7 @@ from wellcond.attention.skyformer_fused import packed, refuse_batch, tokens_like
 from wellcond.numerics.fastpaths import addressable, exporting, followed, fused_kernels, gradient_wanted, overheard
 from wellcond.numerics.first_order import first_order
 
-__all__ = ["can_fuse", "draw_seed", "fused_softmax"]
+__all__ = ["can_fuse", "draw_seed", "ends_of", "fused_softmax"]
 
 WIDEST = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
 
@@ -64,7 +64,7 @@ def fused_softmax(
     ends = None
     if keep is not None:
         keep = keep if keep.stride(-1) == 1 else keep.contiguous()
-        ends = _ends(keep)
+        ends = ends_of(keep)
     if torch.compiler.is_compiling():
         return _forward_op(query, key, value, keep, ends, seed, dropout_p, scale)[0]
     settings = {"dropout_p": float(dropout_p), "scale": float(scale)}
@@ -80,7 +80,7 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(2**62, (1,), device=device)
 
 
-def _ends(keep: Tensor) -> Tensor:
+def ends_of(keep: Tensor) -> Tensor:
     """One more than the number of the last kept key, 0 without any."""
     numbers = torch.arange(1, keep.shape[-1] + 1, dtype=torch.int32, device=keep.device)
     return (keep * numbers).amax(-1)

@@ -10,7 +10,7 @@ compiled once. Interrupted or out of time, the same call goes on: finished runs 
 machine has finished and whose results are with the evidence; what was running resumes from its last state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.runs import RESULT, Runs
-from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced
+from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
 from wellcond.train.stopping import Interrupted, OutOfTime
+from wellcond.words import meant
 
 __all__ = ["reproduce"]
 
@@ -45,6 +46,7 @@ def reproduce(
     grid_epochs: int | None = None,
     device: str | None = None,
     jobs: int = 1,
+    arms: Sequence[str] = (),
     time_limit: str | None = None,
     training: bool = True,
     console: Console | None = None,
@@ -54,10 +56,11 @@ def reproduce(
     Args:
         whole_queue: all claims that are built, in the order of worth, in place of `ids`.
         seeds: by default two at `smoke` scale, and at the others three, with two more where those leave it undecided.
-        data_dirs: where the sets lie, `NAME=PATH` each. What is generated needs no place: name some of these, and the
-            others are left out.
+        data_dirs: the sets that are run, and where they lie, `NAME=PATH` each. What is generated needs no place, and is
+            run where no set of its claim is named.
         settings: fields of every training, `key=value`, the same for all arms.
         jobs: how many runs are trained at once, each in a process of its own if more than one.
+        arms: train these alone, of all arms that the claims compare; of the others finished runs are read.
         time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
         training: False to write the evidence anew from the results that there are; no data are needed for that.
     """
@@ -77,11 +80,12 @@ def reproduce(
         raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
     if time_limit:
         _check_limit(time_limit)
+    _check_arms(arms, CLAIMS.values() if whole_queue else chosen)
     check_device(device)
     if not training:
         _check_readable(chosen, scale, [evidence / "runs" / scale, output / scale])
     wanted = [name for one in (CLAIMS.values() if whole_queue else chosen) if one.built for name in one.sets]
-    given = parse_data(data_dirs, wanted=wanted) if scale == "lab" else []
+    given = _given(data_dirs, None if whole_queue else chosen, wanted) if scale == "lab" else []
     if not training and not data_dirs:
         given = unplaced(wanted)
     if scale == "lab" and wanted and training and not (data_dirs if whole_queue else given):
@@ -112,9 +116,19 @@ def reproduce(
     kept = None if scale == "smoke" else evidence / "runs" / scale
     runs = Runs(
         output / scale, console=options.console, device=device, jobs=jobs if training else 1, kept=kept,
-        time_limit=time_limit or "", training=training,
+        time_limit=time_limit or "", training=training, arms=arms,
     )  # fmt: skip
     return _run(plan, options, runs)
+
+
+def _given(data_dirs: Sequence[str], chosen: Sequence[Claim] | None, wanted: Sequence[str]) -> list[GivenData]:
+    """The sets that are named, and of those that are generated what the whole queue wants, or a claim none of whose
+    sets is named."""
+    given = parse_data(data_dirs)
+    if chosen is None:
+        return with_generated(given, wanted)
+    names = [one.set.name for one in given]
+    return with_generated(given, [name for one in chosen if not {*one.sets} & {*names} for name in one.sets])
 
 
 def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:
@@ -137,8 +151,8 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: "
         named += f"{', '.join(dict.fromkeys(runs.left))}."
         if runs.training:
-            again = "The same command goes on; what is finished is not run again."
-            options.say(f"The time is over. Not finished: {named} {again}")
+            why = "Not all arms were asked for, or the time is over" if runs.arms else "The time is over"
+            options.say(f"{why}. Not finished: {named} The same command goes on; what is finished is not run again.")
         else:
             options.say(f"Nothing was trained. Not complete: {named}")
     return 0
@@ -182,6 +196,14 @@ def _check_readable(chosen: Sequence[Claim], scale: str, folders: Sequence[Path]
     if not any(next(folder.rglob(RESULT), None) for folder in folders):
         places = " or ".join(map(str, folders))
         raise ValueError(f"there is no result in {places}: go to a folder that has some, or name it with --evidence")
+
+
+def _check_arms(arms: Sequence[str], claims: Iterable[Claim]) -> None:
+    there = [name for one in claims if isinstance(one, TrainedArms) for name in (*one.starts, *one.arms)]
+    for arm in arms:
+        if arm not in there:
+            named = f"they are {', '.join(dict.fromkeys(there))}" if there else "nothing is trained for this"
+            raise ValueError(f"--arm {arm}: there is no such arm{meant(arm, there)} ({named})")
 
 
 def _check_limit(text: str) -> None:

@@ -111,6 +111,7 @@ class Runs:
         kept: Path | None = None,
         time_limit: str = "",
         training: bool = True,
+        arms: Sequence[str] = (),
     ):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
@@ -131,6 +132,8 @@ class Runs:
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self.training: bool = training
         """Whether what is not done is trained, and what was not measured is; otherwise there is no time for it."""
+        self.arms: Sequence[str] = arms
+        """If there are any, of others nothing is trained, as if there were no time for it."""
         self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
@@ -200,7 +203,7 @@ class Runs:
             if first:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
-        if not self.training:
+        if not self.training or (self.arms and plan.name.split("/")[-2] not in self.arms):
             self.left.append(plan.name)
             raise OutOfTime(f"{plan.name} is not trained")
         plan = self._started(plan)

@@ -9,7 +9,7 @@ scale, which metrics count, and where its data may lie.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ __all__ = [
     "parse_data",
     "smoke_data",
     "unplaced",
+    "with_generated",
 ]
 
 CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the python version
@@ -273,11 +274,8 @@ PHOTOGRAPHS = PhotographSet(
 SETS: dict[str, ClaimSet] = {**IMAGE_SETS, PHOTOGRAPHS.name: PHOTOGRAPHS, **TASK_SETS}
 
 
-def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[GivenData]:
-    """What `--data-dir` says, `NAME=PATH` each; ValueError names the sets and what a path may be.
-
-    Of the sets that are `wanted`, those that are generated need no place: they are added, unless one of them is named.
-    """
+def parse_data(given: Iterable[str]) -> list[GivenData]:
+    """What `--data-dir` says, `NAME=PATH` each; ValueError names the sets and what a path may be."""
     found = []
     for text in given:
         name, equals, where = text.partition("=")
@@ -294,10 +292,17 @@ def parse_data(given: Iterable[str], *, wanted: Iterable[str] = ()) -> list[Give
     names = [one.set.name for one in found]
     if len(set(names)) < len(names):
         raise ValueError(f"--data-dir names a set twice: {', '.join(names)}")
+    return found
+
+
+def with_generated(given: Sequence[GivenData], wanted: Iterable[str]) -> list[GivenData]:
+    """Also those of the sets that are `wanted` that need no place, unless one of them is given."""
+    names = [one.set.name for one in given]
     generated = [SETS[name] for name in dict.fromkeys(wanted) if SETS[name].generated]
-    if not any(one.name in names for one in generated):
-        found += [GivenData(set=one, spec=one.name) for one in generated]
+    if any(one.name in names for one in generated):
+        return list(given)
     order = list(SETS)
+    found = [*given, *(GivenData(set=one, spec=one.name) for one in generated)]
     return sorted(found, key=lambda one: order.index(one.set.name)) if generated else found
 
 

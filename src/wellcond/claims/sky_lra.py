@@ -1,9 +1,10 @@
 """sky-lra: the accuracy of softmax, kernelized attention, Nyströmformer and Skyformer on the Long Range Arena.
 
     wellcond reproduce sky-lra --scale smoke                                       # generated, on a CPU
+    wellcond reproduce sky-lra --scale lab                                         # ListOps and Pathfinder, generated
     wellcond reproduce sky-lra --scale lab --data-dir lra_text=data/imdb --data-dir lra_image=data/cifar10
 
-ListOps and Pathfinder are generated. One seed of every task and attention comes first. lra.py says what is fixed: the
+One seed of every task and attention comes first. lra.py says what is fixed: the
 settings, the development part of Text, and what stands in for Retrieval, which no verdict asks for.
 """
 
@@ -66,7 +67,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    apart = " (pairs of film reviews, not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
+    apart = " (not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
     for arm in found.trained:
         values = found.interval(found.values(arm).values())
         last = [100 * run["test_accuracy"]["last"]["top1"] for run in found.runs(arm) if run.get("test_accuracy")]
@@ -74,11 +75,11 @@ def summary(found: Comparison) -> Iterable[Line]:
         paper = found.paper.get(arm)
         ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"
         ours += f", {lost} diverged" if lost else ""
-        what = f"{apart}, {ARMS[arm].title}"
+        what = f", {ARMS[arm].title}{apart}"
         yield f"{what}: {ours}" if paper is None or apart else Beside(what, ours, f"{paper:g}")
     for arm in found.trained:
         if arm != "softmax" and (over := found.paired(arm)):
-            yield f"{apart}, {ARMS[arm].title} over softmax: {found.interval(over.values())} points"
+            yield f", {ARMS[arm].title} over softmax{apart}: {found.interval(over.values())} points"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

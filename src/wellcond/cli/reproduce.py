@@ -31,7 +31,10 @@ def reproduce(
     ] = None,
     data_dir: Annotated[
         list[str] | None,
-        typer.Option(help="Where a set lies: cifar10=FOLDER, lra_text=FOLDER; once for each set.", metavar="NAME=PATH"),
+        typer.Option(
+            help="A set to run, and where it lies: cifar10=FOLDER; once for each set. Generated sets need no =FOLDER.",
+            metavar="NAME=PATH",
+        ),
     ] = None,
     settings: Settings = None,
     grid_epochs: Annotated[
@@ -55,6 +58,10 @@ def reproduce(
             help="Runs trained at once, in so many processes: over all GPUs, or sharing the one.",
         ),
     ] = 1,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="Train this arm alone, and read what there is of the others; once for each.", metavar="NAME"),
+    ] = None,
     device: Device = None,
     output: Annotated[Path, typer.Option(help="Folder for the runs.", file_okay=False)] = Path("runs"),
     evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
@@ -79,6 +86,7 @@ def reproduce(
         time_limit=time_limit,
         training=not no_training,
         jobs=jobs,
+        arms=arm or [],
         device=device,
     )
     raise typer.Exit(code)

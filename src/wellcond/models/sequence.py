@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.attention import find_attention, softmax_attention
-from wellcond.models.families.forwards import split_qkv
+from wellcond.attention.softmax_fused import draw_seed, ends_of
+from wellcond.models.families.forwards import plain_attention_class, split_heads, split_qkv
 from wellcond.models.surgery import AttentionSettings, plan_attention, put_attention
 from wellcond.models.surgery.attention import check_settings
+from wellcond.numerics import narrow_layer
+from wellcond.numerics.fastpaths import fused_kernels
 from wellcond.words import meant
 
 __all__ = [
@@ -169,14 +172,26 @@ class SequenceAttention(nn.Module):
         self.proj_drop: nn.Dropout = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        dropout = self.attn_drop.p if self.training else 0.0
         q, k, v = split_qkv(self.qkv(x), self.num_heads)
-        y = softmax_attention(q, k, v, attn_mask, dropout)
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        return self.proj_drop(self.proj(self.attend(q, k, v, attn_mask)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """(b, heads, n, p) → (b, n, heads · p)."""
+        dropout = self.attn_drop.p if self.training else 0.0
+        return softmax_attention(q, k, v, attn_mask, dropout).transpose(1, 2).flatten(2)
+
+
+USUAL = [
+    nn.LayerNorm, nn.Linear, nn.Linear, nn.Dropout, nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout,
+]  # fmt: skip
 
 
 class SequenceBlock(nn.Module):
-    """One layer: attention and MLP, each behind a norm and beside a skip."""
+    """One layer: attention and MLP, each behind a norm and beside a skip.
+
+    On a GPU under autocast its modules are not called one by one, unless somebody listens to one of them: all that is
+    not attention is two launches then (numerics/narrow_layer.py), and padding at the end of a sequence becomes zeros.
+    """
 
     def __init__(self, dim: int, num_heads: int, mlp_dim: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
@@ -188,8 +203,56 @@ class SequenceBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        if self._can_fuse(x, attn_mask):
+            return self._fused(x, attn_mask)
         x = x + self.attn(self.norm1(x), attn_mask)
         return x + self.mlp(self.norm2(x))
+
+    def _can_fuse(self, x: Tensor, attn_mask: Tensor | None) -> bool:
+        if not fused_kernels(x.device) or nn.modules.module._has_any_global_hook():
+            return False
+        attn, mlp = self.attn, self.mlp
+        if plain_attention_class(attn) is not SequenceAttention or type(mlp) is not nn.Sequential:
+            return False
+        parts: tuple[Any, ...] = (self.norm1, attn.qkv, attn.proj, attn.proj_drop, self.norm2, *mlp)
+        if [type(part) for part in parts] != USUAL or any(_is_heard(part) for part in (attn, mlp, *parts)):
+            return False
+        first, second, third = (part for part in parts if type(part) is nn.Dropout)
+        return (
+            first.p == second.p == third.p < 1
+            and first.training == second.training == third.training
+            and self.norm1.eps == self.norm2.eps
+            and parts[6].approximate == "none"
+            and (attn_mask is None or _keeps_keys(attn_mask, x))
+            and narrow_layer.can_fuse(x, self._weights())
+        )
+
+    def _weights(self) -> list[Tensor]:
+        """Four of what comes before attention, and the others of what comes after it."""
+        mlp: Any = self.mlp
+        layers = self.norm1, self.attn.qkv, self.attn.proj, self.norm2, mlp[0], mlp[3]
+        return [t for layer in layers for t in (layer.weight, layer.bias)]
+
+    def _fused(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
+        """The same by kernels."""
+        attn, weights, eps = self.attn, self._weights(), self.norm1.eps
+        ends = None if attn_mask is None else ends_of(attn_mask[:, 0, 0])
+        parts = narrow_layer.enter(x, weights[:4], ends, eps=eps)
+        q, k, v = (split_heads(part, attn.num_heads) for part in parts)
+        attended = attn.attend(q, k, v, attn_mask).to(q.dtype)
+        dropout = attn.proj_drop.p if attn.proj_drop.training else 0.0
+        seed = draw_seed(x.device) if dropout else None
+        return narrow_layer.leave(attended, x, weights[4:], seed, ends, dropout_p=dropout, eps=eps)
+
+
+def _keeps_keys(attn_mask: Tensor, x: Tensor) -> bool:
+    return attn_mask.dtype == torch.bool and attn_mask.shape == (x.shape[0], 1, 1, x.shape[1])
+
+
+def _is_heard(module: nn.Module) -> bool:
+    """Whether somebody wants to know when it is called, or has put something in the place of its forward."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(len(those) > 0 for those in hooks) or "forward" in module.__dict__
 
 
 class SequenceClassifier(nn.Module):

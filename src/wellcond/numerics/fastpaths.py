@@ -236,6 +236,12 @@ def fast_paths() -> list[FastPath]:
             taken=taken,
             why=why + "; heads of at most 64, in float32 32",
         ),
+        FastPath(
+            name="fused narrow encoder layers (Triton)",
+            available=available,
+            taken=taken,
+            why=why + "; under autocast, 16, 32 or 64 wide",
+        ),
         *_landmark_paths(available, taken, why),
     ]
     on_cpu = kind == "cpu"

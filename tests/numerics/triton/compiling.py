@@ -130,6 +130,7 @@ def numerics() -> None:
     from wellcond.numerics.extremes import _gram_with_room
     from wellcond.numerics.power_fit import folded_fit
     from wellcond.numerics.spectral import floor_of
+    from wellcond.numerics.triton import narrow_layer
     from wellcond.numerics.triton.extremes import extreme_eigenvalues
     from wellcond.numerics.triton.geometry import Geometry
     from wellcond.numerics.triton.gray_dct import gray_dct_images
@@ -146,6 +147,17 @@ def numerics() -> None:
     (x, x_inverse), (y, y_inverse) = (split_rows(torch.zeros(64, 768), weight=weight) for weight in (False, True))
     combine(torch.zeros(2, 64, 64), torch.zeros(64, 64), x_inverse, y_inverse, torch.zeros(64))
     assert x.shape == y.shape == (64, 1536)
+    ends, seed = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    norm, square, wide = [torch.zeros(64)] * 2, [torch.zeros(64, 64), torch.zeros(64)], torch.zeros(128, 64)
+    before = [*norm, torch.zeros(192, 64), torch.zeros(192)]
+    after = [*square, *norm, wide, torch.zeros(128), wide.mT.contiguous(), torch.zeros(64)]
+    for n, masks in ((1024, (None, None)), (1024, (seed, ends)), (1, (None, None))):
+        x = torch.zeros(2 if n > 1 else 1, n, 64)
+        q, k, v = narrow_layer.enter(x, before, masks[1], dtype=torch.bfloat16, eps=1e-5)
+        narrow_layer.enter_back((q, k, v), x, before, masks[1], eps=1e-5)
+        p = 0.0 if masks[0] is None else 0.1
+        y = narrow_layer.leave(q, x, after, *masks, dropout_p=p, eps=1e-5)
+        narrow_layer.leave_back(y, q, x, after, *masks, dropout_p=p, eps=1e-5)
 
 
 if __name__ == "__main__":

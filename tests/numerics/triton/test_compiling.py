@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parents[3] / "src" / "wellcond" / "numerics" / "triton"
 FILES = {
     "gaussian": ("gaussian", "half_norms", "landmark_sides"),
     "softmax": ("linear_short", "linear_sides", "nystrom_inverse", "nystrom_means", "nystrom_sides", "softmax"),
-    "numerics": ("gram", "gray_dct", "spectral_power_kernels", "spd_inverse", "split_linear"),
+    "numerics": ("gram", "gray_dct", "narrow_layer", "spectral_power_kernels", "spd_inverse", "split_linear"),
 }
 PATIENCE = 3600.0  # seconds; it takes a minute of a core of its own
 

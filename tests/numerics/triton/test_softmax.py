@@ -200,7 +200,7 @@ def test_masks_look_random(device):
 def test_tiles_change_nothing_of_what_is_dropped(device):
     q, k, v = (t.detach() for t in made((1, 2, 100, 130, 8, 8), device))
     keep = (torch.rand(1, 1, 130, device=device) > 0.3).contiguous()
-    ends = softmax_fused._ends(keep)
+    ends = softmax_fused.ends_of(keep)
     found = []
     for rows, columns in ((64, 64), (16, 32), (32, 16)):
         tiles = {"BM": rows, "BN": columns, "num_warps": 4, "num_stages": 2}

@@ -25,6 +25,10 @@ from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tile_
 __all__ = [
     "attend_kernel",
     "backward",
+    "bits_of_columns",
+    "bits_of_rows",
+    "drop_keys",
+    "drop_threshold",
     "forward",
     "pull_keys_kernel",
     "pull_queries_kernel",
@@ -43,7 +47,7 @@ def _mixed(x):
 
 
 @triton.jit
-def _drop_keys(seed, which):
+def drop_keys(seed, which):
     """Where the counters of a matrix's rows and columns begin."""
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
@@ -52,17 +56,17 @@ def _drop_keys(seed, which):
 
 
 @triton.jit
-def _of_queries(rows, begin):
+def bits_of_rows(rows, begin):
     return rows.to(tl.uint32) * 0x9E3779B9 + begin
 
 
 @triton.jit
-def _of_keys(cols, begin):
+def bits_of_columns(cols, begin):
     return cols.to(tl.uint32) * 0x85157AF5 + begin
 
 
 @triton.jit
-def _stays(one, other, threshold):
+def stays_at(one, other, threshold):
     """Which weights are not dropped: below the threshold, in 32 bits whose upper ones are well mixed."""
     x = (one[:, None] ^ other[None, :]) * 0x85EBCA6B
     x = (x ^ (x >> 15)) * 0xC2B2AE35
@@ -95,8 +99,8 @@ def attend_kernel(
     if HAS_KEEP:
         last = tl.load(ends + b * eb + h * eh)
     if DROPS:
-        begin, begin_keys = _drop_keys(seed, which)
-        row_bits = _of_queries(rows, begin)
+        begin, begin_keys = drop_keys(seed, which)
+        row_bits = bits_of_rows(rows, begin)
         nothing = _unknown_zero(scale)
     most = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
@@ -115,7 +119,7 @@ def attend_kernel(
         shrink = tl.exp2(most * factor - base)
         total = total * shrink + tl.sum(w, axis=1)
         if DROPS:
-            w = tl.where(_stays(row_bits, _of_keys(cols, begin_keys), threshold), w, nothing)
+            w = tl.where(stays_at(row_bits, bits_of_columns(cols, begin_keys), threshold), w, nothing)
         vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         acc = tl.dot(w.to(vt.dtype), vt, acc * shrink[:, None], input_precision=PRECISION)
         most = top
@@ -153,8 +157,8 @@ def pull_queries_kernel(
     if HAS_KEEP:
         last = tl.load(ends + b * eb + h * eh)
     if DROPS:
-        begin, begin_keys = _drop_keys(seed, which)
-        row_bits = _of_queries(rows, begin)
+        begin, begin_keys = drop_keys(seed, which)
+        row_bits = bits_of_rows(rows, begin)
     acc = tl.zeros((BM, WIDTH), dtype=tl.float32)
     for start in range(0, last, BN):
         cols = start + tl.arange(0, BN)
@@ -167,7 +171,7 @@ def pull_queries_kernel(
         vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         d = tl.dot(gt, tl.trans(vt), input_precision=PRECISION)
         if DROPS:
-            d = tl.where(_stays(row_bits, _of_keys(cols, begin_keys), threshold), d, 0.0)
+            d = tl.where(stays_at(row_bits, bits_of_columns(cols, begin_keys), threshold), d, 0.0)
         pulls = w * (d - row_delta[:, None])
         acc = tl.dot(pulls.to(kt.dtype), kt, acc, input_precision=PRECISION)
     store_rows(dq + b * db + h * dh, rows, inside, dn, width, acc * (scale * enlarge), WIDTH)
@@ -198,8 +202,8 @@ def pull_keys_kernel(
     vt = rows_of(v + b * vb + h * vh, rows, inside, vn, values, VALUES)
     factor = scale * LOG2E
     if DROPS:
-        begin, begin_keys = _drop_keys(seed, which)
-        key_bits = _of_keys(rows, begin_keys)
+        begin, begin_keys = drop_keys(seed, which)
+        key_bits = bits_of_columns(rows, begin_keys)
         nothing = _unknown_zero(scale)
     acc_k = tl.zeros((BM, WIDTH), dtype=tl.float32)
     acc_v = tl.zeros((BM, VALUES), dtype=tl.float32)
@@ -213,7 +217,7 @@ def pull_keys_kernel(
         d = tl.dot(vt, tl.trans(gt), input_precision=PRECISION)
         kept = w
         if DROPS:
-            stays = _stays(key_bits, _of_queries(cols, begin), threshold)
+            stays = stays_at(key_bits, bits_of_rows(cols, begin), threshold)
             kept = tl.where(stays, w, nothing)
             d = tl.where(stays, d, 0.0)
         acc_v = tl.dot(kept.to(gt.dtype), gt, acc_v, input_precision=PRECISION)
@@ -358,9 +362,13 @@ def _strides(mask: Tensor | None) -> tuple[int, int]:
 
 
 def _numbers(dropout_p: float, scale: float) -> tuple[int, float, float]:
-    """What a hash, as a signed number, has to be below for its weight to stay; the scale; 1 / (1 − p).
+    """The threshold of `drop_threshold`; the scale; 1 / (1 − p)."""
+    return drop_threshold(dropout_p), float(scale), 1 / (1 - dropout_p)
 
-    The threshold is odd and never 1: Triton compiles another kernel for that and for multiples of 16.
+
+def drop_threshold(dropout_p: float) -> int:
+    """What a hash, as a signed number, has to be below for what it stands for to stay.
+
+    It is odd and never 1: Triton compiles another kernel for that and for multiples of 16.
     """
-    threshold = min(2**31 - 1, round((1 - dropout_p) * 2**32) - 2**31) | 3
-    return threshold, float(scale), 1 / (1 - dropout_p)
+    return min(2**31 - 1, round((1 - dropout_p) * 2**32) - 2**31) | 3

@@ -252,6 +252,10 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
         "lr=0.1",
         "--jobs",
         "4",
+        "--arm",
+        "both",
+        "--arm",
+        "no-sa",
         "--time-limit",
         "9m",
     ]
@@ -263,7 +267,7 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
     )
     options = {"scale": "lab", "seeds": 5, "data_dirs": ["cifar10=a", "cifar100=b"], "settings": ["epochs=7", "lr=0.1"]}
     options |= {"grid_epochs": 3, "output": Path("o"), "evidence": Path("e"), "jobs": 4, "device": None}
-    options |= {"time_limit": "9m", "whole_queue": False, "training": True}
+    options |= {"time_limit": "9m", "whole_queue": False, "training": True, "arms": ["both", "no-sa"]}
     assert calls == [(["asa-fig1c", "asa-fig2"], options)]
 
 

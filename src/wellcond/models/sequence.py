@@ -181,7 +181,7 @@ class SequenceAttention(nn.Module):
         return softmax_attention(q, k, v, attn_mask, dropout).transpose(1, 2).flatten(2)
 
 
-USUAL = [
+_USUAL: list[type[nn.Module]] = [
     nn.LayerNorm, nn.Linear, nn.Linear, nn.Dropout, nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout,
 ]  # fmt: skip
 
@@ -215,7 +215,7 @@ class SequenceBlock(nn.Module):
         if plain_attention_class(attn) is not SequenceAttention or type(mlp) is not nn.Sequential:
             return False
         parts: tuple[Any, ...] = (self.norm1, attn.qkv, attn.proj, attn.proj_drop, self.norm2, *mlp)
-        if [type(part) for part in parts] != USUAL or any(_is_heard(part) for part in (attn, mlp, *parts)):
+        if [type(part) for part in parts] != _USUAL or any(_is_heard(part) for part in (attn, mlp, *parts)):
             return False
         first, second, third = (part for part in parts if type(part) is nn.Dropout)
         return (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.config import patch as patch_dynamo
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -344,10 +345,8 @@ def test_the_probe_sees_all_sites(attention: str, exact: bool, entered: list[Ten
     assert len(entered) == 2 * exact  # it measures a pass of its own, and the other one has no hooks
 
 
-def test_compiled_the_numbers_are_the_same_and_a_later_hook_is_heard(
-    entered: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", False)
+@patch_dynamo("skip_nnmodule_hook_guards", False)
+def test_compiled_the_numbers_are_the_same_and_a_later_hook_is_heard(entered: list[Tensor]) -> None:
     model, given = small(depth=1), batch()
     with plain_twins():
         want = all_of(model, *given)

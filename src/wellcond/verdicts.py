@@ -49,6 +49,7 @@ __all__ = [
 
 POWER = 0.8
 OUT_OF_REACH: Final = "out of reach here"
+NOT_DECIDED = "; not decided: "
 DRAWS = 1000  # of a bootstrap
 CONFIDENCE = 0.95
 """The confidence of an interval."""
@@ -244,7 +245,8 @@ def undecided(part: Part, why: str) -> Part:
     """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
     if part.outcome == OUT_OF_REACH:
         return part
-    return replace(part, outcome="undecided", why=f"{part.why}; not decided: {why}")
+    joined = "; " if NOT_DECIDED in part.why else NOT_DECIDED
+    return replace(part, outcome="undecided", why=f"{part.why}{joined}{why}")
 
 
 def not_run(name: str) -> Part:

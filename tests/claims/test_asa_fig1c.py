@@ -160,8 +160,8 @@ def test_the_drop_has_to_grow_with_the_set():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"epochs": 30}, "30 epochs are fewer than 100"),
-        ({"seeds": 2}, "2 seeds are fewer than 3"),
+        ({"epochs": 30}, "30 of 100 epochs"),
+        ({"seeds": 2}, "2 of 3 seeds"),
         ({"both": (80, 81, 80), "sa": (40, 41, 40), "mlp": (79, 80, 79)}, "below the 85 % asked"),
     ],
 )
@@ -237,8 +237,8 @@ def test_the_lab_scale_extends_its_grid_and_keeps_its_rules(tmp_path):
         assert arm["lr at the edge of the grid"] is (arm["lr"] in (LADDER[0], LADDER[-1]))
     assert list(tmp_path.rglob("seed-0-*/probe.jsonl"))
     why = found["verdict on this set"]["parts"][0]["why"]
-    assert "1 seeds are fewer than 3" in why
-    assert "2 epochs are fewer than 100" in why
+    assert "1 of 3 seeds" in why
+    assert "2 of 100 epochs" in why
 
 
 def test_a_short_training_warms_up_no_longer_and_what_cannot_be_is_said_at_once():

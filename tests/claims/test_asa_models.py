@@ -157,7 +157,7 @@ def test_ten_of_twelve_blocks_decide(falls, verdict):
 
 def test_fig5_asks_for_a_respectable_plain_model_and_all_epochs():
     assert "below the 75 % asked" in asa_fig5.CLAIM.verdict([fig5([0.2] * 12, top1=70.0)]).parts[0].why
-    assert "20 epochs are fewer than 50" in asa_fig5.CLAIM.verdict([fig5([0.2] * 12, epochs=20)]).parts[0].why
+    assert "20 of 50 epochs" in asa_fig5.CLAIM.verdict([fig5([0.2] * 12, epochs=20)]).parts[0].why
 
 
 def test_the_figures_have_the_papers_numbers_beside_ours():

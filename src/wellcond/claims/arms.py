@@ -421,8 +421,10 @@ class TrainedArms(Claim):
 
     def _by_the_rules(self, part: Part, *found: Comparison) -> Part:
         """Undecided where a rule for all verdicts is not met."""
-        for problem in dict.fromkeys(chain(*(self._broken_rules(one) for one in found))):
-            part = undecided(part, problem)
+        broken = {one.title: self._broken_rules(one) for one in found}
+        for problem in dict.fromkeys(chain(*broken.values())):
+            where = [title for title, problems in broken.items() if problem in problems]
+            part = undecided(part, f"{problem} on {', '.join(where)}" if len(where) < len(broken) else problem)
         return part
 
     def _broken_rules(self, found: Comparison) -> list[str]:
@@ -431,9 +433,9 @@ class TrainedArms(Claim):
             problems.append(SMOKE_RULE)
         seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
         if seeds < self.seeds:
-            problems.append(f"{seeds} seeds are fewer than {self.seeds}")
+            problems.append(f"{seeds} of {self.seeds} seeds")
         if record[set_.unit] < set_.length:
-            problems.append(f"{record[set_.unit]} {set_.unit} are fewer than {set_.length}")
+            problems.append(f"{record[set_.unit]} of {set_.length} {set_.unit}")
         reached = interval(list(found.values(self.plain).values())).mean
         if self.plain_is_respectable and reached < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable

@@ -264,17 +264,17 @@ def _refuse_unknown(evidence: Path) -> None:
 
 def _made(records: Sequence[Mapping[str, Any]]) -> str:
     """The commands, devices, versions and commits behind the numbers."""
-    said = []
+    said, trained = [], dict[str, dict[str, None]]()
     for record in records:
         where = record["environment"]
         commit = _short(where["commit"]) + (" with changes" if where["dirty"] else "")
         torch = where["versions"].get("torch", "?")
         device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
         said.append(f"`{where['command']}` on {device}, torch {torch}, commit {commit}, {where['date'][:10]}")
-        trained = dict.fromkeys(f"{run['device']}, commit {_short(run['commit'])}" for run in _runs_of(record))
-        if trained:
-            said.append(f"its runs on {' and '.join(trained)}")
-    return "; ".join(dict.fromkeys(said))
+        for run in _runs_of(record):
+            trained.setdefault(run["device"], {})[_short(run["commit"])] = None
+    runs = [f"its runs on {device}, by commit {', '.join(commits)}" for device, commits in trained.items()]
+    return "; ".join([*dict.fromkeys(said), *runs])
 
 
 def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -74,13 +74,16 @@ def remarks(found: Comparison) -> Iterable[str]:
     if found.set.name == "lra_pathfinder":
         learnt, left = ({run["seed"]: _left(run, level) for run in found.runs(arm) if run.get("validation")}
                         for arm, level in (("skyformer", LEARNT), ("softmax", STALLED)))  # fmt: skip
-        delays = [left[seed] - learnt[seed] for seed in sorted(learnt.keys() & left.keys())]
-        if delays:
+        both = sorted(learnt.keys() & left.keys())
+        if both:
+            delays = [left[seed] - learnt[seed] for seed in both]
             seen = "seen" if min(delays) >= DELAY else "not seen in every seed"
+            never = sum(learnt[seed] == left[seed] == 1 for seed in both)
             said = ", ".join(f"{100 * delay:.0f}" for delay in delays)
+            neither = f", neither does in {never} of {len(both)} seeds" if never else ""
             yield (
                 f", softmax stalls: {seen} (it leaves {100 * STALLED:.0f} % later than Skyformer reaches "
-                f"{100 * LEARNT:.0f} %, by {said} % of the training; the paper: by about half of it)"
+                f"{100 * LEARNT:.0f} %, by {said} % of the training{neither}; the paper: by about half of it)"
             )
 
 
@@ -91,9 +94,11 @@ def _left(run: Mapping[str, Any], level: float) -> float:
 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
-    ratios = {column(one): 1 - share.mean for one in tasks.values() if (share := earlier(one)) is not None}
+    timed = any(one.record["ms alone"] for one in tasks.values())
+    unit, what = ("seconds", "Time") if timed else ("steps", "Steps")
+    ratios = {column(one): 1 - share.mean for one in tasks.values() if (share := earlier(one, unit)) is not None}
     said = "; ".join(f"{task} {ratio:.2f}" for task, ratio in ratios.items())
-    return f"Time until Skyformer is at softmax's best loss, over softmax's own (2: never): {said}." if said else ""
+    return f"{what} until Skyformer is at softmax's best loss, over softmax's own (2: never): {said}." if said else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

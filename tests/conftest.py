@@ -39,10 +39,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Under xdist each worker would take every core, and they would get in each other's way.
+    # Under xdist each worker would take every core, and so would the processes that it starts: they would get in each
+    # other's way.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        share = max(1, (os.cpu_count() or 1) // workers)
+        torch.set_num_threads(share)
+        os.environ.setdefault("OMP_NUM_THREADS", str(share))
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         for name, function in (("bounds.py", "watch"), ("hasten.py", "hasten")):
             runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are no package

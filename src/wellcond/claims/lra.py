@@ -5,9 +5,10 @@
 
 Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
 count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
-has Skyformer as its authors run it, with their rule that no state of the first fifth is kept; and one more, of one seed
-and on Pathfinder, softmax with their masks, which hide the background: exploration, added when softmax had been at
-chance there. The state that was best on the development part is tested, once, at the end of its run; Image is looked at
+has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. Two more, of one seed,
+are exploration: on Pathfinder softmax with their masks, which hide the background, added when softmax had been at
+chance there; and on Text and ListOps softmax with the embedded sequence grayed, for whether the cure of the other paper
+helps here. The state that was best on the development part is tested, once, at the end of its run; Image is looked at
 every 500 steps as the others are, not every 50. Text has no development part: a tenth of its training part is held out.
 Retrieval's texts may not be passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews:
 are they of one opinion?
@@ -50,6 +51,10 @@ ARMS = {
     "softmax-masked": Arm(
         title="softmax, black is padding", settings={"data_kwargs": {"mask": "published"}}, seeds=1,
         not_on=tuple(task for task in TASKS if task != PATHFINDER),
+    ),
+    "softmax-grayed": Arm(
+        title="softmax, SVD-grayed", settings={"gray": "svd", "epsilon": 0.7}, seeds=1,
+        not_on=(STAND_IN, PATHFINDER, "lra_image"),
     ),
 }  # fmt: skip
 """Landmarks are 128 wherever there are some."""

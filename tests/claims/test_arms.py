@@ -18,7 +18,7 @@ from wellcond.claims.arms import HELD_OUT, LADDER, TrainedArms, tune
 from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
 from wellcond.claims.claim import Claim, Options
 from wellcond.claims.comparison import SKIPS, Arm, Comparison
-from wellcond.claims.reproduce import reproduce
+from wellcond.claims.reproduce import _by_arm, _given, reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.claims.sets import SETS, parse_data
 from wellcond.records import read_json, write_json
@@ -141,9 +141,12 @@ def test_our_evidence_is_what_the_kept_results_say(tmp_path, monkeypatch):
         assert found == before[path], path
 
 
-def test_what_is_run_of_a_claim_is_what_was_named(tmp_path):
-    from wellcond.claims.reproduce import _given
+def test_runs_that_are_left_are_counted_by_arm():
+    runs = ["a/vit/both/grid-0.1", "a/vit/both/seed-0", "b/vit/both/seed-0", "a/vit/no-sa/seed-0", "a/vit/both/seed-0"]
+    assert _by_arm([*runs, "sky-time on Text"]) == "a/vit: both 2, no-sa 1; b/vit: both 1; sky-time on Text"
 
+
+def test_what_is_run_of_a_claim_is_what_was_named(tmp_path):
     def names(data_dirs, *ids):
         chosen = [CLAIMS[one] for one in ids] or None
         wanted = [name for one in chosen or CLAIMS.values() for name in one.sets]

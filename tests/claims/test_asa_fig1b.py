@@ -58,8 +58,8 @@ def test_an_interval_around_the_bound_is_undecided():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"seeds": 2}, "2 seeds"),
-        ({"epochs": 50}, "50 epochs"),
+        ({"seeds": 2}, "2 of 3 seeds"),
+        ({"epochs": 50}, "50 of 100 epochs"),
         ({"top1": 50.0}, "below the 85 % asked"),
         ({"distance": 0.5}, "float32 and float64 differ"),
         ({"scale": "smoke"}, "smoke"),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config, as_seconds
-from wellcond.train.stopping import TimeLimit, interruptible
+from wellcond.train.stopping import Interrupted, TimeLimit, interruptible
 
 PROGRAM = """
 import os, signal, sys, time
@@ -66,6 +66,22 @@ def test_a_signal_before_there_is_anything_to_save_ends_it_at_once(number: int) 
         [sys.executable, "-c", BEFORE, str(int(number))], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.startswith("stopped before the first step"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_error_on_the_way_out_hides_no_signal(number: int) -> None:
+    """As `threading.Condition` has one where a signal comes while it takes its lock back."""
+
+    def wait() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    with pytest.raises(Interrupted, match="before the first step"), interruptible():
+        wait()
+    with pytest.raises(RuntimeError, match="another"), interruptible():
+        raise RuntimeError("another")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

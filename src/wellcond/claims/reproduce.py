@@ -10,6 +10,7 @@ compiled once. Interrupted or out of time, the same call goes on: finished runs 
 machine has finished and whose results are with the evidence; what was running resumes from its last state.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,14 +149,26 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         for line in lines:
             options.say(str(line))
     if unfinished:
-        named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: "
-        named += f"{', '.join(dict.fromkeys(runs.left))}."
+        named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
         if runs.training:
             why = "Not all arms were asked for, or the time is over" if runs.arms else "The time is over"
             options.say(f"{why}. Not finished: {named} The same command goes on; what is finished is not run again.")
         else:
             options.say(f"Nothing was trained. Not complete: {named}")
     return 0
+
+
+def _by_arm(names: Iterable[str]) -> str:
+    """Runs as numbers of each arm, cifar10/vit_tiny: both 3, no-sa 3; and what is no run by its name."""
+    arms, others = dict[str, Counter[str]](), list[str]()
+    for name in dict.fromkeys(names):
+        if "/" in name:
+            where, arm, _ = name.rsplit("/", 2)
+            arms.setdefault(where, Counter())[arm] += 1
+        else:
+            others.append(name)
+    said = [f"{where}: {', '.join(f'{arm} {n}' for arm, n in counts.items())}" for where, counts in arms.items()]
+    return "; ".join([*said, *others])
 
 
 def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tuple[GivenData, ...]]]:

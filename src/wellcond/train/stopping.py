@@ -79,8 +79,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     before = {number: signal.signal(number, remember) for number in SIGNALS}
     try:
         yield asked
-    except KeyboardInterrupt:
-        if not came:
+    except BaseException as error:
+        if not came or not _follows_interrupt(error):
             raise
         raise Interrupted("stopped before the first step; the same command begins again, or goes on") from None
     finally:
@@ -88,6 +88,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
     if came:
         signal.raise_signal(last)
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Whether it is a KeyboardInterrupt, or came up while one passed: of a lock that is waited for just then, threading
+    says that it is not held."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 # ---- a limit on the time

@@ -84,5 +84,5 @@ def test_the_figure_has_both_ends_and_the_papers_numbers():
     assert [row["paper"] for row in rows if "paper" in row] == [6.0, 3.0]
     lines = list(map(str, CLAIM.lines(record())))
     assert any("9 matrices beyond float32" in line for line in lines)
-    assert any("natural logarithms too: its text writes e⁶ and e³" in line for line in lines)
+    assert any("they would be 13.8 and 6.9 here" in line for line in lines)
     assert not any("decimal" in line or "does not name" in line for line in lines)

@@ -237,7 +237,7 @@ def test_reproduce_passes_its_options_on(wellcond, stand_in):
         calls.append((ids, options))
         return 130
 
-    stand_in("wellcond.claims.reproduce", reproduce=run)
+    stand_in("wellcond.claims.reproduce", reproduce=run, WrongUsage=ValueError)
     given = [
         "--scale",
         "lab",
@@ -275,6 +275,23 @@ def test_reproduce_wants_claims_or_all(wellcond):
     code, _, error = wellcond("reproduce", "--scale", "smoke")
     assert code == 2
     assert "--all" in error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["sky-lr"], "there is no claim 'sky-lr'"),
+        (["sky-lra", "--arm", "softmx"], "did you mean softmax?"),
+        (["asa-fig1c", "--scale", "lab"], "--data-dir cifar10=FOLDER"),
+        (["asa-fig1c", "--time-limit", "soon"], "90s, 9m or 1h30m"),
+    ],
+)
+def test_reproduce_ends_with_2_for_what_it_cannot_do(wellcond, wrong, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = wellcond("reproduce", *wrong)
+    assert code == 2
+    assert said in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_ledger_is_checked_by_its_exit_code(wellcond, tmp_path):

@@ -148,9 +148,8 @@ def test_runs_that_are_left_are_counted_by_arm():
 
 def test_what_is_run_of_a_claim_is_what_was_named(tmp_path):
     def names(data_dirs, *ids):
-        chosen = [CLAIMS[one] for one in ids] or None
-        wanted = [name for one in chosen or CLAIMS.values() for name in one.sets]
-        return [one.set.name for one in _given(data_dirs, chosen, wanted)]
+        chosen = [CLAIMS[one] for one in ids] or CLAIMS.values()
+        return [one.set.name for one in _given(data_dirs, chosen, whole_queue=not ids, training=True)]
 
     assert names([], "sky-lra") == ["lra_listops", "lra_pathfinder"]  # which need no folder
     assert names(["lra_text=hf:x"], "sky-lra") == ["lra_text"]

@@ -10,8 +10,9 @@ compiled once. Interrupted or out of time, the same call goes on: finished runs 
 machine has finished and whose results are with the evidence; what was running resumes from its last state.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +30,13 @@ from wellcond.train.recipes import SCALES
 from wellcond.train.stopping import Interrupted, OutOfTime
 from wellcond.words import meant
 
-__all__ = ["reproduce"]
+__all__ = ["WrongUsage", "reproduce"]
 
 SMOKE_SEEDS, SEEDS = 2, 3
+
+
+class WrongUsage(ValueError):  # noqa: N818 (it is one)
+    """What was asked for is not to be had; nothing has been started."""
 
 
 def reproduce(
@@ -52,7 +57,7 @@ def reproduce(
     training: bool = True,
     console: Console | None = None,
 ) -> int:
-    """Returns the exit code; ValueError for an unknown claim, scale or set, before anything is trained.
+    """Returns the exit code; WrongUsage for an unknown claim, scale or set, before anything is trained.
 
     Args:
         whole_queue: all claims that are built, in the order of worth, in place of `ids`.
@@ -65,37 +70,19 @@ def reproduce(
         time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
         training: False to write the evidence anew from the results that there are; no data are needed for that.
     """
-    ids = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
-    if bool(ids) == whole_queue:
-        raise ValueError("name claims, or take all that there are with --all; wellcond ledger lists them")
-    for unknown in [id_ for id_ in ids[1:] if id_ not in CLAIMS] if settings else ():
-        raise ValueError(f"a setting is written name=value, got {unknown!r}, which is no claim's id either")
-    chosen = [claim(id_) for id_ in ids]
-    for one in chosen:
-        if not one.built:
-            ready = ", ".join(id_ for id_, other in CLAIMS.items() if other.built and not isinstance(other, Statement))
-            raise ValueError(f"{one.id} cannot be run yet; those that can are {ready}, and the statements of theory")
-    if scale not in SCALES:
-        raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
-    if jobs < 1:
-        raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
-    if time_limit:
-        _check_limit(time_limit)
-    _check_arms(arms, CLAIMS.values() if whole_queue else chosen)
-    check_device(device)
-    if not training:
-        _check_readable(chosen, scale, [evidence / "runs" / scale, output / scale])
-    wanted = [name for one in (CLAIMS.values() if whole_queue else chosen) if one.built for name in one.sets]
-    given = _given(data_dirs, None if whole_queue else chosen, wanted) if scale == "lab" else []
-    if not training and not data_dirs:
-        given = unplaced(wanted)
-    if scale == "lab" and wanted and training and not (data_dirs if whole_queue else given):
-        name = "the queue" if whole_queue else next(one.id for one in chosen if one.sets)
-        raise ValueError(f"{name} at lab scale is run on real data; say where: --data-dir {wanted[0]}=FOLDER")
-    for one in chosen if scale == "lab" else ():
-        if one.sets and not _data_of(one, given, scale):
-            there = f"is not decided on {given[0].set.name}" if given else "needs data"
-            raise ValueError(f"{one.id} {there}; its sets are {', '.join(one.sets)}: --data-dir NAME=FOLDER")
+    with _wrong_usage():
+        chosen = _chosen([ids] if isinstance(ids, str) else ids, whole_queue=whole_queue, settings=settings)
+        if scale not in SCALES:
+            raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+        if jobs < 1:
+            raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
+        if time_limit:
+            _check_limit(time_limit)
+        _check_arms(arms, chosen)
+        check_device(device)
+        if not training:
+            _check_readable([] if whole_queue else chosen, scale, [evidence / "runs" / scale, output / scale])
+        given = _given(data_dirs, chosen, whole_queue=whole_queue, training=training) if scale == "lab" else []
     options = Options(
         scale=scale,
         seeds=seeds or (SMOKE_SEEDS if scale == "smoke" else SEEDS),
@@ -122,14 +109,50 @@ def reproduce(
     return _run(plan, options, runs)
 
 
-def _given(data_dirs: Sequence[str], chosen: Sequence[Claim] | None, wanted: Sequence[str]) -> list[GivenData]:
+@contextlib.contextmanager
+def _wrong_usage() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def _chosen(ids: Sequence[str], *, whole_queue: bool, settings: Sequence[str]) -> list[Claim]:
+    """The claims of these ids, or all that can be run."""
+    ids = list(dict.fromkeys(ids))
+    if bool(ids) == whole_queue:
+        raise ValueError("name claims, or take all that there are with --all; wellcond ledger lists them")
+    built = [one for one in CLAIMS.values() if one.built]
+    if whole_queue:
+        return built
+    for unknown in [id_ for id_ in ids[1:] if id_ not in CLAIMS] if settings else ():
+        raise ValueError(f"a setting is written name=value, got {unknown!r}, which is no claim's id either")
+    chosen = [claim(id_) for id_ in ids]
+    for one in chosen:
+        if not one.built:
+            ready = ", ".join(other.id for other in built if not isinstance(other, Statement))
+            raise ValueError(f"{one.id} cannot be run yet; those that can are {ready}, and the statements of theory")
+    return chosen
+
+
+def _given(data_dirs: Sequence[str], chosen: Sequence[Claim], *, whole_queue: bool, training: bool) -> list[GivenData]:
     """The sets that are named, and of those that are generated what the whole queue wants, or a claim none of whose
-    sets is named."""
+    sets is named. Where nothing is trained, without names all of them."""
+    wanted = [name for one in chosen for name in one.sets]
+    if not training and not data_dirs:
+        return unplaced(wanted)
     given = parse_data(data_dirs)
-    if chosen is None:
+    if whole_queue:
+        if training and not data_dirs:
+            raise ValueError(f"the queue at lab scale is run on real data; say where: --data-dir {wanted[0]}=FOLDER")
         return with_generated(given, wanted)
-    names = [one.set.name for one in given]
-    return with_generated(given, [name for one in chosen if not {*one.sets} & {*names} for name in one.sets])
+    names = {one.set.name for one in given}
+    given = with_generated(given, [name for one in chosen if not names & {*one.sets} for name in one.sets])
+    for one in chosen:
+        if one.sets and not _data_of(one, given, "lab"):
+            on = f"is not decided on {given[0].set.name}" if given else "at lab scale is run on real data"
+            raise ValueError(f"{one.id} {on}; its sets are {', '.join(one.sets)}: --data-dir {one.sets[0]}=FOLDER")
+    return given
 
 
 def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:

@@ -67,26 +67,29 @@ def reproduce(
     evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
 ) -> None:
     """Run claims, or go on with them where they stopped, and write their evidence and verdicts."""
-    from wellcond.claims.reproduce import reproduce
+    from wellcond.claims.reproduce import WrongUsage, reproduce
 
     # Settings after the first of --set come as arguments: typer's options take one value each.
     more = [one for one in ids or [] if "=" in one]
     if not ids and not whole_queue:
         raise typer.BadParameter(f"name claims, or --all ({', '.join(complete_claims(''))})", param_hint="ID")
-    code = reproduce(
-        [one for one in ids or [] if "=" not in one],
-        whole_queue=whole_queue,
-        scale=scale,
-        seeds=seeds,
-        data_dirs=data_dir or [],
-        output=output,
-        evidence=evidence,
-        settings=[*(settings or []), *more],
-        grid_epochs=grid_epochs,
-        time_limit=time_limit,
-        training=not no_training,
-        jobs=jobs,
-        arms=arm or [],
-        device=device,
-    )
+    try:
+        code = reproduce(
+            [one for one in ids or [] if "=" not in one],
+            whole_queue=whole_queue,
+            scale=scale,
+            seeds=seeds,
+            data_dirs=data_dir or [],
+            output=output,
+            evidence=evidence,
+            settings=[*(settings or []), *more],
+            grid_epochs=grid_epochs,
+            time_limit=time_limit,
+            training=not no_training,
+            jobs=jobs,
+            arms=arm or [],
+            device=device,
+        )
+    except WrongUsage as error:
+        raise typer.BadParameter(str(error)) from None
     raise typer.Exit(code)

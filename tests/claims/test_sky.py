@@ -184,6 +184,17 @@ def test_fig1_says_whether_the_paper_s_remarks_are_seen():
     assert "by 0, 0, 0 % of the training, neither does in 3 of 3 seeds" in said
 
 
+def test_fig2_says_nothing_of_models_that_guess():
+    found = [
+        made.record("sky-fig2", task, softmax={"gain": -16 if task == "lra_pathfinder" else 0}) for task in TASKS
+    ]  # of 66 %
+    parts = {part.name: part for part in CLAIMS["sky-fig2"].verdict(found).parts}
+    for name, part in parts.items():
+        guesses = "Pathfinder" in name
+        assert part.outcome == ("undecided" if guesses else "holds")
+        assert part.why.endswith("softmax is at chance on Pathfinder (50.1 %)") == guesses
+
+
 def test_fig2_asks_for_the_published_order():
     assert outcome("sky-fig2", made.records("sky-fig2")) == "holds"
     swapped = made.records("sky-fig2", tasks=[task for task in TASKS if task != "lra_text"])

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
-ARM_COLORS = list(CATEGORIES)
+ARM_COLORS = [*CATEGORIES, MUTED]
 VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
 
 

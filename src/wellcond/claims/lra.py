@@ -29,7 +29,19 @@ from wellcond.claims.sets import TASK_SETS, GivenData, TaskSet
 from wellcond.records import read_json
 from wellcond.train.recipes import recipe
 
-__all__ = ["ARMS", "MAIN", "STAND_IN", "TASKS", "ArenaArms", "attention_color", "column", "shown", "titles"]
+__all__ = [
+    "ARMS",
+    "MAIN",
+    "STAND_IN",
+    "TASKS",
+    "ArenaArms",
+    "at_chance",
+    "attention_color",
+    "chance",
+    "column",
+    "shown",
+    "titles",
+]
 
 TASKS = tuple(TASK_SETS)
 STAND_IN, PATHFINDER = "imdb_pairs", "lra_pathfinder"
@@ -58,6 +70,7 @@ ARMS = {
     ),
 }  # fmt: skip
 """Landmarks are 128 wherever there are some."""
+LEARNT = 2.0  # points above chance
 SMOKE = {"steps": 2, "eval_steps": 1, "save_every": 1, "log_every": 1, "batch_size": 8, "warmup_steps": 1}
 
 
@@ -116,6 +129,16 @@ def column(found: Comparison) -> str:
     set_ = found.set
     assert isinstance(set_, TaskSet)
     return f"{set_.title}, for {set_.stands_for}" if set_.stands_for else set_.title
+
+
+def chance(found: Comparison) -> float:
+    """What guessing has, in %."""
+    return 100 / found.set.classes
+
+
+def at_chance(found: Comparison, arm: str = "softmax") -> bool:
+    """Whether the trained models of an arm do no better than guessing: what they compute says nothing of the task."""
+    return bool(found.runs(arm)) and found.mean(arm) < chance(found) + LEARNT
 
 
 def titles(arms: Sequence[str] = MAIN) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
-from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, column
+from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, chance, column
 from wellcond.verdicts import Part, at_least, not_run, written
 
 __all__ = ["CLAIM", "PAPER", "gains"]
@@ -91,7 +91,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
             ours = with_interval(found.interval(found.values(arm).values()))
             paper = None if found.set.name == STAND_IN else found.paper.get(arm)
             label = f"{ours['mean']:.1f}"
-            rows.append({"set": column(found), "arm": ARMS[arm].title, **ours, "label": label, "paper": paper})
+            row = {"set": column(found), "arm": ARMS[arm].title, **ours, "label": label, "paper": paper}
+            rows.append(row | {"chance": chance(found)})
     names = [arm.title for arm in ARMS.values()]
     base = alt.Chart().encode(
         x=alt.X("arm:N", sort=names, title=None, axis=alt.Axis(labels=False, ticks=False)),
@@ -100,14 +101,16 @@ def figure(sets: Sequence[Comparison]) -> Any:
     bars = base.mark_bar(size=26).encode(color=attention_color(tuple(ARMS)))
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(color="white", fontSize=10, baseline="bottom").encode(y=alt.datum(1), text="label:N")
+    guessing = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.Y("chance:Q", aggregate="mean"))
     marks = paper_marks(base, "the paper, Table 1", filled=True)
-    chart = by_set([bars, errors, numbers, marks], rows, sets, title=column, width=160, height=240)
+    chart = by_set([bars, errors, numbers, guessing, marks], rows, sets, title=column, width=160, height=240)
     runs = [len(found.runs(arm)) for found in sets for arm in MAIN if found.runs(arm)]
     seeds = f"Means over {from_to(runs)} paired seeds with 95 % intervals" if max(runs, default=0) > 1 else "One seed"
     caption = (
-        f"{seeds}, at {sets[0].record['scale']} scale: the state that was best in development, tested once. All tokens "
-        "count, black pixels too; the last three have one seed, of which softmax with black as padding and with grayed "
-        "tokens are exploration. Retrieval's texts are not to be had: pairs of film reviews are another task."
+        f"{seeds}, at {sets[0].record['scale']} scale: the state that was best in development, tested once. Dashed: "
+        "what guessing has. All tokens count, black pixels too; the last three have one seed, of which softmax with "
+        "black as padding and with grayed tokens are exploration. Retrieval's texts are not to be had: pairs of film "
+        "reviews are another task."
     )
     return titled(chart.resolve_scale(shape="shared"), "Accuracy on the Long Range Arena", caption)
 

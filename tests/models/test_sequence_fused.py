@@ -20,7 +20,7 @@ from wellcond.numerics.fastpaths import plain_twins
 kernels = pytest.importorskip("wellcond.numerics.triton.narrow_layer")
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off; see test_sequence_gpu.py"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter: test_narrow_layer.py, test_sequence_gpu.py"),
 ]
 
 SMALL = {"length": 24, "vocab_size": 20, "dim": 16, "mlp_dim": 32, "dropout": 0.0, "attention_dropout": 0.0}

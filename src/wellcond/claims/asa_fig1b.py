@@ -76,8 +76,7 @@ def summary(found: Comparison) -> Iterable[Line]:
     tenfold = f"{PAPER['sa'] * math.log(10):.1f} and {PAPER['mlp'] * math.log(10):.1f}"
     yield (
         f": the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms if its text, "
-        f"which writes e⁶ and e³, means that; were they powers of ten (1e6 and 1e3), they would be {tenfold} here, "
-        "which is nearer to ours"
+        f"which writes e⁶ and e³, means that; were they powers of ten (1e6 and 1e3), they would be {tenfold} here"
     )
     before, after = (fmean(gap.mean for gap in gaps(found, when)) for when in ("untrained", "trained"))
     yield (

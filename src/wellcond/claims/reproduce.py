@@ -174,8 +174,9 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
     if unfinished:
         named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
         if runs.training:
-            why = "Not all arms were asked for, or the time is over" if runs.arms else "The time is over"
-            options.say(f"{why}. Not finished: {named} The same command goes on; what is finished is not run again.")
+            why = "Only some arms were asked for" if runs.arms else "The time is over"
+            again = "goes on, without --arm with all arms" if runs.arms else "goes on"
+            options.say(f"{why}. Not finished: {named} The same command {again}; what is finished is not run again.")
         else:
             options.say(f"Nothing was trained. Not complete: {named}")
     return 0

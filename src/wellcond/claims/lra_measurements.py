@@ -63,8 +63,11 @@ def open_task(config: Config, folder: Path) -> DataSet:
 
 
 def _open(config: Config, folder: Path, device: str | None) -> _Opened:
+    return _with_model(config, open_task(config, folder), device)
+
+
+def _with_model(config: Config, data: DataSet, device: str | None) -> _Opened:
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data = open_task(config, folder)
     task = make_task(config, data)
     model = task.build().to(where).eval()
     assert isinstance(model, SequenceClassifier)
@@ -95,10 +98,10 @@ def measure_accuracy(config: Config, folder: Path, device: str | None = None) ->
     return {"samples": len(opened.data.test or opened.data.val), **found}
 
 
-def training_memory(config: Config, folder: Path, device: str | None = None) -> float | None:
+def training_memory(config: Config, data: DataSet, device: str | None = None) -> float | None:
     """MiB at the peak of some steps with the run's own batch and precision, not compiled, beyond data and model; None
     on a CPU."""
-    opened = _open(config, folder, device)
+    opened = _with_model(config, data, device)
     return _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None
 
 
@@ -220,10 +223,12 @@ def published_steps(config: Config, folder: Path, device: str | None = None) -> 
     it. Projections in the training's precision, attention in float32.
     """
     found = {}
+    config = config.changed({"data_kwargs": {**config.data_kwargs, "mask": "published"}})
+    data = open_task(config, folder)
     for name, settings in (("softmax", {}), ("skyformer", {"attention_kwargs": {"compat": True}})):
         attention = {"attention": name} if name != "softmax" else {}
-        changed = config.changed({**attention, **settings, "data_kwargs": {**config.data_kwargs, "mask": "published"}})
-        opened = _open(changed, folder, device)
+        changed = config.changed({**attention, **settings})
+        opened = _with_model(changed, data, device)
         if name == "softmax":
             for block in opened.model.blocks:
                 attn = _softmax_of(block)

@@ -23,7 +23,7 @@ from wellcond.bench.lra import SDPA, registered_attentions
 from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
 from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, TASKS, attention_color, titles
-from wellcond.claims.lra_measurements import published_steps, training_memory
+from wellcond.claims.lra_measurements import open_task, published_steps, training_memory
 from wellcond.claims.sets import SETS, TASK_SETS, GivenData
 from wellcond.claims.sky_lra import CLAIM as ACCURACY
 from wellcond.records import Run
@@ -54,7 +54,8 @@ PAPER = {
 TITLES = {SDPA: "softmax by SDPA", **{arm: ARMS[arm].title for arm in MAIN}, "softmax": "softmax, ours"}
 KINDS = {"time": "time of a step", "memory": "peak memory"}
 ALONE: dict[str, Any] = {
-    "eval_steps": 10**9, "save_every": 10**9, "warmup_steps": 1, "probe_marks": False, "keep_best": False,
+    "eval_steps": 10**9, "eval_batches": 1, "save_every": 10**9, "warmup_steps": 1, "probe_marks": False,
+    "keep_best": False,
 }  # fmt: skip
 
 
@@ -70,9 +71,10 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     time, memory = dict[str, list[float]](), dict[str, list[float]]()
     with registered_attentions(), tempfile.TemporaryDirectory() as scratch:
         configs = {SDPA: configs["softmax"].changed({"attention": SDPA}), **configs}
+        opened = open_task(configs["softmax"], Path(scratch))
         for arm, config in configs.items():
             time[arm] = _step_ms(config, Path(scratch) / arm, device)[:windows]
-            found = [training_memory(config, Path(scratch), str(device)) for _ in range(TWICE)]
+            found = [training_memory(config, opened, str(device)) for _ in range(TWICE)]
             memory[arm] = [mib for mib in found if mib is not None]
         published = published_steps(configs["softmax"], Path(scratch), str(device))
     return {

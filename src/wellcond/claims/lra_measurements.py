@@ -253,6 +253,8 @@ def _time_steps(opened: _Opened, config: Config) -> dict[str, float | None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     batches = train_batches(opened.data.train, batch_size=config.batch_size, seed=0, device=device).epoch(0)
     batch = next(iter(batches))
+    if cuda:  # cuBLAS takes memory with the first product of a process, and keeps it
+        torch.mm(*(torch.ones(16, 16, device=device) for _ in range(2)))
     before = torch.cuda.memory_allocated(device) if cuda else 0  # the data and the model
     warm, timed = (WARM_UP, TIMED) if cuda else (0, 1)
     start = 0.0

@@ -93,12 +93,13 @@ def figure(sets: Sequence[Comparison]) -> Any:
             label = f"{ours['mean']:.1f}"
             row = {"set": column(found), "arm": ARMS[arm].title, **ours, "label": label, "paper": paper}
             rows.append(row | {"chance": chance(found)})
-    names = [arm.title for arm in ARMS.values()]
+    trained = [arm for arm in ARMS if any(arm in found.trained for found in sets)]
+    names = [ARMS[arm].title for arm in trained]
     base = alt.Chart().encode(
         x=alt.X("arm:N", sort=names, title=None, axis=alt.Axis(labels=False, ticks=False)),
         y=alt.Y("mean:Q", title="test accuracy, %", scale=alt.Scale(domain=[0, 100])),
     )
-    bars = base.mark_bar(size=26).encode(color=attention_color(tuple(ARMS)))
+    bars = base.mark_bar(size=26).encode(color=attention_color(trained))
     errors = base.mark_rule(color=INK, strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
     numbers = base.mark_text(color="white", fontSize=10, baseline="bottom").encode(y=alt.datum(1), text="label:N")
     guessing = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.Y("chance:Q", aggregate="mean"))
@@ -106,11 +107,11 @@ def figure(sets: Sequence[Comparison]) -> Any:
     chart = by_set([bars, errors, numbers, guessing, marks], rows, sets, title=column, width=160, height=240)
     runs = [len(found.runs(arm)) for found in sets for arm in MAIN if found.runs(arm)]
     seeds = f"Means over {from_to(runs)} paired seeds with 95 % intervals" if max(runs, default=0) > 1 else "One seed"
+    beside = ", ".join(ARMS[arm].title for arm in trained if arm not in MAIN)
     caption = (
         f"{seeds}, at {sets[0].record['scale']} scale: the state that was best in development, tested once. Dashed: "
-        "what guessing has. All tokens count, black pixels too; the last three have one seed, of which softmax with "
-        "black as padding and with grayed tokens are exploration. Retrieval's texts are not to be had: pairs of film "
-        "reviews are another task."
+        f"what guessing has. {f'One seed, no part of the verdict: {beside}. ' if beside else ''}Retrieval's texts are "
+        "not to be had: pairs of film reviews are another task."
     )
     return titled(chart.resolve_scale(shape="shared"), "Accuracy on the Long Range Arena", caption)
 

@@ -29,7 +29,7 @@ __all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows",
 
 SCALES = ("paper", "lab")  # whose evidence decides, the larger first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
-HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra")
+HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra", "sky-time")
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """The claims in the README's table, and where it stands."""
 OVERVIEW = "overview.svg"

@@ -111,10 +111,10 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 
 def says(records: Mapping[str, Record]) -> str:
     said = []
-    for kind, title in KINDS.items():
+    for kind in KINDS:
         ratios = {SETS[task].title: 1 - one.mean for task, record in records.items() if (one := savings(record, kind))}
-        said.append(f"{title} {', '.join(f'{ratio:.2f} ({task})' for task, ratio in ratios.items())}" if ratios else "")
-    return f"Skyformer's over softmax's by SDPA: {'; '.join(filter(None, said))}." if any(said) else ""
+        said += [f"{kind} {', '.join(f'{ratio:.2f} ({task})' for task, ratio in ratios.items())}"] if ratios else []
+    return f"A step of Skyformer over one of softmax by SDPA: {'; '.join(said)}." if said else ""
 
 
 def summary(record: Record) -> Iterable[Line]:

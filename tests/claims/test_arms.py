@@ -396,3 +396,31 @@ def test_a_diverged_run_is_never_chosen():
     assert tune(lambda lr: -math.inf if lr > 2e-4 else 0.1, grid=RATES).lr < 2e-4
     with pytest.raises(ValueError, match="at least one"):
         tune(lambda lr: 0.0, grid=())
+
+
+def test_arms_that_were_not_trained_on_the_same_data_are_named():
+    def one(arm, seed, data):
+        return {"seed": seed, "status": "finished", "top1": 90.0, "data": data}
+
+    arms = {
+        "both": {"lr": 1e-3, "runs": [one("both", 0, "a"), one("both", 1, "b")]},
+        "no-sa": {"lr": 1e-3, "runs": [one("no-sa", 0, "a"), one("no-sa", 1, "c")]},
+        "no-mlp": {"lr": 1e-3, "runs": [one("no-mlp", 0, "a"), one("no-mlp", 1, None)]},
+    }
+    found = {"data": "cifar10", "scale": "lab", "epochs": 100, "seeds": 2, "arms": arms}
+    said = [str(line) for line in CLAIM.lines(found) if "trained on data that differ" in str(line)]
+    assert said == [
+        "CIFAR-10, seed 1: these were trained on data that differ in content or in order: both skips; no attention skip"
+    ]
+
+
+def test_a_claim_with_a_slow_arm_takes_no_second_look(tmp_path):
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), second_look=True, evidence=tmp_path, console=Console(quiet=True))
+    replace(CLAIM, second_look=False).reproduce(options, Trainer(OPEN))  # pyright: ignore[reportArgumentType]
+    assert read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")["seeds"] == 3
+
+
+def test_the_ladder_of_rates_goes_on_where_a_convmixer_trains_best():
+    found = tune(lambda lr: -abs(math.log(lr / 3e-2)), grid=(3e-3, 1e-2, 3e-2))
+    assert (found.lr, found.at_edge, list(found.scores)) == (3e-2, False, [3e-3, 1e-2, 3e-2, 1e-1])

@@ -17,6 +17,7 @@ from wellcond.data import open_data
 from wellcond.records import read_json
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
+from wellcond.words import DEFAULT_SITES
 
 CONSOLE = Console(quiet=True)
 SIZE = "img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"
@@ -85,9 +86,9 @@ def record(fall=0.2, *, weak=(), top1=80.0, speed=2000.0, **changes):
     arms = {}
     for model in MODELS:
         for side, groups in zip(("", "-dct"), kappas(-0.2 if model in weak else fall), strict=True):
-            ends = {"trained": {"+sa": groups[0]}, "untrained": {"+sa": groups[0]}, "images": 393}
+            ends = {when: dict.fromkeys(DEFAULT_SITES, groups[0]) for when in ("trained", "untrained")}
             one = {"seed": 0, "status": "finished", "top1": top1, "top5": 98.0, "images per second": speed}
-            one |= {"log_kappa": ends, "log_kappa_groups": groups}
+            one |= {"log_kappa": {**ends, "images": 393}, "log_kappa_groups": groups}
             arms[f"{model}{side}"] = {"lr": 3e-4, "runs": [one]}
     return {"data": "imagenette", "scale": "lab", "epochs": 50, "seeds": 1, "arms": arms} | changes
 
@@ -130,6 +131,33 @@ def test_a_model_that_is_not_respectable_or_not_trained_decides_nothing():
     some["arms"]["cait_s24-dct"]["runs"] = []
     assert asa_table4.CLAIM.verdict([some]).verdict == "undecided"
     assert "GPU hours" not in asa_table4.CLAIM.verdict([some]).parts[-1].why
+
+
+def test_each_model_is_judged_by_itself():
+    some = record()
+    for arm in some["arms"]:
+        if not arm.startswith("vit_small"):
+            some["arms"][arm]["runs"] = []
+    outcomes = [part.outcome for part in asa_table4.CLAIM.verdict([some]).parts]
+    assert outcomes == ["not run", "holds", "not run", "not run", "not run", "out of reach here"]
+    assert asa_table4.CLAIM.finding([some]).endswith(": −0.20 in ViT-S.")
+    assert asa_table4.CLAIM.draw([some])
+
+
+def test_a_model_that_diverged_has_no_kappa_to_compare():
+    lost = record()
+    diverged(lost["arms"]["swin_small-dct"]["runs"][0])
+    part = asa_table4.CLAIM.verdict([lost]).parts[2]
+    assert (part.outcome, part.why) == ("undecided", "there is no κ to compare: Swin-S, DCT graying diverged")
+    for arm in ("vit_base", "vit_base-dct"):
+        diverged(lost["arms"][arm]["runs"][0])
+        assert asa_fig5.CLAIM.verdict([lost]).verdict == "undecided"
+        assert not any("higher with graying" in str(line) for line in asa_fig5.CLAIM.lines(lost))
+        assert asa_fig5.CLAIM.draw([lost])
+
+
+def diverged(run):
+    run |= {"status": "diverged", "top1": 10.0, "top5": 50.0, "log_kappa": None, "log_kappa_groups": None}
 
 
 def fig5(falls, **changes):
@@ -262,3 +290,39 @@ def test_table5_shows_the_papers_gain():
     assert asa_table5.CLAIM.finding([table5(probe=(-1.0, -1.2, -1.1))]) == (
         "What graying adds to masked autoencoding, in points of top-1: +1.1 fine-tuned, −1.1 a linear head."
     )
+
+
+def test_table5_is_done_in_pieces(tmp_path):
+    """A pre-training that is not asked for keeps its own arms waiting, and no others."""
+    code = reproduce(
+        "asa-table5", scale="smoke", seeds=1, arms=["mae", "finetune"], settings=QUICK, output=tmp_path / "runs",
+        evidence=tmp_path / "evidence", console=CONSOLE,
+    )  # fmt: skip
+    assert code == 0
+    found = read_json(tmp_path / "evidence" / "asa-table5" / "smoke-digits.json")
+    assert {arm: len(one["runs"]) for arm, one in found["arms"].items()} == {
+        "finetune": 1, "probe": 0, "finetune-dct": 0, "probe-dct": 0,
+    }  # fmt: skip
+    assert not list((tmp_path / "runs").rglob("mae-dct/*/result.json"))
+
+
+def test_table5_says_what_there_is():
+    some = table5()
+    some["arms"]["probe-dct"]["runs"] = []
+    whole = asa_table5.CLAIM.verdict([some])
+    assert [part.outcome for part in whole.parts] == ["undecided", "undecided"]
+    assert "no runs yet" in whole.parts[1].why
+    assert asa_table5.CLAIM.finding([some]).endswith("in points of top-1: +1.1 fine-tuned.")
+    assert not any("gain of graying, a linear head" in str(line) for line in asa_table5.CLAIM.lines(some))
+    assert asa_table5.CLAIM.draw([some])
+    some["arms"]["finetune-dct"]["runs"] = []
+    assert asa_table5.CLAIM.finding([some]) == ""
+    assert asa_table5.CLAIM.draw([some])
+
+
+def test_a_linear_head_has_a_grid_of_its_own_on_both_sides():
+    data = parse_data(["tiny-imagenet=hf:x"])[0]
+    options = Options(scale="lab", data=(data,))
+    grids = {arm: asa_table5.CLAIM._grid(options, arm) for arm in asa_table5.CLAIM.arms}
+    assert grids["finetune"] == grids["finetune-dct"] == (1e-4, 3e-4, 1e-3)
+    assert grids["probe"] == grids["probe-dct"] == (1e-3, 3e-3, 1e-2)

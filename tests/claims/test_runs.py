@@ -108,8 +108,9 @@ def test_a_run_starts_from_the_weights_of_another(runs, tmp_path):
     """In float16: what the other ended with, rounded, is what this one begins with."""
     first = Planned(name="first", config=plan().config, keep_weights=True)
     second = Planned(name="second", config=plan(lr=0.0, warmup_epochs=0).config, start="first")
-    with pytest.raises(ValueError, match="second starts from the weights of first, and these are not in"):
+    with pytest.raises(OutOfTime, match="second starts from the weights of first, and these are not in"):
         runs.run(second)
+    assert runs.left == ["second"]
     runs.run(first)
     found = runs.run(second)
     assert (found["start"], found["config"]["checkpoint"]) == ("first", "")

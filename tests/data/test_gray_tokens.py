@@ -41,3 +41,21 @@ def test_cifar_in_a_folder(tmp_path: Path, spec: str) -> None:
     assert sorted(row.numpy().tobytes() for row in data.test.tokens) == sorted(pictures["val"])
     other: Any = open_data(spec.format(tmp_path), cache_dir=tmp_path / "cache", seed=4)
     assert other.val.content() == data.val.content()  # the split is the same whatever the training's seed
+
+
+def test_what_the_files_are_called_makes_no_difference(tmp_path: Path) -> None:
+    """Shards and folders give images in orders of their own; the split and the order are those of the pixels."""
+    found: list[Any] = []
+    for name in ("one", "other"):
+        draw = np.random.default_rng(0)
+        for split, label in ((split, label) for split in ("train", "val") for label in ("cat", "dog")):
+            folder = tmp_path / name / split / label
+            folder.mkdir(parents=True)
+            for number in range(20):
+                pixels = draw.integers(256, size=(32, 32), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number if name == 'one' else 99 - number}.png")
+        found.append(open_data(f"lra_image:{tmp_path / name}", cache_dir=tmp_path / "cache"))
+    one, other = found
+    for part in ("train", "val", "test"):
+        assert torch.equal(getattr(one, part).tokens, getattr(other, part).tokens)
+        assert torch.equal(getattr(one, part).labels, getattr(other, part).labels)

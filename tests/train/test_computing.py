@@ -1,9 +1,11 @@
 """What a step draws depends on the numbers it is seeded by, and on nothing that was drawn before."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from wellcond.train.computing import autocast, deterministic, seed_by
+from wellcond.train.computing import autocast, deterministic, full_precision, seed_by
 from wellcond.train.config import Config
 
 CPU = torch.device("cpu")
@@ -30,6 +32,16 @@ def test_it_is_what_torch_would_draw(device: str) -> None:
     torch.manual_seed(seed)
     again = torch.rand(4), torch.rand(4, device=real)
     assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
+
+
+def test_float32_is_float32_in_convolutions_too() -> None:
+    conv: Any = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    with full_precision(Config(amp_dtype="bfloat16")):
+        assert conv.fp32_precision == before
+    with full_precision(Config(amp_dtype="float32")):
+        assert (conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == ("ieee", "ieee")
+    assert conv.fp32_precision == before
 
 
 def test_precision_and_determinism_are_those_asked_for_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,19 @@ def test_the_same_seed_builds_the_same_weights(make_config: Make) -> None:
     assert any(not torch.equal(states[0][name], states[2][name]) for name in states[0])
 
 
+@pytest.mark.parametrize(
+    ("settings", "largest"),
+    [({}, 0.0), ({"drop_path": 0.2}, 0.2), ({"drop_path": 0.0, "model_kwargs": {"drop_path_rate": 0.3}}, 0.3)],
+)
+def test_drop_path_is_the_one_of_the_configuration(settings: dict[str, Any], largest: float) -> None:
+    """timm's Swin has one of 0.1 if it is told nothing."""
+    small = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+    changes = {**settings, "model_kwargs": {**small, **settings.get("model_kwargs", {})}}
+    config = recipe("swin_small", scale="smoke").changed(changes)
+    model = create(config, num_classes=10, channels=3)
+    assert max(getattr(part, "drop_prob", 0.0) or 0.0 for part in model.modules()) == pytest.approx(largest)
+
+
 def test_a_convmixer_has_no_drop_path_to_set() -> None:
     config = recipe("convmixer", scale="smoke")
     create(config, num_classes=10, channels=3)

@@ -30,12 +30,12 @@ from wellcond.records import write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
-from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, interval, not_run, undecided
+from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, not_run, undecided
 
 __all__ = ["GRID", "HELD_OUT", "LADDER", "Between", "TrainedArms", "Tuned", "scores", "tune"]
 
 GRID: dict[str, tuple[float, ...]] = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
-LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # where a grid may be extended to
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # where a grid may be extended to
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
@@ -99,8 +99,12 @@ class TrainedArms(Claim):
     """Trainings that arms start from, each once for a seed: compared with nothing, at the rate of their settings."""
     seeds: int = LEAST_SEEDS
     """How many the verdict needs; where that is fewer than usual, no more are trained."""
-    plain_is_respectable: bool = True
-    """Whether it is a rule of every part that the plain arm is; otherwise `judge` sees to it."""
+    second_look: bool = True
+    """Whether two more seeds are trained where the first leave it undecided and a run is quick: not where one arm is
+    far slower than the others."""
+    as_a_whole: bool = True
+    """Whether it is a rule of every part that all arms have their seeds and that the plain one is respectable;
+    otherwise each part is about some of the arms, and `judge` sees to both."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By scale, and by set: fields of every arm's training, in addition to the usual ones; None is the recipe's own."""
@@ -237,13 +241,16 @@ class TrainedArms(Claim):
         late: list[OutOfTime],
     ) -> dict[str, dict[str, Any]]:  # fmt: skip
         before = seeds - 1 if self.in_rounds else 0
-        runs.expect(sum(len(self._grid(options)) + max(0, count - before) for count in trains.values()))
-        self._train_starts(options, data, runs, trains)
+        runs.expect(sum(len(self._grid(options, arm)) + max(0, count - before) for arm, count in trains.items()))
+        self._train_starts(options, data, runs, trains, late)
         calls = [partial(self._train_arm, options, data, runs, arm, count, late) for arm, count in trains.items()]
         return dict(zip(trains, runs.together(calls), strict=True))
 
-    def _train_starts(self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int]) -> None:
-        """All of them first, so that each form is compiled once; but those that no run needs any more."""
+    def _train_starts(
+        self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int], late: list[OutOfTime]
+    ) -> None:
+        """All of them first, so that each form is compiled once; but those that no run needs any more. One that there
+        is no time for keeps its own arms waiting, and no others."""
         wanted = {
             (self.arms[arm].start, seed)
             for arm, count in trains.items()
@@ -258,8 +265,14 @@ class TrainedArms(Claim):
                 images=data.set.samples(config), keep_weights=True, turn=0,
             )  # fmt: skip
 
+        def train(start: str, seed: int) -> None:
+            try:
+                runs.run(plan(start, seed))
+            except OutOfTime as over:
+                self._may_miss(over, late)
+
         runs.expect(len(wanted))
-        runs.together([partial(runs.run, plan(*one)) for one in sorted(wanted)])
+        runs.together([partial(train, *one) for one in sorted(wanted)])
 
     def _start_name(self, data: GivenData, start: str, seed: int) -> str:
         return f"{self._folder(data, start)}/start-{seed}" if start else ""
@@ -303,7 +316,7 @@ class TrainedArms(Claim):
 
     def _tuned(self, options: Options, data: GivenData, runs: Runs, arm: str) -> tuple[Tuned, dict[float, Result]]:
         config, folder = self.configure(options, data, arm), self._folder(data, arm)
-        grid, tried = self._grid(options), dict[float, Result]()
+        grid, tried = self._grid(options, arm), dict[float, Result]()
         if not grid:
             return Tuned(lr=config.lr, scores={}, at_edge=False), tried
         epochs = min(config.epochs, options.grid_epochs or GRID_EPOCHS[options.scale])
@@ -322,8 +335,9 @@ class TrainedArms(Claim):
 
         return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried
 
-    def _grid(self, options: Options) -> tuple[float, ...]:
-        return self.grid.get(options.scale, ())
+    def _grid(self, options: Options, arm: str) -> tuple[float, ...]:
+        own = () if options.scale == "smoke" else self.arms[arm].grid
+        return own or self.grid.get(options.scale, ())
 
     def _folder(self, data: GivenData, arm: str) -> str:
         return f"{data.set.name}/{self.recipe_of(data, arm)}/{arm}"
@@ -364,6 +378,7 @@ class TrainedArms(Claim):
             **{name: run[name] for name in self.shows if name in run},
             **{name: read(run) for name, read in self.reads.items()},
             **({"measured": {"steps": run["measured"]["steps"], **course}} if course else {}),
+            **({"data": run["data"]} if run.get("data") else {}),
             **made_by(run),
         }
 
@@ -373,10 +388,10 @@ class TrainedArms(Claim):
     def _asks_for_more(self, record: Record, samples: int) -> bool:
         """Only too wide an interval leaves it undecided, and a run is quick."""
         found = self._comparison(record)
-        if record["scale"] != "lab" or self._broken_rules(found):
+        if not self.second_look or record["scale"] != "lab" or self._broken_rules(found):
             return False
         speeds = [run["images per second"] or 0.0 for arm in found.trained for run in found.runs(arm)]
-        quick = max(speeds) * QUICK > samples  # by the fastest: older ones were slower
+        quick = max(speeds) * QUICK > samples  # by the fastest: older ones were slower, or shared their GPU
         return quick and any(part.outcome == "undecided" for part in self.judge(found))
 
     # ---- judging
@@ -386,7 +401,7 @@ class TrainedArms(Claim):
         sets = sets or self.sets
         judged = [name for name in sets if name not in self.apart]
         by_set = {record["data"]: self._comparison(record) for record in records}
-        by_set = {name: by_set[name] for name in judged if name in by_set and by_set[name].runs(self.plain)}
+        by_set = {name: by_set[name] for name in judged if name in by_set and self._has_runs(by_set[name])}
         parts: list[Part] = []
         for name in judged:
             if name in by_set:
@@ -396,7 +411,7 @@ class TrainedArms(Claim):
         return combine([*parts, *self._between(by_set, judged), *self._across(by_set, judged)])
 
     def _parts_on(self, found: Comparison) -> Iterable[Part]:
-        for part in self.judge(found) if found.runs(self.plain) else ():
+        for part in self.judge(found) if self._has_runs(found) else ():
             yield self._by_the_rules(replace(part, name=f"{found.title}: {part.name}"), found)
 
     def _across(self, by_set: Mapping[str, Comparison], sets: Sequence[str]) -> Iterable[Part]:
@@ -416,6 +431,9 @@ class TrainedArms(Claim):
             else:
                 yield self._by_the_rules(self.between.judge(name, *pair), *pair)
 
+    def _has_runs(self, found: Comparison) -> bool:
+        return bool(found.runs(self.plain) if self.as_a_whole else found.trained)
+
     def _comparison(self, record: Record) -> Comparison:
         return Comparison(record, self.arms, self.plain)
 
@@ -432,12 +450,11 @@ class TrainedArms(Claim):
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
         seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
-        if seeds < self.seeds:
+        if self.as_a_whole and seeds < self.seeds:
             problems.append(f"{seeds} of {self.seeds} seeds")
         if record[set_.unit] < set_.length:
             problems.append(f"{record[set_.unit]} of {set_.length} {set_.unit}")
-        reached = interval(list(found.values(self.plain).values())).mean
-        if self.plain_is_respectable and reached < 100 * set_.respectable:
+        if self.as_a_whole and (reached := found.mean(self.plain)) < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
             problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
         edges = [arm for arm in self.needed if record["arms"][arm].get("lr at the edge of the grid")]
@@ -449,11 +466,23 @@ class TrainedArms(Claim):
 
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return with_title(found.title, self.summary(found))
+        return with_title(found.title, [*self.summary(found), *self._other_data(found)])
+
+    def _other_data(self, found: Comparison) -> Iterable[Line]:
+        """Said where the arms of a seed are not paired: what they were trained on differs, or its order does."""
+        for seed in range(found.record["seeds"]):
+            runs = {arm: run for arm in self.needed for run in found.runs(arm) if run["seed"] == seed}
+            arms: dict[str, list[str]] = {}
+            for arm, run in runs.items():
+                if run.get("data"):  # older ones do not say
+                    arms.setdefault(run["data"], []).append(self.arms[arm].title)
+            if len(arms) > 1:
+                groups = "; ".join(", ".join(titles) for titles in arms.values())
+                yield f", seed {seed}: these were trained on data that differ in content or in order: {groups}"
 
     def finding(self, records: Sequence[Record]) -> str:
         sets = {record["data"]: self._comparison(record) for record in records}
-        sets = {name: found for name, found in sets.items() if found.runs(self.plain)}
+        sets = {name: found for name, found in sets.items() if self._has_runs(found)}
         return self.says(sets) if sets else ""
 
     def draw(self, records: Sequence[Record]) -> Any | None:

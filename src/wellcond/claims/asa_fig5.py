@@ -52,13 +52,15 @@ def summary(found: Comparison) -> Iterable[Line]:
             said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
             what = f", {ARMS[arm].title}, {when}"
             yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
-    blocks = enumerate(zip(*lowered(found, MODEL), strict=True))
-    higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]
-    yield f": log κ of +sa is higher with graying in {', '.join(higher) or 'no block'}"
+    if groups := lowered(found, MODEL):
+        blocks = enumerate(zip(*groups, strict=True))
+        higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]
+        yield f": log κ of +sa is higher with graying in {', '.join(higher) or 'no block'}"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """log κ of `+sa`, layer by layer, plain and grayed; dashed the random start, dotted the paper's means."""
+    images = [one["images"] for found in sets for arm in found.trained for one in found.measurements(arm)]
     alt, rows = altair(), []
     for found in sets:
         for side, (words, _) in SIDES.items():
@@ -80,7 +82,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     )  # fmt: skip
     chart = by_set([lines, *paper_lines()], rows, sets, width=460, height=300)
     caption = (
-        f"One seed at {sets[0].record['scale']} scale, means over {sets[0].measurements(MODEL)[0]['images']} images. "
+        f"One seed at {sets[0].record['scale']} scale{f', means over {images[0]} images' if images else ''}. "
         "The paper's model is trained on ImageNet-1K; its means over the layers are those of its Table 3."
     )
     return titled(chart, "log κ after attention in a ViT-Base, without and with DCT graying", caption)

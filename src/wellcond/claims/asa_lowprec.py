@@ -3,11 +3,12 @@
     wellcond reproduce asa-lowprec --scale smoke                                      # the digits, on a CPU
     wellcond reproduce asa-lowprec --scale lab --data-dir cifar10=data/cifar10        # one GPU, forty minutes
 
-A ViT-Tiny with DCT graying (ε .95) on CIFAR-10, the cheapest of the sets: trained in float32, in bfloat16 with our DCT
-(float32, or half-precision products with float32 sums), and in bfloat16 with a DCT that is computed in bfloat16, too,
-as a plain implementation is under autocast. The last two differ in nothing but the DCT. In float16 the same pair, one
-seed, for exploration. TF32 is looked at without a training: beside the accuracies is the error of the grayed tokens in
-each precision, and TF32's products have ten bits, as our kernels' have. The paper has no numbers.
+A ViT-Tiny with DCT graying (ε .95) on CIFAR-10, the cheapest of the sets: trained in bfloat16 with our DCT
+(half-precision products with float32 sums), in bfloat16 with a DCT that is computed in bfloat16, too, as a plain
+implementation is under autocast, and all in float32, without TF32, the DCT too. The first two differ in nothing but the
+DCT. In float16 the same pair, one seed, for exploration. TF32 is looked at without a training: beside the accuracies is
+the error of the grayed tokens in each precision, and TF32's products have ten bits, as our kernels' have. The paper has
+no numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, 
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images
 from wellcond.train.config import Config
-from wellcond.verdicts import Part, at_least, within, written
+from wellcond.verdicts import Part, at_least, not_run, within, written
 
 __all__ = ["CLAIM"]
 
@@ -33,15 +34,16 @@ EPSILON, MARGIN = 0.95, 0.5  # points
 
 
 def _arm(dtype: str, title: str, *, naive: bool = False, **more: Any) -> Arm:
+    """`naive`: a DCT by plain products, in the precision of the training. Ours has half-precision products in any."""
     settings = {"gray": "dct", "epsilon": EPSILON, "gray_autocast": naive, "amp_dtype": dtype}
     return Arm(title=title, settings=settings, **more)
 
 
 WHOLE, OURS, NAIVE = "dct-float32", "dct-bfloat16", "dct-bfloat16-naive"
 ARMS = {
-    WHOLE: _arm("float32", "float32"),
     OURS: _arm("bfloat16", "bfloat16, our DCT", measures=("dct_errors",)),
     NAIVE: _arm("bfloat16", "bfloat16, the DCT too", naive=True),
+    WHOLE: _arm("float32", "float32, the DCT too", naive=True),
     "dct-float16": _arm("float16", "float16, our DCT", seeds=1),
     "dct-float16-naive": _arm("float16", "float16, the DCT too", naive=True, seeds=1),
 }
@@ -59,23 +61,23 @@ def judge(found: Comparison) -> Iterable[Part]:
     lost, kept = found.paired(OURS, of=NAIVE), found.paired(OURS, of=WHOLE)
     settings = {"unit": " points", "confidence": found.confidence}
     name = f"a DCT computed in bfloat16 loses more than {MARGIN:g} point against ours in the same training"
-    yield at_least(name, list(lost.values()), MARGIN, **settings)
+    yield at_least(name, list(lost.values()), MARGIN, **settings) if lost else not_run(name)
     name = f"our DCT in bfloat16 training inside ± {MARGIN:g} point of all in float32"
-    yield within(name, list(kept.values()), MARGIN, **settings)
+    yield within(name, list(kept.values()), MARGIN, **settings) if kept else not_run(name)
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    naive, whole = (written(fmean(found.paired(OURS, of=other).values()), "+z.1f") for other in (NAIVE, WHOLE))
-    return (
-        f"Training in bfloat16 with our DCT is {naive} points over the same with a DCT in bfloat16, and {whole} over "
-        "training in float32."
-    )
+    others = {NAIVE: "the same with a DCT in bfloat16", WHOLE: "training in float32"}
+    gains = {words: fmean(there.values()) for arm, words in others.items() if (there := found.paired(OURS, of=arm))}
+    said = " and ".join(f"{written(gain, '+z.1f')} points over {words}" for words, gain in gains.items())
+    return f"Training in bfloat16 with our DCT is {said}." if gains else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        over = f"; over float32: {found.interval(found.paired(arm).values())} points" if arm != WHOLE else ""
+        gain = found.paired(arm, of=WHOLE) if arm != WHOLE else {}
+        over = f"; over float32: {found.interval(gain.values())} points" if gain else ""
         yield f", {ARMS[arm].title}: {found.reached(arm)}{over}"
     for ours, naive in ((OURS, NAIVE), ("dct-float16", "dct-float16-naive")):
         if lost := found.paired(ours, of=naive):
@@ -106,7 +108,9 @@ CLAIM = TrainedArms(
     holds_if="a training whose DCT runs in bf16 loses more than .5 point (interval); ours in bf16 training inside ± .5",
     paper_scale="the paper names no experiment: low precision is a limitation that it mentions",
     arms=ARMS,
-    plain=WHOLE,
+    plain=OURS,
+    in_part=True,
+    second_look=False,  # a run in float32 takes minutes
     sets=("cifar10",),
     asks="a DCT in bfloat16 loses more than .5 point, ours does not",
     grid=QUICK_GRID,

@@ -35,7 +35,9 @@ def judge(found: Comparison) -> Iterable[Part]:
     for model, title in MODELS.items():
         name, groups = f"{title}: log κ of `+sa` is lower with graying", lowered(found, model)
         if not groups:
-            yield not_run(name)
+            lost = [ARMS[arm].title for side in SIDES if _diverged(found, arm := f"{model}{side}")]
+            why = f"there is no κ to compare: {', '.join(lost)} diverged"
+            yield Part(name=name, outcome="undecided", why=why) if lost else not_run(name)
             continue
         part = at_least(f"{name}, plain − grayed ≥ 0", list(map(fmean, groups)), 0.0, of="groups of images")
         reached, asked = found.values(model)[0], 100 * found.set.respectable
@@ -49,6 +51,10 @@ def judge(found: Comparison) -> Iterable[Part]:
         f"gains of .1 to .3 points do not show on 3,925 images; it would take {len(ARMS)} trainings on "
         f"ImageNet-1K for each of three seeds{f', {3 * hours:,.0f} GPU hours at the speed of these' if known else ''}",
     )
+
+
+def _diverged(found: Comparison, arm: str) -> bool:
+    return any(run["status"] == "diverged" for run in found.runs(arm))
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
@@ -111,7 +117,7 @@ CLAIM = TrainedArms(
     "images",
     arms=ARMS,
     plain="vit_base",
-    plain_is_respectable=False,  # of each model by itself
+    as_a_whole=False,  # each model by itself
     sets=("imagenette",),
     seeds=1,
     in_rounds=True,

@@ -34,6 +34,9 @@ class Arm:
     """Sets that it is not trained on."""
     measures: tuple[str, ...] = ()
     """What is measured of its trained models, in addition to what the claim measures of all."""
+    grid: tuple[float, ...] = ()
+    """Learning rates that are tried at `lab` and `paper` scale, for one that wants others than the claim's other arms:
+    the same on all sides of a comparison."""
     start: str = ""
     """The one of the claim's `starts` whose weights it starts from, seed by seed."""
 

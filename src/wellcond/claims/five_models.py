@@ -27,7 +27,14 @@ ARMS = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {"model_kwargs": None, "image_size": None, "steps": 4, "batch_size": 32},
-    "lab": {"model_kwargs": {}, "padding": 0, "scale_min": 0.35, "lr": GRID["lab"][1], "probe_samples": 16},
+    "lab": {
+        "model_kwargs": {},
+        "padding": 0,
+        "scale_min": 0.35,
+        "lr": GRID["lab"][1],
+        "probe_samples": 16,
+        "save_every": 100_000,  # once, at the end: a state is a gigabyte, and a run takes two minutes
+    },
 }
 """The models as their names have them, for 224 pixels, and at `smoke` scale as their recipes have them."""
 PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # the mean of log κ_out

@@ -50,8 +50,8 @@ __all__ = ["RESULT", "Planned", "Result", "Runs", "config_difference", "made_by"
 T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second (together with whatever shared the device),
-memory_mib, steps, validation, measured (in the course of training), config, environment, and under its name each of
-MEASUREMENTS that was asked for (None where it could not be taken)."""
+memory_mib, steps, validation, measured (in the course of training), data (a checksum), config, environment, and under
+its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
 RESULT = "result.json"
 WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to carry
 LOG = "log.txt"
@@ -224,11 +224,12 @@ class Runs:
         return self._keep(plan)
 
     def _started(self, plan: Planned) -> Planned:
-        """With the weights that it starts from as its checkpoint; ValueError where they are not here."""
+        """With the weights that it starts from as its checkpoint; OutOfTime where there was no time for these."""
         if not plan.start:
             return plan
         if not self._has_start(plan):
-            raise ValueError(f"{plan.name} starts from the weights of {plan.start}, and these are not in {self.root}")
+            self.left.append(plan.name)
+            raise OutOfTime(f"{plan.name} starts from the weights of {plan.start}, and these are not in {self.root}")
         return replace(plan, config=plan.config.changed({"checkpoint": str(self.root / plan.start / WEIGHTS)}))
 
     def _has_start(self, plan: Planned) -> bool:
@@ -370,7 +371,7 @@ class Runs:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
             if plan.keep_weights:
                 _keep_weights(folder)
-        result |= {**_curves(folder), "measured": _measured(folder)}
+        result |= {**_curves(folder), "measured": _measured(folder), "data": _content(folder)}
         return result | self._measure(plan.measure, result, config, folder)
 
     def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
@@ -468,6 +469,11 @@ def _curves(folder: Path) -> dict[str, Any]:
             for row in shown
         ],
     }
+
+
+def _content(folder: Path) -> str | None:
+    """What says whether two runs were trained on the same samples in the same order."""
+    return records.Run.open(folder).about.get("data", {}).get("train_content")
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:

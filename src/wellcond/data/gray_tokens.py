@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,9 +60,19 @@ def _image(
         is_python = any((folder / "data_batch_1").is_file() for folder in (path, path / "cifar-10-batches-py"))
         rest = f"{'cifar10' if is_python else 'folder'}:{rest}"
     images = open_data(rest, image_size=SIDE, cache_dir=settings.cache_dir, progress=settings.progress)
-    images = hold_out(images, HELD, seed=0)  # of every class, and the same whatever the training's seed
-    train, val, test = (spread(_tokens(part, mask), samples) for part in (images.train, images.val, images.test))
-    return replace(images, name="lra_image", train=train, val=val, test=test)
+    train, test = (_in_order(_tokens(part, mask)) for part in (images.train, images.test or images.val))
+    whole = replace(images, name="lra_image", train=train, val=test, test=None)
+    data = hold_out(whole, HELD, seed=0)  # of every class, and the same whatever the training's seed
+    return replace(data, **{part: spread(getattr(data, part), samples) for part in ("train", "val", "test")})
+
+
+def _in_order(images: SequenceSet) -> SequenceSet:
+    """By class, and by pixels within it: files and shards give them in orders of their own, and what is held out, and
+    what a seed makes of it, should not depend on that."""
+    pixels = images.tokens.numpy()
+    by_pixels = np.argsort(pixels.view(f"V{pixels.shape[1]}").ravel(), kind="stable")
+    by_class = np.argsort(images.labels.numpy()[by_pixels], kind="stable")
+    return images.part(torch.from_numpy(by_pixels[by_class]))
 
 
 @register_source("digit_tokens", takes="")

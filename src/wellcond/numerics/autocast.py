@@ -4,15 +4,18 @@ with no_autocast(x):                                        # products of float3
     weights = x.float() @ y.float().mT
 query, key, value = autocast_like_sdpa(query, key, value)   # as scaled_dot_product_attention takes its inputs
 autocast_dtype(x)                                           # what a product of x is computed in
+with no_tf32():                                             # float32 products, convolutions too, have all their bits
+    ...
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "autocast_like_sdpa", "no_autocast"]
+__all__ = ["autocast_dtype", "autocast_like_sdpa", "no_autocast", "no_tf32"]
 
 
 def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractContextManager[Any]:
@@ -23,6 +26,21 @@ def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractCont
     if x.device.type == "meta" or not (backward or _is_on(x)):
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+@contextlib.contextmanager
+def no_tf32() -> Iterator[None]:
+    """By default torch rounds what goes into convolutions on a GPU to ten bits."""
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
+from wellcond.numerics.autocast import no_tf32
 from wellcond.numerics.split_linear import linear_by_parts
 
 __all__ = [
@@ -212,7 +213,7 @@ def run_apart(
             inner(*args, **kwargs)
             return
         stack.enter_context(_no_autocast(inner))
-        stack.enter_context(_no_tf32())
+        stack.enter_context(no_tf32())
         dtype = torch.float64 if exact == "float64" else torch.float32
         if _gathers_itself(inner):
             stack.enter_context(_as_stored(inner))
@@ -328,20 +329,6 @@ def _no_autocast(model: nn.Module) -> Iterator[None]:
                 stack.callback(setattr, module, "forward", vars(module)["forward"])
                 module.forward = original
         yield
-
-
-@contextlib.contextmanager
-def _no_tf32() -> Iterator[None]:
-    cudnn: Any = torch.backends.cudnn
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
 
 
 def _wrapped_parts(model: nn.Module) -> list[Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import torch
+from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -219,6 +220,10 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
             raise ValueError(f"a ConvMixer of another size needs dim and depth: {error}") from None
     else:
         model = create_model(config.model, settings, pretrained=config.pretrained)
+    if not config.drop_path and "drop_path_rate" not in settings:
+        for module in model.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = 0.0  # some of timm's models have one by default, as Swin does
     check_patches(model, config.model, (config.image_size, config.image_size))
     return model
 

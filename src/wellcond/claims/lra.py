@@ -5,13 +5,13 @@
 
 Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
 count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
-has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. Two more, of one seed,
-are exploration: on Pathfinder softmax with their masks, which hide the background, added when softmax had been at
-chance there; and on Text and ListOps softmax with the embedded sequence grayed, for whether the cure of the other paper
-helps here. The state that was best on the development part is tested, once, at the end of its run; Image is looked at
-every 500 steps as the others are, not every 50. Text has no development part: a tenth of its training part is held out.
-Retrieval's texts may not be passed on; in its place, and apart in every verdict on accuracy, are pairs of film reviews:
-are they of one opinion?
+has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. Three more, of one seed,
+are exploration: on Pathfinder softmax with their masks, which hide the background, and softmax in their precision,
+which has three bits more than bfloat16, added when softmax had been at chance there; and on Text and ListOps softmax
+with the embedded sequence grayed, for whether the cure of the other paper helps here. The state that was best on the
+development part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every
+50. Text has no development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in
+its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +62,10 @@ ARMS = {
     ),
     "softmax-masked": Arm(
         title="softmax, black is padding", settings={"data_kwargs": {"mask": "published"}}, seeds=1,
+        not_on=tuple(task for task in TASKS if task != PATHFINDER),
+    ),
+    "softmax-float16": Arm(
+        title="softmax, float16", settings={"amp_dtype": "float16"}, seeds=1,
         not_on=tuple(task for task in TASKS if task != PATHFINDER),
     ),
     "softmax-grayed": Arm(

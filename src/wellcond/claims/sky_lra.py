@@ -120,10 +120,10 @@ CLAIM = ArenaArms(
     id="sky-lra",
     claim="accuracy of softmax, kernelized, Nyströmformer, Skyformer on the five tasks",
     test="Text, ListOps, Pathfinder, Image as published, fixed settings, three seeds; Skyformer also as its authors "
-    "run it, one seed. Exploration, one seed: on Pathfinder softmax with their masks, which hide the background, added "
-    "when softmax had been at chance there; on Text and ListOps softmax with SVD graying (ε 0.7). Text has no part for "
-    "development but its test set: a tenth of train is held out for that. Retrieval's stand-in, pairs of film reviews, "
-    "apart",
+    "run it, one seed. Exploration, one seed: on Pathfinder softmax with their masks, which hide the "
+    "background, and in float16 in place of bfloat16, added when softmax had been at chance there; on Text and "
+    "ListOps softmax with SVD graying (ε 0.7). Text has no part for development but its test set: a tenth of "
+    "train is held out for that. Retrieval's stand-in, pairs of film reviews, apart",
     holds_if="averaged over the four: Skyformer above softmax (interval above 0); and, apart, not below it by more "
     "than 1 point",
     across=judge,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wellcond.data import open_data
+from wellcond.data import listops, open_data
 from wellcond.data.listops import CLOSE, OPERATORS, _apply, drop_brackets, generate, tokens_of
 from wellcond.data.sequences import Rows
 
@@ -143,3 +143,29 @@ def test_the_published_files(tmp_path: Path) -> None:
     (tmp_path / "basic_val.tsv").write_bytes(b"Source\tTarget\n[MIN 3 5 ]\t3\n[MIN 3 5 ]\tthree\n")
     with pytest.raises(ValueError, match=r"line 3 of .*basic_val.tsv cannot be read"):
         open_data(f"lra_listops:{tmp_path}", cache_dir=tmp_path / "c")
+
+
+@pytest.mark.parametrize("length", [16, 32, 48, 64, 96])
+def test_short_expressions(tmp_path, length):
+    """Some pieces end in a level without operators, or have no expression at all."""
+    for seed in range(4):
+        data = open_data(
+            "lra_listops", cache_dir=tmp_path, options={"samples": 50, "length": length, "data_seed": seed}
+        )
+        assert (len(data.train), data.train.length) == (48, length)
+        assert int(data.train.lengths.max()) <= length * 125 // 128
+
+
+def test_more_expressions_than_there_are_is_an_error_and_no_endless_search(tmp_path, monkeypatch):
+    piece = listops.Made.piece
+    monkeypatch.setattr(listops.Made, "piece", lambda made, number: piece(made, 0))  # always the same
+    with pytest.raises(ValueError, match=r"no more than \d+ different expressions of 7 to 31 tokens were found"):
+        open_data("lra_listops", cache_dir=tmp_path, options={"samples": 5000, "length": 32})
+
+
+@pytest.mark.parametrize("options", [{"length": 5}, {"length": -5}, {"length": 31.5}, {"samples": -40}])
+def test_sizes_that_make_no_sense(tmp_path, options):
+    with pytest.raises(ValueError, match=r"(length|samples) is -?[\d.]+; "):
+        open_data("lra_listops", cache_dir=tmp_path, options={"samples": 50, **options})
+    with pytest.raises(ValueError, match=r"(length|samples) is -?[\d.]+; it is a whole number from"):
+        open_data("made_up_text", cache_dir=tmp_path, options=options)

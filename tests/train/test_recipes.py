@@ -87,3 +87,22 @@ def test_a_cpu_gets_what_it_can_bear_unless_it_was_asked_for() -> None:
     asked = lab.changed({"compile": True, "amp_dtype": "bfloat16"})  # the values that they have
     assert bearable(asked, "cpu") == lab
     assert bearable(lab, "cuda") == lab
+
+
+def test_who_gives_epochs_takes_a_recipe_s_steps_away():
+    usual = recipe("lra_text")
+    assert (usual.steps, usual.eval_steps, usual.warmup_steps) == (50_000, 500, 80)
+    asked = usual.changed({"epochs": 2, "eval_every": 3, "warmup_epochs": 1})
+    assert (asked.steps, asked.eval_steps, asked.warmup_steps) == (0, 0, 0)
+    assert usual.changed({"epochs": 2, "steps": 7}).steps == 7
+    assert usual.changed({"steps": 7}).changed({"epochs": 2}).steps == 7
+    assert usual.changed({"epochs": 2}, given=False).steps == 50_000
+    assert recipe("vit_tiny").changed({"epochs": 2}).epochs == 2
+
+
+def test_options_of_a_recipe_s_data_go_with_it():
+    usual = recipe("lra_text")
+    assert usual.data_kwargs == {"mask": "fixed"}
+    assert usual.changed({"data": "lra_listops"}).data_kwargs == {"mask": "fixed"}
+    assert usual.changed({"data": "digits"}).data_kwargs == {}
+    assert usual.changed({"data": "digits", "data_kwargs": {"mask": "published"}}).data_kwargs == {"mask": "published"}

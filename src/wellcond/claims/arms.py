@@ -135,7 +135,8 @@ class TrainedArms(Claim):
         usual = recipe(self.recipe_of(data, arm), scale=scale, data=data.spec, keep=1, **settings).as_defaults()
         config = usual.changed(_added(usual, self._arm(arm).settings)).changed(list(options.settings))
         if "warmup_epochs" not in config.given:
-            config = config.changed({"warmup_epochs": min(config.warmup_epochs, config.epochs)})  # as in the grid
+            short = {"warmup_epochs": min(config.warmup_epochs, config.epochs)}  # as in the grid
+            config = config.changed(short, given=False)
         weights = {"checkpoint": os.devnull} if self._arm(arm).start else {}  # they are not there yet
         config.changed(weights).check()  # now, not after the grid has been trained
         return config

@@ -73,7 +73,9 @@ def reproduce(
     with _wrong_usage():
         chosen = _chosen([ids] if isinstance(ids, str) else ids, whole_queue=whole_queue, settings=settings)
         if scale not in SCALES:
-            raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}")
+            raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}{meant(scale, SCALES)}")
+        if data_dirs and scale != "lab":
+            raise ValueError(f"--data-dir is for --scale lab: at {scale} scale nothing is trained on it; leave it out")
         if jobs < 1:
             raise ValueError(f"jobs is how many runs are trained at once, 1 or more; got {jobs}")
         if time_limit:
@@ -142,6 +144,12 @@ def _given(data_dirs: Sequence[str], chosen: Sequence[Claim], *, whole_queue: bo
     if not training and not data_dirs:
         return unplaced(wanted)
     given = parse_data(data_dirs)
+    for one in given:
+        if one.set.name not in wanted:
+            decided = ", ".join(dict.fromkeys(wanted)) or "none"
+            raise ValueError(
+                f"--data-dir {one.set.name}: nothing that was asked for is decided on it (but on {decided})"
+            )
     if whole_queue:
         if training and not data_dirs:
             raise ValueError(f"the queue at lab scale is run on real data; say where: --data-dir {wanted[0]}=FOLDER")

@@ -52,18 +52,27 @@ def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
     said: dict[str, str] = {}  # what an arm gains → over how many tasks
+    seeds = []
     for arm in MAIN[1:]:
         mine = {name: one for name, one in tasks.items() if name != STAND_IN and one.paired(arm)}
         if found := gains(mine, arm):
-            gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}"
+            gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}{_by_task(mine, arm)}"
             said[gain] = f"{len(mine)} task{'s' if len(mine) > 1 else ''}"
+            seeds.append(len(found))
+    over = f"Points over softmax{', one seed' if seeds and min(seeds) == 1 else ''}, the mean of"
     if len(set(said.values())) == 1:
-        return f"Points over softmax, the mean of {next(iter(said.values()))}: {', '.join(said)}."
-    by_arm = ", ".join(f"{gain} ({over})" for gain, over in said.items())
+        return f"{over} {next(iter(said.values()))}: {', '.join(said)}."
     if said:
-        return f"Points over softmax, the mean of the tasks that there are: {by_arm}."
+        return f"{over} the tasks that there are: {', '.join(f'{gain}, {n}' for gain, n in said.items())}."
     alone = ", ".join(f"{one.mean('softmax'):.1f} % on {one.title}" for name, one in tasks.items() if name != STAND_IN)
     return f"So far softmax alone: {alone}." if alone else ""
+
+
+def _by_task(tasks: Mapping[str, Comparison], arm: str) -> str:
+    """From the least gain on a task to the most; empty where all tasks have the same."""
+    found = [fmean(one.paired(arm).values()) for one in tasks.values()]
+    ends = [written(end, "+z.1f") for end in (min(found), max(found))]
+    return f" (by task {' to '.join(ends)})" if ends[0] != ends[1] else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -14,7 +14,7 @@ def ledger(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 where page and evidence differ.")
     ] = False,
-    evidence: Annotated[Path, typer.Option(help="Folder of the evidence.", file_okay=False)] = EVIDENCE,
+    evidence: Annotated[Path, typer.Option(help="Folder of the evidence.", file_okay=False, exists=True)] = EVIDENCE,
     page: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("docs/claims.md"),
     reference: Annotated[
         Path | None,

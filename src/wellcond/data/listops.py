@@ -32,6 +32,7 @@ DIGIT, OPERATOR = 1, 11  # the tokens of 0 and of MIN; 0 is padding
 CLOSE = OPERATOR + len(OPERATORS)
 VOCAB = 32  # rows of the published embedding
 DEEPEST, MOST_ARGUMENTS, OPERATOR_CHANCE = 10, 10, 0.25
+IN_VAIN = 20  # pieces in a row without a new expression
 SHARES = (0.96, 0.02, 0.02)
 SAMPLES = 100_000
 RAW = 1 << 14  # expressions drawn at once, of which 8 % are kept
@@ -100,11 +101,12 @@ def _write(levels: list[_Level], lengths: NDArray[np.int64]) -> Rows:
         tokens[places] = level.what + np.where(inner, OPERATOR, DIGIT)
         at, counts = places[inner], level.arguments[inner]
         tokens[at + size[inner] - 1] = CLOSE
-        if len(at):
-            below = sizes[depth + 1]
-            before = np.cumsum(below) - below
-            starts = np.cumsum(counts) - counts
-            places = before + np.repeat(at + 1 - before[starts], counts)
+        if not len(at):
+            break  # all below it is empty
+        below = sizes[depth + 1]
+        before = np.cumsum(below) - below
+        starts = np.cumsum(counts) - counts
+        places = before + np.repeat(at + 1 - before[starts], counts)
     return Rows(tokens, lengths.astype(np.int32), values_below.astype(np.uint8))
 
 
@@ -208,8 +210,15 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     pieces: list[Rows] = []
     seen: set[bytes] = set()
     have = number = 0
+    last = 0  # the number of the last piece that had a new one
     while have < samples:
         rows = _unseen(made.piece(number), seen).between(0, samples - have)
+        last = number if len(rows.labels) else last
+        if number - last >= IN_VAIN:
+            raise ValueError(
+                f"no more than {have} different expressions of {window['shortest']} to {longest} tokens were found; "
+                f"take a greater length, or samples={have}"
+            )
         pieces.append(rows)
         have, number = have + len(rows.labels), number + 1
         if settings.progress is not None and made.was_made:

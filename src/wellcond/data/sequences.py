@@ -25,7 +25,7 @@ from wellcond.data.dataset import GPU_SHARE, fits_on, split_rows
 from wellcond.data.draws import draw_order, send
 from wellcond.data.loading import Batch
 
-__all__ = ["MaskRule", "Rows", "SequenceSet", "check_choice", "kept_tokens", "spread"]
+__all__ = ["MaskRule", "Rows", "SequenceSet", "check_choice", "check_count", "kept_tokens", "spread"]
 
 MaskRule = Literal["published", "fixed"]
 TOGETHER_BYTES = 16 << 20  # tokens that are gathered at once, as bytes: one request for several small batches
@@ -54,6 +54,7 @@ class Rows(NamedTuple):
 
 def kept_tokens(length: int) -> int:
     """How many tokens of a text or an expression are kept where it is padded to `length`: 2,000 of 2,048."""
+    check_count("length", length, 16)
     return length * 125 // 128
 
 
@@ -295,9 +296,16 @@ class SequenceBatches:
 
 def spread(part: SequenceSet, samples: int | None) -> SequenceSet:
     """At most so many of its sequences, evenly spread: of a set that is sorted by class, all classes."""
+    if samples is not None:
+        check_count("samples", samples, 1)
     if samples is None or samples >= len(part):
         return part
     return part.part(torch.linspace(0, len(part) - 1, samples).round().long())
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}; it is a whole number from {least} on")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

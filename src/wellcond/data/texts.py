@@ -24,7 +24,7 @@ from wellcond.data.cache import Progress
 from wellcond.data.dataset import DataSet
 from wellcond.data.draws import make_key
 from wellcond.data.made import Made, stat_key
-from wellcond.data.sequences import MaskRule, Rows, SequenceSet, kept_tokens, spread
+from wellcond.data.sequences import MaskRule, Rows, SequenceSet, check_count, kept_tokens, spread
 from wellcond.data.sources import Settings, register_source
 
 __all__ = ["encode", "pair_up", "read_lines"]
@@ -262,6 +262,7 @@ def _made_up_text(
     _rest: str, _settings: Settings, *, samples: int = 320, length: int = 128, mask: MaskRule = "published",
     data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
+    check_count("samples", samples, 10)
     parts = []
     for number, count in enumerate((samples * 8 // 10, samples // 10, samples // 10)):
         rows = _make_up(max(2, count), kept_tokens(length), make_key(data_seed, number), share=1 / 3)
@@ -275,6 +276,7 @@ def _made_up_pairs(
     _rest: str, _settings: Settings, *, samples: int = 640, length: int = 128, mask: MaskRule = "published",
     data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
+    check_count("samples", samples, 10)
     train, test = (
         _make_up(max(8, count), kept_tokens(length), make_key(data_seed, 2, number), share=1.0)
         for number, count in enumerate((max(80, samples * 9 // 10), samples // 10))

@@ -189,12 +189,12 @@ def _refuse_run(name: str) -> None:
     if not file.is_file() or records.read_json(file).get("what") != "wellcond train":
         return
     config, states = records.Run.open(name).config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
+    shows = f"{name} is a run. `wellcond report {name}` shows what was measured while it trained"
+    if config["task"] == "sequence":
+        raise ValueError(f"{shows}; this command measures models of images, wellcond.Probe those of sequences")
     given = ",".join(f"{key}={value}" for key, value in config["model_kwargs"].items())
     command = f"wellcond measure {config['model']}{f' --model-kwargs {given}' if given else ''}"
-    raise ValueError(
-        f"{name} is a run. `wellcond report {name}` shows what was measured while it trained; on other images: "
-        f"{command} --checkpoint {states[-1] if states else 'FILE'}"
-    )
+    raise ValueError(f"{shows}; on other images: {command} --checkpoint {states[-1] if states else 'FILE'}")
 
 
 def _check_folder(folder: Path) -> None:

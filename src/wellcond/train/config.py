@@ -16,12 +16,12 @@ names it in `tasks`. This file imports neither torch nor timm when it is loaded:
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from wellcond.train.settings import Settings, ignored, setting
 from wellcond.train.stopping import as_seconds
@@ -394,11 +394,27 @@ class Config(
     One training. Words are timm's where timm has one.
     """
 
+    takes_the_place_of: ClassVar[Mapping[str, str]] = {
+        "epochs": "steps", "eval_every": "eval_steps", "warmup_epochs": "warmup_steps",
+    }  # fmt: skip
+
     recipe: str = ""
     """The recipe it came from."""
     task: Task = "classify"
     """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), or `sequence` (classes
     of sequences of tokens, or of pairs of them)."""
+
+    def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
+        """As that of all settings; other data takes a recipe's options along only where it has such."""
+        new = super().changed(settings, given=given)
+        if new.data == self.data or "data_kwargs" in new.given or not new.data_kwargs:
+            return new
+        from wellcond.data.sources import SOURCES
+
+        word = new.data.partition(":")[0]
+        known = SOURCES[word].options if word in SOURCES else []
+        kept = {name: value for name, value in new.data_kwargs.items() if name in known}
+        return new._with({"data_kwargs": kept}, given=new.given)
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:

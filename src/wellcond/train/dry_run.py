@@ -85,7 +85,8 @@ def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None 
             task.loss(parts.model.train(), batch.holding([tensor.to("meta") for tensor in batch.tensors]))
     passes = 1 if config.task == "linear_probe" else 3  # a backward pass is two forward ones
     rates = []
-    for step in {0, *range(0, steps, max(1, per_epoch // 4)), steps}:
+    highest = {min(steps, config.warmup_steps), min(steps, config.warmup_epochs * per_epoch)}  # where warm-up ends
+    for step in {0, *range(0, steps, max(1, per_epoch // 4)), *highest, steps}:
         parts.schedule.step_update(step)
         rates.append((step, max(group["lr"] for group in parts.optimizer.param_groups)))
     rates = [rate for _, rate in sorted(rates)]

@@ -58,6 +58,9 @@ class Settings:
     added_to: ClassVar[tuple[str, ...]] = ()
     """Fields of key=value pairs in which a change leaves the other keys as they are; None takes one away."""
 
+    takes_the_place_of: ClassVar[Mapping[str, str]] = {}
+    """Fields that say the same in another unit: who gives the first takes a recipe's second away."""
+
     def __new__(cls, **given: Any) -> Self:
         self = super().__new__(cls)
         everything = len(given) == len(dataclasses.fields(cls))  # dataclasses.replace names all fields, and means few
@@ -88,7 +91,13 @@ class Settings:
             if name in self.added_to:
                 both = {**getattr(self, name), **changes[name]}
                 changes[name] = {key: one for key, one in both.items() if one is not None}
-        return self._with(changes, given=self.given | changes.keys() if given else self.given)
+        if not given:
+            return self._with(changes, given=self.given)
+        asked = self.given | changes.keys()
+        for name, other in self.takes_the_place_of.items():
+            if name in changes and other not in asked:
+                changes[other] = 0
+        return self._with(changes, given=asked)
 
     def as_defaults(self) -> Self:
         """The same values, none of them given."""

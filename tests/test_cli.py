@@ -284,6 +284,9 @@ def test_reproduce_wants_claims_or_all(wellcond):
         (["sky-lra", "--arm", "softmx"], "did you mean softmax?"),
         (["asa-fig1c", "--scale", "lab"], "--data-dir cifar10=FOLDER"),
         (["asa-fig1c", "--time-limit", "soon"], "90s, 9m or 1h30m"),
+        (["asa-fig1c", "--scale", "smok"], "did you mean smoke"),
+        (["sky-lra", "--scale", "smoke", "--data-dir", "lra_listops"], "--data-dir is for --scale lab"),
+        (["sky-lra", "--scale", "lab", "--data-dir", "digits"], "--data-dir digits: nothing"),
     ],
 )
 def test_reproduce_ends_with_2_for_what_it_cannot_do(wellcond, wrong, said, tmp_path, monkeypatch):
@@ -291,6 +294,14 @@ def test_reproduce_ends_with_2_for_what_it_cannot_do(wellcond, wrong, said, tmp_
     code, _, error = wellcond("reproduce", *wrong)
     assert code == 2
     assert said in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_of_no_evidence_is_not_written(wellcond, tmp_path):
+    page = tmp_path / "claims.md"
+    code, _, error = wellcond("ledger", "--evidence", str(tmp_path / "evidnce"), "--page", str(page))
+    assert code == 2
+    assert "does not exist" in error
     assert not list(tmp_path.iterdir())
 
 

@@ -198,7 +198,7 @@ def test_wrong_usage_is_said_before_anything_is_trained(tmp_path):
         reproduce("asa-fig1c", scale="lab", output=tmp_path, console=CONSOLE)
     with pytest.raises(ValueError, match="the scales are smoke, lab, paper"):
         reproduce("asa-fig1c", scale="huge", output=tmp_path, console=CONSOLE)
-    with pytest.raises(ValueError, match="is not decided on digits; its sets are cifar10"):
+    with pytest.raises(ValueError, match=r"--data-dir digits: nothing .* is decided on it \(but on cifar10"):
         reproduce("asa-fig1c", scale="lab", data_dirs=["digits"], output=tmp_path, console=CONSOLE)
     with pytest.raises(ValueError, match="there is no setting 'epoch'; did you mean epochs"):
         reproduce("asa-fig1c", scale="smoke", settings=["epoch=1"], output=tmp_path, console=CONSOLE)

@@ -1,5 +1,6 @@
 """Skyformer's claims on the Long Range Arena: judged on made-up evidence, run small, and in which order."""
 
+import copy
 import io
 import sys
 from pathlib import Path
@@ -80,8 +81,17 @@ def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     gains = "kernelized −0.5, Nyströmformer +1.2, Skyformer +2.0"
     assert lra.finding(found) == f"Points over softmax, the mean of 4 tasks: {gains}."
     assert lra.finding(found[:1]) == f"Points over softmax, the mean of 1 task: {gains}."
+    for run in found[1]["arms"]["kernelized"]["runs"]:
+        run["top1"] += 8.0
+    assert "kernelized +1.5 (by task −0.5 to +7.5), " in lra.finding(found)
+    for run in found[1]["arms"]["kernelized"]["runs"]:
+        run["top1"] -= 8.0
+    one_seed = copy.deepcopy(found[:1])
+    for arm in one_seed[0]["arms"].values():
+        arm["runs"] = arm["runs"][:1]
+    assert lra.finding(one_seed) == f"Points over softmax, one seed, the mean of 1 task: {gains}."
     found[0]["arms"]["skyformer"]["runs"] = []
-    assert lra.finding(found).endswith("Nyströmformer +1.2 (4 tasks), Skyformer +2.0 (3 tasks).")
+    assert lra.finding(found).endswith("Nyströmformer +1.2, 4 tasks, Skyformer +2.0, 3 tasks.")
     found[0]["arms"]["softmax"]["runs"] = []
     assert lra.finding(found) == f"Points over softmax, the mean of 3 tasks: {gains}."
     assert lra.finding([one for one in found if one["data"] == STAND_IN]) == ""

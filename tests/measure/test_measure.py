@@ -440,6 +440,16 @@ def test_a_run_is_answered_with_the_command_that_measures_it(tmp_path: Path) -> 
     told = f"wellcond measure {NAME} --model-kwargs depth=2,img_size=8 --checkpoint {weights}"
     with pytest.raises(ValueError, match=f"is a run.*{re.escape(told)}$"):
         measure(str(tmp_path))
+    write_json(
+        tmp_path / "config.json",
+        {
+            "what": "wellcond train",
+            "version": 1,
+            "config": {"model": "lra_text", "model_kwargs": {}, "task": "sequence"},
+        },
+    )
+    with pytest.raises(ValueError, match=r"is a run.*models of images, wellcond\.Probe those of sequences$"):
+        measure(str(tmp_path))
 
 
 def test_blocks_from_the_end(wellcond: Run) -> None:

@@ -190,7 +190,7 @@ def _refuse_run(name: str) -> None:
         return
     config, states = records.Run.open(name).config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
     shows = f"{name} is a run. `wellcond report {name}` shows what was measured while it trained"
-    if config["task"] == "sequence":
+    if config.get("task") == "sequence":
         raise ValueError(f"{shows}; this command measures models of images, wellcond.Probe those of sequences")
     given = ",".join(f"{key}={value}" for key, value in config["model_kwargs"].items())
     command = f"wellcond measure {config['model']}{f' --model-kwargs {given}' if given else ''}"

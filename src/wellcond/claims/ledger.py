@@ -40,8 +40,8 @@ LEAD = """\
 
 ![{alt}]({chart})
 
-A dot is a mean with its interval, over paired seeds or over what its statement names: images, rounds, trainings. The
-pale bar is where the whole interval has to lie for the statement to hold. Claims without runs yet are in the table
+A dot is a mean with its interval, over paired seeds, or over images, rounds or trainings where the statement says so.
+The pale bar is where the whole interval has to lie for the statement to hold. Claims without runs yet are in the table
 alone.
 """
 RULES = """\
@@ -49,23 +49,24 @@ RULES = """\
 
 This page is written by `wellcond ledger` from the files in [evidence]({evidence}) and from nothing else; `wellcond
 ledger --check` fails where the two differ. `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the
-evidence; with `--no-training` the former makes it anew from the results of all runs in `evidence/runs`, in seconds and
-without data.
+evidence; `wellcond reproduce ID --scale lab --no-training` makes it anew from the results of the runs in
+`evidence/runs`, in seconds and without data. (Of the first runs, those on CIFAR-10, records are kept, and not every
+single result.)
 
-**The rules.** Paired seeds, three; where three leave a set undecided and a run takes under two minutes, two more, once,
-and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning rate
-from the same grid, chosen on a held-out part of the training set and extended while the best lies at its edge; the test
-set looked at once. The plain arm has to be respectable, in % top-1 ({respectable}),
+**The rules.** Three paired seeds. If they leave a set undecided, and a run takes under two minutes, two more are added,
+once, and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning
+rate from the same grid, chosen on a held-out part of the training set and extended while the best lies at its edge; the
+test set looked at once. The plain arm has to be respectable, in % top-1 ({respectable}),
 after its epochs ({epochs}); otherwise the verdict is *undecided*. The tasks
 of the Long Range Arena take the published rates and 50,000 steps, and no grid. "No difference" is shown by an interval
 inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32, checked in
 float64, with the untrained model beside; their logarithm is the natural one.
 
-**The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest distance these runs would
-have seen four times out of five · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
+**The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest effect these runs would
+have seen with a probability of 80 % · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
 the machinery, which shows nothing about the claim.
 
-Not rebuilt as trained models: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer,
+Not trained here: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer,
 Performer).
 """
 

@@ -63,8 +63,8 @@ inside a stated margin. Condition numbers come from a forward pass of their own 
 float64, with the untrained model beside; their logarithm is the natural one.
 
 **The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest effect these runs would
-have seen with a probability of 80 % · *out of reach here*, with what it would take. *{smoke}*: it has been run as a test of
-the machinery, which shows nothing about the claim.
+have seen with a probability of 80 % · *out of reach here*, with what it would take. *{smoke}*: it has been run as a
+test of the machinery, which shows nothing about the claim.
 
 Not trained here: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer,
 Performer).

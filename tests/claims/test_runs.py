@@ -114,6 +114,8 @@ def test_a_run_starts_from_the_weights_of_another(runs, tmp_path):
     runs.run(first)
     found = runs.run(second)
     assert (found["start"], found["config"]["checkpoint"]) == ("first", "")
+    assert found["data"] == runs.finished(first)["data"]  # the same samples in the same order
+    assert len(found["data"]) == 16
     ends = [latest(tmp_path / name / "checkpoints").model for name in ("first", "second")]
     assert all(torch.equal(ends[0][name].half().float(), ends[1][name]) for name in ends[0])
     assert runs.finished(second) == found

@@ -135,6 +135,7 @@ def test_our_evidence_is_what_the_kept_results_say(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("checkpoints"))
     written = [path for path in before if f"wrote {path.relative_to(tmp_path)}\n" in said]
     assert len(written) >= 16
+    assert "asa-fig2: holds\n" in said
     for path in written:
         found = read_json(path)
         assert found.pop("environment") != before[path].pop("environment")

@@ -346,6 +346,7 @@ def test_a_smoke_run_of_all_trains_each_arm_once(folder):
     assert len(results) == sum(task not in ARMS[arm].not_on for task in TASKS for arm in ARMS) == 28
     said = (folder / "said.txt").read_text()
     assert said.count(": training\n") == len(results)
+    assert "sky-lra: nothing is decided at smoke scale" in said
     for id_ in (*TRAINED, "sky-table1", "sky-time"):
         for task in TASKS:
             found = read_json(folder / "evidence" / id_ / f"smoke-{task}.json")

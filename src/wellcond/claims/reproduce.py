@@ -24,6 +24,7 @@ from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Options, Statement
 from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
+from wellcond.records import read_json
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
@@ -179,6 +180,8 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             return 130
         for line in lines:
             options.say(str(line))
+        if not isinstance(one, Statement):  # which says its own
+            options.say(f"{one.id}: {_verdict(one, options)}")
     if unfinished:
         named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
         if runs.training:
@@ -188,6 +191,14 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         else:
             options.say(f"Nothing was trained. Not complete: {named}")
     return 0
+
+
+def _verdict(one: Claim, options: Options) -> str:
+    """By all evidence that there is now, of other sets too."""
+    if options.scale == "smoke":
+        return "nothing is decided at smoke scale, which tests the machinery"
+    files = sorted((options.evidence / one.id).glob(f"{options.scale}*.json"))
+    return one.verdict([read_json(path) for path in files]).verdict
 
 
 def _by_arm(names: Iterable[str]) -> str:

@@ -425,3 +425,15 @@ def test_a_claim_with_a_slow_arm_takes_no_second_look(tmp_path):
 def test_the_ladder_of_rates_goes_on_where_a_convmixer_trains_best():
     found = tune(lambda lr: -abs(math.log(lr / 3e-2)), grid=(3e-3, 1e-2, 3e-2))
     assert (found.lr, found.at_edge, list(found.scores)) == (3e-2, False, [3e-3, 1e-2, 3e-2, 1e-1])
+
+
+def test_a_damaged_record_ends_no_queue(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
+    (tmp_path / "evidence" / "asa-fig2" / "lab-broken.json").write_text('{"claim": ')
+    monkeypatch.chdir(tmp_path)
+    console = told()
+    assert reproduce(["asa-fig2", "asa-fig3"], scale="lab", training=False, console=console) == 0
+    said = console.export_text()
+    assert "asa-fig2: no verdict, " in said
+    assert "lab-broken.json is not JSON" in said
+    assert "asa-fig3: holds\n" in said

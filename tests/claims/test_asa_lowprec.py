@@ -70,9 +70,9 @@ def test_what_has_not_been_trained_yet_is_left_out(missing, open_part):
     assert "no runs yet" in whole.parts[open_part].why
     assert whole.parts[1 - open_part].found.count == 3
     assert CLAIM.finding([some]).count("points over") == 1
-    assert CLAIM.lines(some)
-    assert CLAIM.draw([some])
-    assert not any("over float32" in line for line in CLAIM.lines(some)) or missing != WHOLE
+    shown = {row["arm"] for row in CLAIM.draw([some]).to_dict()["data"]["values"]}
+    assert shown == {arm.title for name, arm in CLAIM.arms.items() if name != missing}
+    assert any("over float32" in line for line in CLAIM.lines(some)) == (missing != WHOLE)
 
 
 def test_the_arms_of_a_pair_differ_in_the_dct_alone():

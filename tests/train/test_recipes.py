@@ -105,4 +105,7 @@ def test_options_of_a_recipe_s_data_go_with_it():
     assert usual.data_kwargs == {"mask": "fixed"}
     assert usual.changed({"data": "lra_listops"}).data_kwargs == {"mask": "fixed"}
     assert usual.changed({"data": "digits"}).data_kwargs == {}
-    assert usual.changed({"data": "digits", "data_kwargs": {"mask": "published"}}).data_kwargs == {"mask": "published"}
+    assert usual.changed({"data": "digits", "data_kwargs": {"noise": 1}}).data_kwargs == {"noise": 1}
+    assert usual.changed({"data_kwargs": {"mask": "published"}}).changed({"data": "digits"}).data_kwargs == {
+        "mask": "published"  # which was asked for, and is refused
+    }

@@ -50,8 +50,8 @@ RULES = """\
 This page is written by `wellcond ledger` from the files in [evidence]({evidence}) and from nothing else; `wellcond
 ledger --check` fails where the two differ. `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the
 evidence; `wellcond reproduce ID --scale lab --no-training` makes it anew from the results of the runs in
-`evidence/runs`, in seconds and without data. (Of the first runs, those on CIFAR-10, records are kept, and not every
-single result.)
+`evidence/runs`, in seconds and without data. (Of the first runs, those on CIFAR-10, the records are kept, and not
+the single results.)
 
 **The rules.** Three paired seeds. If they leave a set undecided, and a run takes under two minutes, two more are added,
 once, and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning

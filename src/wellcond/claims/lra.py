@@ -45,6 +45,7 @@ __all__ = [
 
 TASKS = tuple(TASK_SETS)
 STAND_IN, PATHFINDER = "imdb_pairs", "lra_pathfinder"
+ALL_BUT_PATHFINDER = tuple(task for task in TASKS if task != PATHFINDER)
 MAIN = ("softmax", "kernelized", "nystrom", "skyformer")
 ARMS = {
     "softmax": Arm(title="softmax", measures=("attention_spectrum", "approximations")),
@@ -62,11 +63,10 @@ ARMS = {
     ),
     "softmax-masked": Arm(
         title="softmax, black is padding", settings={"data_kwargs": {"mask": "published"}}, seeds=1,
-        not_on=tuple(task for task in TASKS if task != PATHFINDER),
+        not_on=ALL_BUT_PATHFINDER,
     ),
     "softmax-float16": Arm(
-        title="softmax, float16", settings={"amp_dtype": "float16"}, seeds=1,
-        not_on=tuple(task for task in TASKS if task != PATHFINDER),
+        title="softmax, float16", settings={"amp_dtype": "float16"}, seeds=1, not_on=ALL_BUT_PATHFINDER,
     ),
     "softmax-grayed": Arm(
         title="softmax, SVD-grayed", settings={"gray": "svd", "epsilon": 0.7}, seeds=1,

@@ -37,7 +37,7 @@ KAPPA = Axis("log_kappa", "log κ", least=3.0)
 METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
 """What the metrics of a validation are called on a page; others keep their names."""
 MAP, BY_BLOCK = "log κ by block and site", "log κ by block, {}"  # the titles of a run's map, and of a site's lines
-VALIDATED = "Over the validation set, or that part of it that `eval_batches` says."
+VALIDATED = "Over the validation set; over the next part of it each time, where eval_batches says so."
 OTHERS = {
     "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's groups."),
     "gradient_norm": ("Gradient norm", Axis("gradient_norm", "norm", log=True), "Of all gradients, before clipping."),

@@ -407,14 +407,14 @@ class Config(
     def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
         """As that of all settings; other data takes a recipe's options along only where it has such."""
         new = super().changed(settings, given=given)
-        if new.data == self.data or "data_kwargs" in new.given or not new.data_kwargs:
+        if new.data == self.data or "data_kwargs" in self.given or not self.data_kwargs:
             return new
         from wellcond.data.sources import SOURCES
 
         word = new.data.partition(":")[0]
         known = SOURCES[word].options if word in SOURCES else []
-        kept = {name: value for name, value in new.data_kwargs.items() if name in known}
-        return new._with({"data_kwargs": kept}, given=new.given)
+        kept = {name: value for name, value in self.data_kwargs.items() if name in known}
+        return super(Config, self._with({"data_kwargs": kept}, given=self.given)).changed(settings, given=given)
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from wellcond.train.computing import autocast, deterministic, full_precision, seed_by
+from wellcond.train.computing import autocast, deterministic, float32_precision, seed_by
 from wellcond.train.config import Config
 
 CPU = torch.device("cpu")
@@ -37,11 +37,17 @@ def test_it_is_what_torch_would_draw(device: str) -> None:
 def test_float32_is_float32_in_convolutions_too() -> None:
     conv: Any = torch.backends.cudnn.conv
     before = conv.fp32_precision
-    with full_precision(Config(amp_dtype="bfloat16")):
+    with float32_precision(Config(amp_dtype="bfloat16")):
         assert conv.fp32_precision == before
-    with full_precision(Config(amp_dtype="float32")):
-        assert (conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == ("ieee", "ieee")
-    assert conv.fp32_precision == before
+    for asked, precision in (("float32", "ieee"), ("tf32", "tf32")):
+        with float32_precision(Config(amp_dtype=asked)):
+            assert (conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == (precision, precision)
+        assert conv.fp32_precision == before
+
+
+def test_tf32_computes_in_float32_but_for_products() -> None:
+    with autocast(Config(amp_dtype="tf32"), CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 def test_precision_and_determinism_are_those_asked_for_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,13 @@ def test_the_compiler_is_told_its_mode(make_config: Make, mode: str, tuned: bool
     assert called.get_compiler_config()["max_autotune"] is tuned
 
 
+@pytest.mark.parametrize(("device", "said"), [("cpu", True), pytest.param("cuda", False, marks=pytest.mark.gpu)])
+def test_tf32_says_where_it_makes_no_difference(make_config: Make, device: str, said: bool) -> None:
+    notes = {dtype: parts_on(device, make_config(amp_dtype=dtype)).notes for dtype in ("tf32", "float32")}
+    assert any("makes no difference" in note for note in notes["tf32"]) is said
+    assert notes["float32"] == []
+
+
 def test_gradients_are_forgotten_as_the_optimiser_would(make_config: Make) -> None:
     parts = parts_on("cpu", make_config())
     parts.model(torch.ones(2, 1, 8, 8)).sum().backward()

@@ -61,8 +61,8 @@ def train(
     amp_dtype: Annotated[
         str | None,
         typer.Option(
-            help="The precision of the passes: float32, bfloat16 or float16.",
-            autocompletion=completing("float32", "bfloat16", "float16"),
+            help="The precision of the passes: float32, tf32, bfloat16 or float16.",
+            autocompletion=completing("float32", "tf32", "bfloat16", "float16"),
         ),
     ] = None,
     on_divergence: Annotated[

@@ -27,12 +27,20 @@ RANK = 256
 
 
 def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """`near_unit_share` of each pair; LAPACK decomposes one matrix on one core, so that many take as many cores."""
+    """`near_unit_share` of each pair, side by side, each on one core.
+
+    LAPACK gains little from more of them for one matrix, and a dozen matrices with all cores each wait for each other.
+    """
     maps = [_layer_map(x, y, RANK) for x, y in pairs]
     if not maps:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(maps), 16)) as pool:
-        return list(pool.map(_share, maps))
+    threads = torch.get_num_threads()
+    workers = min(len(maps), threads)
+    try:
+        with ThreadPoolExecutor(max_workers=workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(_share, maps))
+    finally:
+        torch.set_num_threads(threads)  # for threads that are yet to come: the others have their own number
 
 
 def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:

@@ -51,7 +51,7 @@ def choose(
     where = "on a CPU" if device == "cpu" else "here"
     if suited.amp_dtype != config.amp_dtype or (said and "amp_dtype" not in config.given):
         why = f"half precision is no faster {where}" if suited.amp_dtype == "float32" else f"the fastest {where}"
-        said.append(_line("precision", suited.amp_dtype, why, "--amp-dtype float32, bfloat16 or float16"))
+        said.append(_line("precision", suited.amp_dtype, why, "--amp-dtype float32, tf32, bfloat16 or float16"))
     if suited.compile != config.compile:
         said.append(_line("compiled", "no", f"it does not pay {where}", "--set compile=true"))
     elif suited.compile and said and "compile" not in config.given:

@@ -1,6 +1,6 @@
 """How a training computes: precision, determinism, the random numbers of a step, and a compiler that can be trusted.
 
-with deterministic(config), full_precision(config), autocast(config, device):
+with deterministic(config), float32_precision(config), autocast(config, device):
     seed_by(device, config.seed, step, rank)        # dropout, masks and landmarks depend on these numbers alone
 mend_read_back()            # before a model is compiled; does nothing where torch needs no mending
 """
@@ -15,21 +15,30 @@ from typing import Any
 
 import torch
 
-from wellcond.numerics.autocast import no_tf32
+from wellcond.numerics.autocast import no_tf32, tf32
 from wellcond.train.config import Config
 
-__all__ = ["autocast", "deterministic", "full_precision", "mend_read_back", "seed_by", "waiting", "waits_to_read_back"]
+__all__ = [
+    "autocast",
+    "deterministic",
+    "float32_precision",
+    "mend_read_back",
+    "seed_by",
+    "waiting",
+    "waits_to_read_back",
+]
 
 
 def autocast(config: Config, device: torch.device) -> Any:
-    if config.amp_dtype == "float32":
+    if config.amp_dtype in ("float32", "tf32"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, config.amp_dtype))
 
 
-def full_precision(config: Config) -> Any:
+def float32_precision(config: Config) -> Any:
     """Where the configuration says float32, TF32 is off, for convolutions too, which torch rounds by default."""
-    return no_tf32() if config.amp_dtype == "float32" else contextlib.nullcontext()
+    usual = contextlib.nullcontext
+    return {"float32": no_tf32, "tf32": tf32}.get(config.amp_dtype, usual)()
 
 
 def seed_by(device: torch.device, *numbers: int) -> None:

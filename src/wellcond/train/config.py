@@ -30,7 +30,7 @@ from wellcond.words import SITES, SKIPS, meant, our_word
 __all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds", "model_size"]
 
 Task = Literal["classify", "mae", "linear_probe", "sequence"]
-AmpDtype = Literal["float32", "bfloat16", "float16"]
+AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
 IMAGE_TASKS = ("classify", "mae", "linear_probe")
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
@@ -266,7 +266,7 @@ class ComputingSettings(Settings):
     """How it is computed"""
 
     amp_dtype: AmpDtype = "float32"
-    """The precision of forward and backward passes."""
+    """The precision of forward and backward passes; tf32 is float32 whose products a GPU rounds to ten bits."""
     compile: bool = False
     """Whether the model is compiled by torch."""
     compile_mode: str = setting(

@@ -25,7 +25,7 @@ from torch import Tensor
 from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
-from wellcond.train.computing import deterministic, full_precision, seed_by
+from wellcond.train.computing import deterministic, float32_precision, seed_by
 from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
@@ -71,7 +71,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
         with (
             _opened(output, config, here) as folder,
             deterministic(config),
-            full_precision(config),
+            float32_precision(config),
             interruptible() as asked,
         ):
             run = _Run(config, folder, here, quiet=quiet)  # which may decode for hours: a signal ends it at once

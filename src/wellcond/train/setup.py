@@ -164,7 +164,14 @@ def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_
             mend_read_back()
         called = cast(nn.Module, torch.compile(called, mode=config.compile_mode or None))
     scaler = torch.amp.GradScaler(here.device.type, enabled=config.amp_dtype == "float16")
-    return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata, list(task.notes))
+    notes = [*task.notes]
+    if config.amp_dtype == "tf32" and not _has_tf32(here.device):
+        notes.append("amp_dtype=tf32 makes no difference here: products are rounded by NVIDIA GPUs from Ampere on")
+    return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata, notes)
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _timm_part(model: nn.Module) -> nn.Module:

@@ -31,6 +31,7 @@ SIZE = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 16, "num_heads"
 EVERY = 20  # steps, a row
 ENDLESS = 1_000_000  # epochs: no machine is fast enough to finish before the signal comes
 LONG = 120.0  # seconds until a test gives up
+CLAIMS = ["asa-fig1b", "asa-fig1c"]  # the first has one arm of the second's
 PROCESS: Any = object()  # of a worker that is never told anything
 
 
@@ -124,22 +125,22 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
         console = Console(record=True, width=200, file=io.StringIO())
         folder = tmp_path / str(jobs)
         code = reproduce(
-            "asa-fig1b", scale="smoke", seeds=1, settings=quick, output=folder / "runs", evidence=folder, jobs=jobs,
+            CLAIMS, scale="smoke", seeds=1, settings=quick, output=folder / "runs", evidence=folder, jobs=jobs,
             device="cpu", console=console,
         )  # fmt: skip
         assert code == 0
-        found[jobs] = read_json(folder / "asa-fig1b" / "smoke-digits.json")
+        found[jobs] = [read_json(folder / one / "smoke-digits.json") for one in CLAIMS]
         lines = console.export_text().splitlines()
-        said[jobs] = [line for line in lines if line.startswith("Digits")]
+        said[jobs] = sorted(line for line in lines if line.startswith("Digits"))
         told = [line.split(": ")[1].split()[0] for line in lines if line.startswith("[")]
-        assert sorted(told) == ["loss"] * 3 + ["training"] * 3
-    for record in found.values():
+        assert sorted(told) == ["loss"] * 9 + ["training"] * 9  # those of the arm that both claims have once
+    for record in (*found[1], *found[2]):
         assert record.pop("environment")["command"]
-        for run in record["arms"]["both"]["runs"]:
+        for run in [run for arm in record["arms"].values() for run in arm["runs"]]:
             assert run.pop("images per second") is not None
     assert found[1] == found[2]
     assert said[1] == said[2]
-    assert len(started) == 2  # for three runs
+    assert len(started) == 2  # for nine runs of two claims
     results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}
     for one, other in zip(results[1], results[2], strict=True):
         one, other = read_json(one), read_json(other)
@@ -150,7 +151,7 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "2" / "runs").rglob("*")}
     monkeypatch.setattr(sys, "executable", "/nothing/there")
     reproduce(
-        "asa-fig1b", scale="smoke", seeds=1, settings=quick, output=tmp_path / "2" / "runs", evidence=tmp_path, jobs=2,
+        CLAIMS, scale="smoke", seeds=1, settings=quick, output=tmp_path / "2" / "runs", evidence=tmp_path, jobs=2,
         console=Console(quiet=True),
     )  # fmt: skip
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "2" / "runs").rglob("*")} == before
@@ -381,6 +382,69 @@ def test_none_starts_while_another_may_come_before_it():
     jobs.together([several])
     assert order == ["grid", "seed", "exploration"]
     assert jobs._deciding == 0
+
+
+def test_a_call_gets_what_the_one_before_it_leaves_idle():
+    """Whatever the turn: a grid of the second call waits for an exploration of the first, in whose thread it may be."""
+    jobs, order = Jobs(1, device="cpu"), []
+
+    def run(name, turn):
+        with jobs._worker_for(job(name, turn)):
+            order.append(name)
+
+    def first():
+        run("first", 1)
+        jobs.together([lambda: run("grid", 0), lambda: run("exploration", 2)])
+
+    def second():
+        jobs.together([lambda: run("second's seed", 1), lambda: run("second's grid", 0)])
+
+    jobs.together([first, second], in_order=True)
+    assert order == ["first", "grid", "exploration", "second's grid", "second's seed"]
+    assert (jobs._deciding, jobs._waiting) == (0, {})
+
+
+def test_two_calls_that_ask_for_one_run_share_it(tmp_path, forked):
+    """The second reads its result; and it starts when the first of them wants it, whoever asked first."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    runs = runs_in(tmp_path, console=console)
+    assert runs._jobs is not None
+    asked = threading.Event()
+
+    def first():
+        asked.wait(10)
+        return runs.run(plan("shared", epochs=1))
+
+    def second():
+        threading.Timer(0.3, asked.set).start()
+        own = [runs.run(plan("own", epochs=1))]
+        return [*own, runs.run(plan("shared", epochs=1))]
+
+    one, (own, other) = runs.together([first, second], in_order=True)
+    assert one == other != own
+    told = [line.split(": ") for line in console.export_text().splitlines()]
+    assert sorted(name.split()[-1] for name, what in told if what == "training") == ["own", "shared"]
+    assert runs.trained == 2
+
+
+def test_a_run_that_another_call_waits_for_starts_no_later():
+    jobs, order = Jobs(1, device="cpu"), []
+
+    def run(name):
+        with jobs._worker_for(job(name)):
+            order.append(name)
+
+    def first():
+        wait_for(lambda: len(jobs._waiting) == 2)
+        jobs.hasten("wanted")
+        with jobs.waiting():
+            wait_for(lambda: order)
+
+    def second():
+        jobs.together([lambda: run("another"), lambda: run("wanted")])
+
+    jobs.together([first, second], in_order=True)
+    assert order == ["wanted", "another"]
 
 
 def test_an_error_in_one_thread_lets_nothing_more_start():

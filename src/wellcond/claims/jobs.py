@@ -2,6 +2,7 @@
 
     jobs = Jobs(4)
     jobs.together([lambda: jobs.run(a), lambda: jobs.run(b)])       # two `Job`s side by side, results in order
+    jobs.together([first, second], in_order=True)                   # what `second` runs fills the gaps of `first`
 
 Each call waits in a thread for its turn and for its run. No run starts while a call may still ask for one that comes
 before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles. After
@@ -153,20 +154,26 @@ class Jobs:
         self._workers = [_Worker(variables) for variables in deal(number, device)]
         self._idle = list(self._workers)
         self._changed = threading.Condition()
-        self._waiting: list[Job] = []  # in the order in which they were asked for
+        self._waiting: dict[Job, int] = {}  # in the order in which they were asked for, with the place of their call
         self._deciding = 0  # threads of `together` that neither wait for a process nor have one
         self._thread = threading.local()
         self._stopping = self._within = False
 
     # Threads
 
-    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Call each in a thread; their results, in order. After an error, when all have ended, that error is raised."""
+    def together(self, calls: Sequence[Callable[[], T]], *, in_order: bool = False) -> list[T]:
+        """Call each in a thread; their results, in order. After an error, when all have ended, that error is raised.
+
+        `in_order`: whatever the first call asks for, in threads of its own too, starts before what the second asks for,
+        which gets the processes that the first leaves idle.
+        """
         results: dict[int, T] = {}
         errors: list[BaseException] = []
+        place = self._place
 
         def work(number: int, call: Callable[[], T]) -> None:
             self._thread.counts = True
+            self._thread.place = number if in_order else place
             try:
                 results[number] = call()
             except BaseException as error:
@@ -188,6 +195,26 @@ class Jobs:
         if errors:  # the others end with Interrupted
             raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
         return [results[number] for number in range(len(calls))]
+
+    @property
+    def _place(self) -> int:
+        """Of the calls of `together` that are in order, which one this thread belongs to."""
+        return getattr(self._thread, "place", 0)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For a thread of `together` that waits for something else than a process, and asks for nothing meanwhile."""
+        self._decides(-1)
+        try:
+            yield
+        finally:
+            self._decides(1)
+
+    def hasten(self, name: str) -> None:
+        """A call waits for a run that another one has asked for: it starts no later than if this one had asked."""
+        with self._changed:
+            for job in [job for job in self._waiting if job.name == name]:
+                self._waiting[job] = min(self._waiting[job], self._place)
 
     def _decides(self, change: int) -> None:
         if getattr(self._thread, "counts", False):  # not the main one, which asks for nothing itself
@@ -256,10 +283,10 @@ class Jobs:
     def _worker_for(self, job: Job) -> Iterator[_Worker]:
         """Waits until it is its turn and one is free."""
         with self._changed:
-            self._waiting.append(job)
+            self._waiting[job] = self._place
             self._decides(-1)
             worker = self._changed.wait_for(lambda: self._stopping or self._choice().get(job))
-            self._waiting.remove(job)
+            del self._waiting[job]
             if not isinstance(worker, _Worker):
                 self._decides(1)
                 raise Interrupted(SAVED)
@@ -278,15 +305,16 @@ class Jobs:
         """The run that starts next, and where; none where it is too early to say, or nothing is free."""
         if self._deciding or not self._waiting:
             return {}
-        first = min(job.turn for job in self._waiting)
-        for job in self._waiting:  # what is compared, whichever its turn: a grid can wait for a seed
+        place, first = min((place, job.turn) for job, place in self._waiting.items())
+        its = [job for job in self._waiting if self._waiting[job] == place]
+        for job in its:  # what is compared, whichever its turn: a grid can wait for a seed
             ready = [worker for worker in self._idle if _is_ready(worker, job)]
             if ready and job.turn <= max(first, 1):
                 return {job: ready[0]}
         if not self._idle:
             return {}
         forms = [worker.form for worker in self._workers if worker not in self._idle]  # best left to those
-        job = min((job for job in self._waiting if job.turn == first), key=lambda job: job.form in forms)
+        job = min((job for job in its if job.turn == first), key=lambda job: job.form in forms)
         # Where most are idle, so that no GPU has two while another has none; not where something is compiled already.
         places = [worker.variables for worker in self._idle]
         return {job: max(self._idle, key=lambda worker: (places.count(worker.variables), worker.process is None))}
@@ -320,21 +348,19 @@ def _last_lines(log: Path) -> str:
 def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:
     """For each job the variables to set for its process.
 
-    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. On a CPU each gets its share of the
-    cores, unless OMP_NUM_THREADS is set: more threads than cores slow each other down.
+    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. Each gets its share of the cores, unless
+    OMP_NUM_THREADS is set: more threads than cores wait for each other, also where the GPU does most of the work.
     """
+    share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cpu" or not gpus:
-        share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+    wanted = torch.device(device or ("cuda" if gpus else "cpu"))
+    if wanted.type != "cuda" or gpus <= 1:
         return [dict(share) for _ in range(jobs)]
-    wanted = torch.device(device or "cuda")
-    if wanted.type != "cuda" or gpus == 1:
-        return [{} for _ in range(jobs)]
     names = _visible(gpus)
     if wanted.index is not None:  # the only one that its processes see, so that nothing lands on another
         names = [names[wanted.index]]
-    return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
+    return [{**share, "CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
 
 
 def _visible(count: int) -> list[str]:

@@ -6,7 +6,9 @@
     reproduce("asa-table2", scale="lab", training=False)                 # evidence of the results that there are
 
 One process runs them one after the other: runs that several claims share are trained once, and runs of one form are
-compiled once. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
+compiled once. With several jobs, trainings of the next claims take the processes that the first claim leaves idle,
+while it compiles or waits for a learning rate; what is measured without a training, a time perhaps, has the device for
+itself. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
 machine has finished and whose results are with the evidence; what was running resumes from its last state.
 """
 
@@ -14,7 +16,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -166,22 +171,35 @@ def _given(data_dirs: Sequence[str], chosen: Sequence[Claim], *, whole_queue: bo
 
 def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:
     unfinished: list[str] = []
-    for one, data in plan:
+
+    def reproduce_one(one: Claim, data: tuple[GivenData, ...]) -> None:
         on = f" on {', '.join(given.set.title for given in data)}" if data else ""
         options.say(f"{one.id}{on}: {one.claim}")
         try:
             lines = one.reproduce(replace(options, data=data), runs)
         except OutOfTime:
             unfinished.append(f"{one.id}{on}")
-            continue  # the next may be shorter, or done already
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            said = str(stopped) or "interrupted"
-            options.say(f"{said}. The same command goes on; what is finished is not run again.")
-            return 130
+            return  # the next may be shorter, or done already
         for line in lines:
             options.say(str(line))
         if not isinstance(one, Statement):  # which says its own
             options.say(f"{one.id}: {_verdict(one, options)}")
+
+    def group(numbered: tuple[int, tuple[Claim, Any]]) -> int:
+        number, (one, _) = numbered
+        return -1 if runs.side_by_side and isinstance(one, TrainedArms) else number
+
+    try:
+        for number, steps in groupby(enumerate(plan), key=group):
+            calls = [partial(reproduce_one, *step) for _, step in steps]
+            if number < 0:
+                runs.together(calls, in_order=True)
+            else:
+                calls[0]()
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        said = str(stopped) or "interrupted"
+        options.say(f"{said}. The same command goes on; what is finished is not run again.")
+        return 130
     if unfinished:
         named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
         if runs.training:

@@ -137,6 +137,8 @@ class Runs:
         self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
+        self._asked: set[str] = set()  # runs that a thread trains, reads or waits for
+        self._answered = threading.Condition()
         self._compiled: dict[str, Any] | None = None  # what the compiled code that there is was compiled for
 
     def expect(self, number: int) -> None:
@@ -144,10 +146,16 @@ class Runs:
         with self._counting:
             self.expected += number
 
-    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+    @property
+    def side_by_side(self) -> bool:
+        """Whether there are several jobs."""
+        return self._jobs is not None
+
+    def together(self, calls: Sequence[Callable[[], T]], *, in_order: bool = False) -> list[T]:
         """Calls that do not depend on each other, and what they return, in order: side by side, or one by one.
 
         Where one is out of time, the others are called all the same: a shorter one may fit. Then OutOfTime is raised.
+        `in_order`: what an earlier call runs comes first.
         """
 
         def attempt(call: Callable[[], T]) -> T | OutOfTime:
@@ -157,7 +165,7 @@ class Runs:
                 return over
 
         tries = [partial(attempt, call) for call in calls]
-        found = [call() for call in tries] if self._jobs is None else self._jobs.together(tries)
+        found = [call() for call in tries] if self._jobs is None else self._jobs.together(tries, in_order=in_order)
         for one in found:
             if isinstance(one, OutOfTime):
                 raise one
@@ -195,6 +203,27 @@ class Runs:
         for name in plan.measure:
             if name not in MEASUREMENTS:
                 raise ValueError(f"there is no measurement {name!r}; they are {', '.join(MEASUREMENTS)}")
+        with self._alone(plan.name):
+            return self._run(plan, quiet)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Claims that are reproduced side by side may ask for the same run: the second waits, and reads its result."""
+        with self._answered:
+            if name in self._asked:
+                assert self._jobs is not None
+                self._jobs.hasten(name)
+                with self._jobs.waiting():
+                    self._answered.wait_for(lambda: name not in self._asked)
+            self._asked.add(name)
+        try:
+            yield
+        finally:
+            with self._answered:
+                self._asked.remove(name)
+                self._answered.notify_all()
+
+    def _run(self, plan: Planned, quiet: bool | None) -> Result:
         result = self.finished(plan)
         if result is not None:
             with self._counting:

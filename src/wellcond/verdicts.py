@@ -83,6 +83,8 @@ class Part:
     asked: tuple[float, float] | None = None
     """Where the whole interval has to lie; an end may be infinite."""
     unit: str = ""
+    about: tuple[str, ...] = ()
+    """Of a comparison of arms, those that it is about, if it is not all of them: it does not wait for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,4 +50,10 @@ def test_hours_are_those_of_measured_speeds(tmp_path):
     write_json(run / "result.json", {"images_per_second": 1000.0})
     own = plan("asa-fig5", Options(scale="paper", evidence=tmp_path / "evidence"))
     assert any(f"{300 * IMAGES / 1000 / 3600:,.0f} GPU hours" in line and "on Imagenette" in line for line in own)
+    # Where this very model was timed by itself, that counts; a training may have shared its GPU.
+    row = {"kind": "step", "ms": 64.0, "model": "vit_base_patch16_224"}
+    rows = [row | {"path": path} for path in ("plain", "dct")]
+    write_json(tmp_path / "benchmarks" / "graying-h200.json", {"batch_size": 256, "rows": rows})
+    timed = plan("asa-fig5", Options(scale="paper", evidence=tmp_path / "evidence"))
+    assert sum("at 4,000 images per second and GPU (benchmarks/graying-h200.json)" in line for line in timed) == 2
     assert plan("asa-fig1c", Options(scale="paper")) == []

@@ -71,7 +71,7 @@ def test_lra_without_an_arm_is_shown_and_not_judged():
     for one in found:
         one["arms"]["skyformer"]["runs"] = []
     verdict = CLAIMS["sky-lra"].verdict(found)
-    assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"undecided"})
+    assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"not run"})
     assert any("kernelized over softmax" in line for line in CLAIMS["sky-lra"].lines(found[0]))
 
 
@@ -89,7 +89,7 @@ def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     one_seed = copy.deepcopy(found[:1])
     for arm in one_seed[0]["arms"].values():
         arm["runs"] = arm["runs"][:1]
-    assert lra.finding(one_seed) == f"Points over softmax, one seed, the mean of 1 task: {gains}."
+    assert lra.finding(one_seed) == f"Points over softmax, the mean of 1 task: {gains} (one seed)."
     found[0]["arms"]["skyformer"]["runs"] = []
     assert lra.finding(found).endswith("Nyströmformer +1.2, 4 tasks, Skyformer +2.0, 3 tasks.")
     found[0]["arms"]["softmax"]["runs"] = []
@@ -110,7 +110,7 @@ def test_findings_of_curves_spectra_and_errors():
     )
     spectra = [made.record("sky-fig2", task, seeds=1) for task in ("lra_listops", "lra_pathfinder")]
     assert CLAIMS["sky-fig2"].finding(spectra) == (
-        "ln of the first singular value over the 64th, in the paper's order: Pathfinder 14.6; ListOps 20.9."
+        "ln of the first singular value over the 64th, in the paper's order: Pathfinder 14.6; ListOps 20.9 (one seed)."
     )
     approx = CLAIMS["sky-approx"]
     factor = (512 + 4 * 128) / (512 + 128)

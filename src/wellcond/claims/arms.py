@@ -440,17 +440,21 @@ class TrainedArms(Claim):
 
     def _by_the_rules(self, part: Part, *found: Comparison) -> Part:
         """Undecided where a rule for all verdicts is not met."""
-        broken = {one.title: self._broken_rules(one) for one in found}
+        if part.outcome == "not run":
+            return part
+        broken = {one.title: self._broken_rules(one, part.about) for one in found}
         for problem in dict.fromkeys(chain(*broken.values())):
             where = [title for title, problems in broken.items() if problem in problems]
             part = undecided(part, f"{problem} on {', '.join(where)}" if len(where) < len(broken) else problem)
         return part
 
-    def _broken_rules(self, found: Comparison) -> list[str]:
+    def _broken_rules(self, found: Comparison, about: Sequence[str] = ()) -> list[str]:
+        """`about`: the arms that have to keep the rules, by default all that the verdict needs."""
         record, set_, problems = found.record, found.set, []
+        about = about or self.needed
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
-        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in self.needed))
+        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in about))
         if self.as_a_whole and seeds < self.seeds:
             problems.append(f"{seeds} of {self.seeds} seeds")
         if record[set_.unit] < set_.length:
@@ -458,7 +462,7 @@ class TrainedArms(Claim):
         if self.as_a_whole and (reached := found.mean(self.plain)) < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
             problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
-        edges = [arm for arm in self.needed if record["arms"][arm].get("lr at the edge of the grid")]
+        edges = [arm for arm in about if record["arms"][arm].get("lr at the edge of the grid")]
         if edges and record["scale"] != "smoke":
             problems.append(f"the best rate of {', '.join(edges)} is the last that was tried")
         return [*problems, *self.rules(found)]
@@ -484,7 +488,11 @@ class TrainedArms(Claim):
     def finding(self, records: Sequence[Record]) -> str:
         sets = {record["data"]: self._comparison(record) for record in records}
         sets = {name: found for name, found in sets.items() if self._has_runs(found)}
-        return self.says(sets) if sets else ""
+        said = self.says(sets) if sets else ""
+        counts = {len(found.runs(arm)) for found in sets.values() for arm in self.needed if found.runs(arm)}
+        if not said or 1 not in counts or self.seeds == 1:
+            return said
+        return f"{said.removesuffix('.')} ({'one seed' if counts == {1} else 'some of one seed'})."
 
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = [name for name in SETS if name in {record["data"] for record in records}]

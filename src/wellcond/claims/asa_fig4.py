@@ -9,6 +9,7 @@ shown, and not judged: training has no part in it. The paper shows curves, and n
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -31,7 +32,8 @@ def judge(found: Comparison) -> Iterable[Part]:
         order = " > ".join(ARMS[arm].title for arm in (PLAIN, *arms))
         name = f"{METHODS[method]}: κ of +sa in the order {order}, by the smallest step ≥ 0, at ≥ 90 % of the marks"
         falls = falls_of(found, arms)
-        yield in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
+        part = in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
+        yield replace(part, about=(PLAIN, *arms))
 
 
 def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:

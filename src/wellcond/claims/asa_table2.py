@@ -9,6 +9,7 @@ plain softmax arm is asa-fig1c's with both skips. The paper does not say how it 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -54,8 +55,8 @@ def judge(found: Comparison) -> Iterable[Part]:
         for arm in others:
             values = list(found.paired(arm, of=plain).values())
             name = f"{ARMS[arm].title}: gain over {ARMS[plain].title} above 0"
-            gain = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else None
-            yield gain or not_run(name)
+            gain = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
+            yield replace(gain, about=(plain, arm))
 
 
 def says(sets: Mapping[str, Comparison]) -> str:

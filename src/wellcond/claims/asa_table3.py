@@ -46,14 +46,16 @@ def judge(found: Comparison) -> Iterable[Part]:
         for where, title in ENDS.items():
             falls = least_falls(found, [PLAIN, *arms], where)
             name = f"{METHODS[method]}: {title} falls from plain to the lowest ε, by the smallest step ≥ 0"
-            yield at_least(name, falls[-1], 0.0, confidence=found.confidence) if falls else not_run(name)
+            part = at_least(name, falls[-1], 0.0, confidence=found.confidence) if falls else not_run(name)
+            yield replace(part, about=(PLAIN, *arms))
         middle = [arm for arm in arms[1:-1] if found.runs(arm)]
         best = max(middle, key=found.mean, default=None)
         for end in (arms[0], arms[-1]):
             values = list(found.paired(best, of=end).values()) if best else []
             title = f"the best in the middle{f', {ARMS[best].title},' if best else ''}"
             name = f"{title} over {ARMS[end].title}, the end of its range"
-            yield at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
+            part = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
+            yield replace(part, about=tuple(arms))
 
 
 def kappa(found: Comparison, arm: str, where: str) -> Interval | None:

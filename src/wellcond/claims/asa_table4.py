@@ -46,10 +46,11 @@ def judge(found: Comparison) -> Iterable[Part]:
     speeds = {arm: found.runs(arm)[0]["images per second"] or 0.0 for arm in found.trained}
     hours = sum(gpu_hours(ARMS[arm].recipe, speed) for arm, speed in speeds.items())
     known = len(speeds) == len(ARMS) and all(speeds.values())
+    most = f", at most {3 * hours:,.0f} GPU hours (by these, which may have shared a GPU)" if known else ""
     yield out_of_reach(
         "top-1 is higher with graying in every model",
         f"gains of .1 to .3 points do not show on 3,925 images; it would take {len(ARMS)} trainings on "
-        f"ImageNet-1K for each of three seeds{f', {3 * hours:,.0f} GPU hours at the speed of these' if known else ''}",
+        f"ImageNet-1K for each of three seeds{most}",
     )
 
 

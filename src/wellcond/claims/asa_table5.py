@@ -11,6 +11,7 @@ linear head.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -47,7 +48,8 @@ def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
 def judge(found: Comparison) -> Iterable[Part]:
     for kind, title in KINDS.items():
         name, gains = f"gain of graying, {title}, ≥ 0", list(_gains(found, kind).values())
-        yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence) if gains else not_run(name)
+        part = at_least(name, gains, 0.0, unit=" points", confidence=found.confidence) if gains else not_run(name)
+        yield replace(part, about=(kind, f"{kind}-dct"))
 
 
 def _gains(found: Comparison, kind: str, metric: str = "top1") -> dict[int, float]:

@@ -116,6 +116,8 @@ def seeds_in_words(sets: Sequence[Any]) -> str:
     """For the caption of comparisons: how many seeds, which intervals, which scale."""
     seeds = from_to(len(found.runs(arm)) for found in sets for arm in found.trained if found.arms[arm].seeds is None)
     levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
+    if seeds == "1":
+        return f"One seed, at {sets[0].record['scale']} scale."
     return f"Means over {seeds} paired seeds with {levels} intervals, at {sets[0].record['scale']} scale."
 
 

@@ -4,8 +4,8 @@
 
 Nothing is trained here. Every training is rehearsed (train/dry_run.py) with a few pictures in ImageNet's place: its
 loader, model, surgery, optimiser and schedule are built. GPU hours come from speeds that were measured: of the same
-model, where evidence/runs has it at 224 pixels, or benchmarks/; otherwise of ViT-B's or Swin-S's step there, by the
-number of operations.
+model in benchmarks/, or where evidence/runs has it at 224 pixels; otherwise of ViT-B's or Swin-S's step in the former,
+by the number of operations.
 """
 
 import os
@@ -118,21 +118,28 @@ def gpu_hours(name: str, images_per_second: float) -> float:
 
 
 def _speed(launch: Launch, options: Options) -> tuple[float, str]:
-    """Images per second of one GPU, and where that is from; 0 where nothing was measured."""
+    """Images per second of one GPU, and where that is from; 0 where nothing was measured. A benchmark had the GPU for
+    itself; a training may have shared it, and is asked where the model is not among those that were timed."""
+    timed, how, own = _timed(launch, options)
     runs = (options.evidence / "runs" / "lab" / "imagenette" / launch.recipe).glob("*/seed-*/result.json")
     speeds = [read_json(path)["images_per_second"] or 0.0 for path in runs]
-    if any(speeds):
-        return max(speeds), "its trainings on Imagenette"
+    if own or not any(speeds):
+        return timed, how
+    return max(speeds), "its trainings on Imagenette, which may have shared a GPU"
+
+
+def _timed(launch: Launch, options: Options) -> tuple[float, str, bool]:
+    """By the benchmark: images per second, where that is from, and whether this very model was timed."""
     benchmark = options.evidence.absolute().parent / "benchmarks" / BENCHMARK
     if not benchmark.exists():
-        return 0.0, ""
+        return 0.0, "", False
     record = read_json(benchmark)
     like = "vit_base" if launch.config.model.startswith("vit") else "swin_small"  # which are timed
     steps = {(row["model"], row["path"]): row["ms"] for row in record["rows"] if row["kind"] == "step"}
     ms = steps[recipe(like, scale="paper").model, launch.gray or "plain"]
     share = _rehearsed(launch.recipe, "").operations / _rehearsed(like, "").operations
     how = f"benchmarks/{BENCHMARK}" + ("" if share == 1 else f", a step of {like}, by the number of operations")
-    return 1e3 * record["batch_size"] / ms / share, how
+    return 1e3 * record["batch_size"] / ms / share, how, share == 1
 
 
 @cache

@@ -52,14 +52,12 @@ def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
     said: dict[str, str] = {}  # what an arm gains → over how many tasks
-    seeds = []
     for arm in MAIN[1:]:
         mine = {name: one for name, one in tasks.items() if name != STAND_IN and one.paired(arm)}
         if found := gains(mine, arm):
             gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}{_by_task(mine, arm)}"
             said[gain] = f"{len(mine)} task{'s' if len(mine) > 1 else ''}"
-            seeds.append(len(found))
-    over = f"Points over softmax{', one seed' if seeds and min(seeds) == 1 else ''}, the mean of"
+    over = "Points over softmax, the mean of"
     if len(set(said.values())) == 1:
         return f"{over} {next(iter(said.values()))}: {', '.join(said)}."
     if said:

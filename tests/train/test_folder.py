@@ -169,7 +169,7 @@ def test_other_versions_are_told(make_config: Make, tmp_path: Path) -> None:
 
 def test_another_number_of_processes_is_told_and_other_data_end_them_all(command: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert command(folder, "epochs=1", "time_limit=0.1").wait() == [0]
+    assert command(folder, "epochs=1", "time_limit=0.001").wait() == [0]
     started = command(folder, "epochs=1", world=2)
     assert started.wait() == [0, 0], started.output()
     assert "going on from step 1: the run began with 1 process and goes on with 2" in started.output()

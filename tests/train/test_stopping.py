@@ -290,7 +290,7 @@ def test_out_of_time_it_saves_ends_with_0_and_goes_on_to_the_same_bits(
     settings = ("epochs=1", "probe_every=2", "probe_samples=4", "save_every=1000")
     assert set(command(tmp_path / "whole", *settings, world=world).wait()) == {0}
     for step in (1, 2):
-        started = command(tmp_path / "run", *settings, "time_limit=0.1s", world=world)
+        started = command(tmp_path / "run", *settings, "time_limit=0.001s", world=world)
         assert set(started.wait()) == {0}, started.output()
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == step
         assert f"stopped at step {step} of 5, " in started.output()

@@ -1,12 +1,16 @@
 """The progress tells loss, rate and the worst block, in lines where there is no terminal."""
 
+import contextlib
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from wellcond.train import progress as progress_module
 from wellcond.train.config import Config
-from wellcond.train.progress import Decoding, Progress
+from wellcond.train.loop import train
+from wellcond.train.progress import Decoding, Laps, Progress
 from wellcond.train.stopping import OutOfTime
 
 
@@ -120,3 +124,42 @@ def test_decoding_ends_at_the_time_limit():
     Decoding(show=False, limit="10d")("decoding pets (train)", 512, 1000)
     with pytest.raises(OutOfTime, match=r"decoding pets \(train\): 512 of 1,000 when the time was over"):
         Decoding(show=False, limit="0.01s")("decoding pets (train)", 512, 1000)
+
+
+def test_laps_give_each_second_to_one_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    laps = Laps()
+    wait(1)
+    laps.lap("data")
+    with laps.timing("measuring"):
+        wait(2)
+    wait(4)
+    with contextlib.suppress(KeyError), laps.timing("saving"):
+        wait(8)
+        raise KeyError
+    laps.lap("first steps")
+    with laps.timing("measuring"):
+        wait(16)
+    laps.lap("steps")
+    assert laps.seconds == {"data": 1, "measuring": 18, "saving": 8, "first steps": 4, "steps": 0}
+
+
+def test_a_training_says_where_its_time_went(
+    make_config: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(epochs=1, probe_every=2, probe_samples=4)
+    began = time.perf_counter()
+    outcome = train(config, tmp_path, device="cpu")
+    took = time.perf_counter() - began
+    phases = {"data", "building", "measuring", "first steps", "steps", "validation", "saving"}
+    assert set(outcome.seconds) == phases
+    assert sum(outcome.seconds.values()) <= took + 0.1  # no second is counted twice
+    assert "time: data " in capsys.readouterr().err
+    again = train(config, tmp_path, device="cpu")  # it is done: the time of this call, which takes no step
+    assert set(again.seconds) == {"data", "building", "first steps", "validation", "measuring"}

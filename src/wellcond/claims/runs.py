@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +51,9 @@ __all__ = ["RESULT", "Planned", "Result", "Runs", "config_difference", "made_by"
 T = TypeVar("T")
 Result = dict[str, Any]
 """status (finished, diverged), why, metrics, losses, images_per_second (together with whatever shared the device),
-memory_mib, steps, validation, measured (in the course of training), data (a checksum), config, environment, and under
-its name each of MEASUREMENTS that was asked for (None where it could not be taken)."""
+memory_mib, steps, seconds (of the call that finished it, by phase), validation, measured (in the course of training),
+data (a checksum), config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could
+not be taken)."""
 RESULT = "result.json"
 WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to carry
 LOG = "log.txt"
@@ -398,10 +400,15 @@ class Runs:
             result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
+            result["seconds"] = outcome.seconds
             if plan.keep_weights:
                 _keep_weights(folder)
         result |= {**_curves(folder), "measured": _measured(folder), "data": _content(folder)}
-        return result | self._measure(plan.measure, result, config, folder)
+        began = time.perf_counter()
+        result |= self._measure(plan.measure, result, config, folder)
+        if plan.measure and "seconds" in result:
+            result["seconds"] |= {"measuring at the end": round(time.perf_counter() - began, 2)}
+        return result
 
     def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
         """Of a run that diverged there is nothing to measure."""

@@ -30,8 +30,8 @@ from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.processes import Processes, join
-from wellcond.train.progress import Decoding, Progress, Tracker, make_tracker, numbers_of
-from wellcond.train.replay import Passes
+from wellcond.train.progress import Decoding, Laps, Progress, Tracker, make_tracker, numbers_of
+from wellcond.train.replay import WARM, Passes
 from wellcond.train.setup import Parts, build
 from wellcond.train.states import States
 from wellcond.train.stopping import Interrupted, OutOfTime, TimeLimit, interruptible
@@ -57,6 +57,8 @@ class Outcome:
     steps: int
     metrics: dict[str, float]
     """Of the last validation."""
+    seconds: dict[str, float]
+    """Where the time of this call went, by phase: data, building, first steps (compiling included), steps, …"""
 
 
 def train(config: Config, output: str | Path, *, device: str | None = None, quiet: bool = False) -> Outcome:
@@ -106,6 +108,7 @@ class _Run:
 
     def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
         self.config, self.folder, self.here = config, folder, here
+        self.laps = Laps()
         cache = Path(config.cache_dir) if config.cache_dir else None
         size = config.image_size if config.task in IMAGE_TASKS else None
         self.data: DataSet = open_data(
@@ -114,6 +117,7 @@ class _Run:
             # Any of the processes may be the one that decodes; the others would wait for one that gave up.
             progress=Decoding(show=not quiet or not here.is_main, limit=config.time_limit if here.world == 1 else ""),
         )  # fmt: skip
+        self.laps.lap("data")
         self.notes = self._compare()
         self.batches = train_batches(
             self.data.train,
@@ -158,6 +162,9 @@ class _Run:
         self.clock = TimeLimit(
             config.time_limit, validation_batches=validation_batches, weights=weights, log_every=config.log_every
         )
+        self.laps.lap("building")
+        self.warm = 0
+        """The step by which code is compiled and a pass captured."""
 
     def _compare(self) -> list[str]:
         """What is other than when the run began. ValueError, in all processes, where it must not be."""
@@ -187,6 +194,7 @@ class _Run:
         if step == 0 and self.config.on_divergence == "rollback":
             self.states.save(0)  # there has to be a state to go back to
         self.whole = step
+        self.warm = step + WARM + 1
         with self.progress.running(step), self._rescued():
             while step < self.total:
                 try:
@@ -195,9 +203,13 @@ class _Run:
                     self.whole = 0
                     step = self.whole = self._lost(lost.divergence)
             if not self.metrics:  # it was finished before
-                self.metrics = self._evaluate(step)
+                with self.laps.timing("validation"):
+                    self.metrics = self._evaluate(step)
                 self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
-        return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics)
+        self.laps.lap("steps" if step > self.warm else "first steps")
+        seconds = {phase: round(took, 2) for phase, took in self.laps.seconds.items()}
+        self.progress.took(seconds)
+        return Outcome(folder=self.folder.path, steps=step, metrics=self.metrics, seconds=seconds)
 
     @contextlib.contextmanager
     def _rescued(self) -> Iterator[None]:
@@ -222,6 +234,8 @@ class _Run:
             loss, skipped = self._step(step, batches)
             marked = step in self.marks
             step += 1
+            if step == self.warm:
+                self.laps.lap("first steps")
             self.watch.see(step, loss, skipped)
             self.progress.step(step, samples=config.batch_size)
             if step % config.log_every == 0 or step == self.total or marked:
@@ -230,14 +244,14 @@ class _Run:
                 self._measure(step)
             at_end = step % self.steps_per_epoch == 0
             if self._validates(step):
-                with self.clock.timing("validate"):
+                with self.clock.timing("validate"), self.laps.timing("validation"):
                     self._validate(step)
             # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
             late = self.clock.is_over(validates=self._validates(step + 1))
             stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide alike
             best = self.states.best == step
             if stop or best or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
-                with self.clock.timing("save"):
+                with self.clock.timing("save"), self.laps.timing("saving"):
                     self.tracker.flush()
                     self.states.save(step, must=bool(stop) or step == self.total)
                 if self.states.shards is not None:
@@ -387,9 +401,10 @@ class _Run:
         if self.probe is None or self.listens:
             return
         if step in self.marks or self.probe.due(step):
-            self.probe.near_unit = step in self.marks
-            self.probe.measure(step)
-            self._measured(step)
+            with self.laps.timing("measuring"):
+                self.probe.near_unit = step in self.marks
+                self.probe.measure(step)
+                self._measured(step)
 
     @contextlib.contextmanager
     def _listening(self, step: int) -> Iterator[None]:

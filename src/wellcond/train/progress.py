@@ -3,6 +3,7 @@
 progress = Progress(config, total, show=True)       # loss, samples per second, time left, the worst block's log κ
 progress.left_out(data.skipped)                     # files that cannot be read, each named once
 open_data(…, progress=Decoding(show=True))          # how far a set is decoded
+laps = Laps()                                       # where the time goes: data, compiling, steps, validation, saving
 
 tracker = make_tracker(config, folder)              # one that does nothing where none is asked for
 tracker.begin(step)                                 # the run, or the same run going on from that step
@@ -15,6 +16,7 @@ import math
 import secrets
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,7 +31,7 @@ from wellcond.train.folder import RunFolder
 from wellcond.train.stopping import OutOfTime, as_seconds, process_age
 from wellcond.words import DEFAULT_SITES
 
-__all__ = ["Decoding", "Progress", "Tracker", "make_tracker", "numbers_of"]
+__all__ = ["Decoding", "Laps", "Progress", "Tracker", "make_tracker", "numbers_of"]
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 MOVE_EVERY = 0.1  # seconds between moves of the bar: it is drawn no more often than that
@@ -103,6 +105,12 @@ class Progress:
             words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             self._console.print(f"step {self._step:,}  validation: {words}", highlight=False)
 
+    def took(self, seconds: Mapping[str, float]) -> None:
+        """At the end: where the time went."""
+        if self.show:
+            words = ", ".join(f"{phase} {time:,.1f} s" for phase, time in seconds.items())
+            self._console.print(f"time: {words}", highlight=False, soft_wrap=True)
+
     def left_out(self, files: Sequence[tuple[str, str]]) -> None:
         """Name files that cannot be read, with the reason, each once."""
         new = [file for file in dict.fromkeys(files) if file not in self._left_out]
@@ -133,6 +141,33 @@ class Progress:
         step, since = self._first or (self._step, now)
         each = (now - since) / (self._step - step) if self._step > step else self._batch / self.rate
         return str(timedelta(seconds=round((self.total - self._step) * each)))
+
+
+class Laps:
+    """Where the wall time of a training goes, in seconds by phase.
+
+    `with laps.timing("validation")` times one phase. `laps.lap("steps")` counts all other time since the last lap
+    towards "steps". On a GPU, queued work counts towards whichever phase waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._since, self._apart = time.perf_counter(), 0.0
+
+    @contextlib.contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - began
+            self.seconds[phase] += took
+            self._apart += took
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._since - self._apart
+        self._since, self._apart = now, 0.0
 
 
 class Decoding:

@@ -32,7 +32,7 @@ from wellcond.train.processes import Processes
 from wellcond.train.setup import Parts
 from wellcond.train.tasks import Task
 
-__all__ = ["Passes", "Replayed", "can_replay"]
+__all__ = ["WARM", "Passes", "Replayed", "can_replay"]
 
 WAITED = "called a synchronizing CUDA operation"  # torch's words, and the next
 PROTOTYPE = "Synchronization debug mode is a prototype"

@@ -86,7 +86,11 @@ def test_table2_shows_what_there_is():
     assert "2 of 3 seeds" in TABLE2.verdict([found]).parts[0].why
     assert "in points: softmax + SVD +1.5; the paper's gain is above" in TABLE2.finding([found])
     assert len(TABLE2.lines(found)) == 3
-    assert "Means over 2 to 3 paired seeds" in str(TABLE2.draw([found]).to_dict())
+    found["arms"]["linear"]["runs"] = found["arms"][PLAIN]["runs"]  # by itself, it is compared with nothing
+    drawn = TABLE2.draw([found]).to_dict()
+    assert "Means over 2 to 3 paired seeds" in str(drawn)
+    panels = {row["set"] for chart in drawn["hconcat"] for row in chart["data"]["values"]}
+    assert panels == {"softmax: top-1", "softmax: top-5"}
     found["arms"]["svd-0.7"]["runs"] = []
     assert TABLE2.finding([found]) == ""
 
@@ -98,7 +102,7 @@ def test_table2_has_the_papers_numbers_beside_ours():
     assert "top-1 1.50" in gain
     assert gain.endswith("the paper: 1.7 and 2.4")
     assert sum("exploration" in line for line in lines) == 2
-    rows = TABLE2.draw([found]).to_dict()["data"]["values"]
+    rows = [row for chart in TABLE2.draw([found]).to_dict()["hconcat"] for row in chart["data"]["values"]]
     shown = {(row["set"], row["arm"]): row for row in rows}
     assert shown["linear: top-5", "plain"]["paper"] == 62.7
     assert shown["softmax: top-1", "DCT graying"]["mean"] == pytest.approx(46.5)

@@ -16,7 +16,7 @@ from typing import Any
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, altair, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
 from wellcond.verdicts import Part, at_least, not_run, written
 
@@ -88,22 +88,24 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Top-1 and top-5 by attention and graying; diamonds at the paper's values."""
-    found, rows, panels = sets[0], [], []
+    """Top-1, then top-5, by attention and graying; diamonds at the paper's values. One arm alone compares nothing."""
+    alt, (found,) = altair(), sets
+    kinds = {kind: arms for kind, arms in KINDS.items() if sum(bool(found.runs(arm)) for arm in arms) > 1}
+    layers, charts = accuracies(TITLES, mark="the paper, Table 2", y="%"), []
     for number, (name, title) in enumerate((("top1", "top-1"), ("top5", "top-5"))):
-        for kind, arms in KINDS.items():
-            panels.append(f"{kind}: {title}")
+        rows = []
+        for kind, arms in kinds.items():
             for arm, graying in zip(arms, TITLES, strict=True):
                 if found.runs(arm):
                     ours = with_interval(found.interval(found.values(arm, name).values()))
                     paper = PAPER[arm][number] if arm in PAPER else None
-                    row = {"set": panels[-1], "arm": graying, **ours, "label": f"{ours['mean']:.1f}", "paper": paper}
-                    rows.append(row)
-    layers = accuracies(TITLES, mark="the paper, Table 2", y="%")
-    chart = by_set(layers, rows, panels, title=str, width=120, height=240)
-    caption = f"{seeds_in_words(sets)} Without mixup and cutmix: one seed, exploration. The paper does not say how it "
-    caption += "trained."
-    chart = chart.resolve_scale(shape="shared", y="independent")
+                    row = {"set": f"{kind}: {title}", "arm": graying, **ours, "label": f"{ours['mean']:.1f}"}
+                    rows.append(row | {"paper": paper})
+        charts.append(by_set(layers, rows, [f"{kind}: {title}" for kind in kinds], title=str, width=130, height=240))
+    caption = f"{seeds_in_words(sets)} The paper does not say how it trained."
+    if len(kinds) > 2:
+        caption += " Without mixup and cutmix: one seed, exploration."
+    chart = alt.hconcat(*charts).resolve_scale(shape="shared", color="shared", y="independent")
     return titled(chart, f"Token Graying of a ViT-Tiny on {found.title}", caption)
 
 

@@ -170,7 +170,8 @@ def test_two_more_seeds_are_measured_once_where_the_first_leave_it_undecided(tmp
         return {"values": [(-1.0) ** seed + margin for seed in range(options.seeds)]}
 
     claim = MeasuredOn(
-        id="mine", claim="a", test="b", holds_if="c", sets=("digits",), second_look=True, measure=measure,
+        id="mine", claim="a", test="b", holds_if="c", sets=("digits",), measure=measure,
+        second_look=lambda record: True,
         judge=lambda records: [at_least("a", record["values"], 0.0) for record in records.values()],
     )  # fmt: skip
     data = tuple(parse_data(["digits"]))

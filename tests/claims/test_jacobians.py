@@ -13,7 +13,8 @@ from wellcond.claims.jacobian_spectra import MEASURES, exact_row, probed_row
 from wellcond.claims.jacobians import KINDS, halves, small_vit
 from wellcond.claims.reproduce import reproduce
 from wellcond.models.build import create_model
-from wellcond.records import read_json
+from wellcond.records import read_json, write_json
+from wellcond.verdicts import SECOND_LOOK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = ("asa-fig7", "asa-fig8")
@@ -94,6 +95,23 @@ def test_smoke(smoke, id_):
     assert "Nothing was run" in claim.plan_paper(Options(scale="paper"))[0]
 
 
+def test_more_seeds_go_on_from_those_that_are_there(smoke, tmp_path):
+    where = {"scale": "smoke", "device": "cpu", "console": CONSOLE, "output": tmp_path, "evidence": tmp_path}
+    path = tmp_path / "asa-fig7" / "smoke-digits.json"
+    assert reproduce("asa-fig7", seeds=1, **where) == 0
+    one = read_json(path)
+    marked = copy.deepcopy(one)
+    marked["rows"]["skip"]["1"][0]["rms"] = 77.0  # it is kept, not measured again
+    write_json(path, marked)
+    assert reproduce("asa-fig7", seeds=2, **where) == 0
+    two = read_json(path)
+    assert two["rows"]["skip"]["1"][0]["rms"] == 77.0
+    two["rows"]["skip"]["1"][0]["rms"] = one["rows"]["skip"]["1"][0]["rms"]
+    assert two["rows"] == smoke["asa-fig7"]["rows"]
+    assert [(made["seeds"], made["date"]) for made in two["earlier"]] == [(1, one["environment"]["date"])]
+    assert "earlier" not in one
+
+
 def test_the_plain_arm_is_one_start_for_both_figures(smoke):
     assert smoke["asa-fig7"]["rows"]["bare"]["1"] == smoke["asa-fig8"]["rows"]["bare"]["1"]
     assert smoke["asa-fig7"]["rows"]["bare"]["0.5"] != smoke["asa-fig7"]["rows"]["bare"]["1"]
@@ -137,14 +155,25 @@ def test_each_step_down_in_epsilon_has_to_lower_it():
 def test_the_finding_has_both_ends_of_epsilon_and_whether_it_falls_in_between():
     claim = CLAIMS["asa-fig7"]
     assert claim.finding([made(noise=0.0)]) == (
-        "As ε goes from 1 to 0.5, of an attention's Jacobian at 64 tokens log κ goes from 20.0 to 18.5 with its skip, "
-        "from 20.0 to 18.5 without it, from 20.0 to 18.5 by its parameters."
+        "As ε goes from 1 to 0.5, of the Jacobian of the first attention at its random start: at 64 tokens log κ goes "
+        "from 20.0 to 18.5 with its skip, from 20.0 to 18.5 without it, from 20.0 to 18.5 by its parameters."
     )
     rises = made(falls=(0.5, -0.5, 0.5), noise=0.0)
     rises["rows"]["skip"] = made(noise=0.0)["rows"]["skip"]
     both = claim.finding([rises, made(exact=False, noise=0.0)])
     assert "18.5 with its skip, from 20.0 to 19.5 without it (not falling at every step), from 20.0 to" in both
     assert "; at 197 tokens ln σmax/σ at the upper decile goes from 20.0 to 18.5 with its skip" in both
+
+
+def test_a_second_look_has_wider_intervals_and_is_not_for_exact_spectra():
+    claim = CLAIMS["asa-fig7"]
+    assert not claim.second_look(made())
+    assert claim.second_look(made(exact=False))
+    first, second = (
+        next(iter(claim.judge({"imagenette": made(exact=False) | more}))) for more in ({}, {"confidence": SECOND_LOOK})
+    )
+    assert second.found.low < first.found.low < first.found.high < second.found.high
+    assert any("chosen after a look" in line for line in claim.lines(made(exact=False)))
 
 
 def test_what_lies_beyond_float64_is_counted():

@@ -90,6 +90,9 @@ class Options:
     grid_epochs: int | None = None
     """Epochs of the trainings that choose a learning rate; by default what the rules say."""
     device: str | None = None
+    known: Record = field(default_factory=dict)
+    """Of a measurement: the record with fewer seeds that there is, under the same settings. It need not be measured
+    again."""
     console: Console = field(default_factory=Console)
     results: Callable[[str], list[dict[str, Any]]] = lambda pattern: []
     """The results of finished runs under names like this, SET/RECIPE/ARM/seed-0-lr-0.001, of this scale."""
@@ -199,8 +202,8 @@ class MeasuredOn(Claim):
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
     """What one set may take: with less time left none is begun."""
-    second_look: bool = False
-    """Whether two more seeds are measured, once, where the first leave a set undecided; a record then has the
+    second_look: Callable[[Record], bool] = lambda record: False
+    """Whether two more seeds may be measured, once, where the first leave a set undecided; a record then has the
     `confidence` of its intervals."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
@@ -209,32 +212,39 @@ class MeasuredOn(Claim):
         for data in options.data:
             path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
             record = read_json(path) if path.exists() else {}
-            if record.get("seeds", 0) >= options.seeds and record["settings"] == list(options.settings):
-                options.say(f"{self.id} on {data.set.title}: done before")
-            else:
-                try:
-                    runs.check_time(f"{self.id} on {data.set.title}", self.seconds)
-                except OutOfTime as over:
-                    late = over
-                    continue
-                record = self._record(options, data)
-                if self.second_look and options.second_look and self._is_undecided(record):
+            known = record if record and record["settings"] == list(options.settings) else {}
+            try:
+                if known.get("seeds", 0) < options.seeds:
+                    record = self._measured(options, data, known, runs, path)
+                elif not self._looks_again(options, record):
+                    options.say(f"{self.id} on {data.set.title}: done before")
+                if self._looks_again(options, record):
                     options.say(f"{self.id}: {options.seeds} seeds leave {data.set.title} undecided; {MORE_SEEDS} more")
                     more = replace(options, seeds=options.seeds + MORE_SEEDS)
-                    record = {**self._record(more, data), "confidence": SECOND_LOOK}
-                write_record(path, record, seed=0)
-                options.say(f"wrote {path}")
-            lines += self.lines(record)
+                    record = self._measured(more, data, record, runs, path, confidence=SECOND_LOOK)
+            except OutOfTime as over:
+                late = over
+            lines += self.lines(record) if record else []
         if late is not None:
             raise late
         return lines
 
-    def _record(self, options: Options, data: GivenData) -> dict[str, Any]:
+    def _measured(
+        self, options: Options, data: GivenData, known: Record, runs: "Runs", path: Path, **more: Any
+    ) -> dict[str, Any]:
+        """Measure one set and write its record. OutOfTime, before anything is measured, where that takes too long."""
+        runs.check_time(f"{self.id} on {data.set.title}", self.seconds)
         asked = {"seeds": options.seeds, "settings": list(options.settings)}
         head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
-        return {**head, **self.measure(options, data)}
+        record = {**head, **self.measure(replace(options, known=known), data), **more}
+        write_record(path, record, seed=0)
+        options.say(f"wrote {path}")
+        return record
 
-    def _is_undecided(self, record: Record) -> bool:
+    def _looks_again(self, options: Options, record: Record) -> bool:
+        first = record["seeds"] == options.seeds and "confidence" not in record
+        if not (options.second_look and first and self.second_look(record)):
+            return False
         return any(part.outcome == "undecided" for part in self.judge({record["data"]: record}))
 
     def verdict(self, records: Sequence[Record]) -> Whole:

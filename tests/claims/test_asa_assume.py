@@ -55,7 +55,9 @@ def test_both_claims_look_at_the_same_trainings(folder):
 def test_smoke_is_shown_and_decides_nothing(folder, id_):
     record, claim = read_json(folder / "evidence" / id_ / "smoke-digits.json"), CLAIMS[id_]
     assert claim.verdict([record]).verdict == "undecided"
-    assert all("rank correlation" in line for line in claim.lines(record))
+    lines = claim.lines(record)
+    assert all("rank correlation" in line or "beyond float64" in line for line in lines)
+    assert sum("rank correlation" in line for line in lines) >= 2
     assert claim.draw([record]).to_dict()["config"]
     assert "Nothing was run" in claim.plan_paper(Options(scale="paper"))[0]
 
@@ -101,8 +103,11 @@ def test_assume1_is_decided_by_the_interval_of_the_correlation():
     assert [part.found.mean for part in whole.parts] == pytest.approx([1.0, 1.0])
     assert [part.found.count for part in whole.parts] == [9, 12]
     assert claim.verdict([assume1(follows=False)]).verdict == "does not hold"
-    said = "In small ViTs, the rank correlation of the network's log κ with its worst block's is "
-    assert claim.finding([assume1(follows=True)]) == f"{said}1.00 by input and 1.00 by parameters."
+    said = (
+        "In small ViTs the network's log κ and its worst block's agree in rank (correlation 1.00 by input and 1.00 by "
+    )
+    said += "parameters), but not in size: the median difference is +1.0 by input and +1.0 by parameters."
+    assert claim.finding([assume1(follows=True)]) == said
     assert "1.00" not in claim.finding([assume1(follows=False)])
     assert len(asa_assume1.pairs(assume1(follows=True), "params")) == 12
     line = claim.lines(assume1(follows=True))[1]

@@ -14,6 +14,7 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.claims.runs import Runs
 from wellcond.claims.sets import IMAGE_SETS, parse_data
 from wellcond.records import read_json
+from wellcond.verdicts import SECOND_LOOK
 
 CLAIM = asa_fig1c.CLAIM
 SIZE = "img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"
@@ -184,7 +185,33 @@ def test_figure_and_summary_have_the_papers_numbers_beside_ours():
     assert shown["no attention skip"]["paper"] == pytest.approx(68.333333)  # our both skips, less the paper's 22 points
     assert shown["both skips"]["paper"] is None
     lines = list(map(str, CLAIM.lines(record())))
-    assert any("CIFAR-10, drop with no attention skip: 22.33" in line and "the paper: 22" in line for line in lines)
+    (drop,) = [line for line in lines if "CIFAR-10, drop with no attention skip: top-1 22.33" in line]
+    assert drop.endswith("points; 25 % of its top-1; the paper: 22 points")
+    assert any(", by top-1: drop(sa) is" in line and "above 3 × drop(mlp)" in line for line in lines)
+
+
+def test_the_summary_says_what_one_rate_for_all_would_have_had():
+    found = record()
+    for arm, top1 in (("both", 65.0), ("no-sa", 10.0)):
+        found["arms"][arm] |= {"lr": 1e-3, "grid": {"rates": [{"lr": 1e-3, "status": "finished", "top1": top1}]}}
+    lines = list(map(str, CLAIM.lines(found)))
+    shared = "had both skips 65.0 %, no attention skip 10.0 %, no MLP skip 80.0 %;"
+    assert any("at one rate for all, 0.001, " in line and shared in line for line in lines)
+    tiny = list(map(str, CLAIM.lines({**found, "data": "tiny-imagenet", "paper": {}})))
+    assert any("drop with no attention skip" in line and line.endswith("the paper: fails to train") for line in tiny)
+
+
+def test_a_second_look_that_is_allowed_and_was_not_taken_is_said():
+    def with_speed(found, speed):
+        for run in found["arms"]["both"]["runs"]:
+            run["images per second"] = speed
+        return any("2 more are allowed" in str(line) for line in CLAIM.lines(found))
+
+    open_one = record(mlp=(80, 89, 88))
+    assert with_speed(open_one, 50_000.0)
+    assert not with_speed(open_one, 5_000.0)  # a run takes longer than two minutes
+    assert not with_speed({**open_one, "confidence": SECOND_LOOK}, 50_000.0)
+    assert not with_speed(record(), 50_000.0)  # it is decided
 
 
 def test_diverged_runs_count_as_guessing():

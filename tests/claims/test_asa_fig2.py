@@ -7,15 +7,18 @@ from wellcond.claims.asa_fig2 import CLAIM, smallest_distances
 LN = math.log(200)
 
 
-def record(sa=4.5, *, both=3.0, mlp=3.5, diverged_rate=False, seeds=3, **changes):
+def record(sa=4.5, *, both=3.0, mlp=3.5, diverged_rate=False, fast=20.0, seeds=3, **changes):
     """Evidence as a lab run would write it: all begin at the loss of guessing, and go to these."""
 
     def arm(end):
         return {
             "lr": 1e-3,
             "grid": {"rates": [
-                {"lr": 1e-3, "status": "finished", "losses": [[0.0, LN], [10.0, end]]},
-                {"lr": 3e-3, "status": "diverged" if diverged_rate else "finished", "losses": [[0.0, LN], [10.0, end]]},
+                {"lr": 1e-3, "status": "finished", "top1": 20.0, "losses": [[0.0, LN], [10.0, end]]},
+                {
+                    "lr": 3e-3, "status": "diverged" if diverged_rate else "finished", "top1": fast,
+                    "losses": [[0.0, LN], [10.0, end]],
+                },
             ]},
             "runs": [
                 {
@@ -33,7 +36,13 @@ def record(sa=4.5, *, both=3.0, mlp=3.5, diverged_rate=False, seeds=3, **changes
 def test_the_smallest_distance_decides_and_the_first_epoch_does_not_count():
     found = CLAIM._comparison(record())
     assert smallest_distances(found) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
-    assert CLAIM.verdict([record()]).verdict == "holds"
+    whole = CLAIM.verdict([record()])
+    assert (whole.verdict, [part.outcome for part in whole.parts]) == ("holds in part", ["holds", "does not hold"])
+    assert "0 of 3 seeds diverged, and at no rate of its grid, in 50 epochs" in whole.parts[1].why
+    assert CLAIM.verdict([record(sa=LN + 1)]).verdict == "holds"  # it stays above, and diverges
+    one = record()
+    one["arms"]["no-sa"]["runs"][0]["status"] = "diverged"
+    assert CLAIM.verdict([one]).parts[1].outcome == "undecided"
     assert CLAIM.verdict([record(sa=3.2)]).verdict == "does not hold"  # below the one without MLP skips
     assert CLAIM.verdict([]).parts[0].outcome == "not run"
 
@@ -53,6 +62,9 @@ def test_divergence_is_said_with_its_rates():
     lines = list(map(str, CLAIM.lines(record(diverged_rate=True))))
     assert any("no attention skip" in line and "diverged, and at the rates 0.003 of its grid" in line for line in lines)
     assert all("0 of 3 seeds diverged, and at no rate of its grid" in str(line) for line in CLAIM.lines(record()))
+    assert not any("collapsed" in str(line) for line in CLAIM.lines(record()))
+    fell = list(map(str, CLAIM.lines(record(fast=0.7))))  # of 200 classes
+    assert all("at no rate of its grid; at 0.003 it collapsed to guessing" in line for line in fell)
     higher = list(map(str, CLAIM.lines(record(sa=LN + 1))))  # it ends above its start
     assert any("3 of 3 seeds diverged, and at the rates 0.001, 0.003 of its grid" in line for line in higher)
     assert [line.endswith("the paper: slow; it diverges after about 30 epochs") for line in higher] == [

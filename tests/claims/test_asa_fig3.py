@@ -2,9 +2,10 @@ import pytest
 from rich.console import Console
 
 from wellcond.claims.asa_fig1c import CLAIM as FIG1C
-from wellcond.claims.asa_fig3 import ARMS, CLAIM, SITES, ends_of
+from wellcond.claims.asa_fig3 import ARMS, CLAIM, SITES
 from wellcond.claims.asa_table2 import CLAIM as TABLE2
 from wellcond.claims.claim import Beside, Options
+from wellcond.claims.comparison import ends_of
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.sets import parse_data
 from wellcond.records import read_json
@@ -50,9 +51,9 @@ def test_what_a_run_says_of_its_ends():
     marks = {site: [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]] for site in (*SITES, "mlp")}
     run = {"status": "finished", "measured": {"steps": [0, 5, 10], "log_kappa": marks}}
     ends = {"untrained": [1.0, 2.0], "trained": [5.0, 6.0]}
-    assert ends_of(run) == {when: dict.fromkeys(SITES, values) for when, values in ends.items()}
-    assert ends_of({**run, "status": "diverged"}) is None
-    assert ends_of({**run, "measured": {"steps": [0], "log_kappa": {"sa": marks["sa"]}}}) is None
+    assert ends_of(run, SITES) == {when: dict.fromkeys(SITES, values) for when, values in ends.items()}
+    assert ends_of({**run, "status": "diverged"}, SITES) is None
+    assert ends_of({**run, "measured": {"steps": [0], "log_kappa": {"sa": marks["sa"]}}}, SITES) is None
 
 
 def test_runs_that_were_not_measured_decide_nothing():
@@ -82,10 +83,10 @@ def test_figure_and_lines_have_the_papers_numbers_beside_ours():
 
 def test_the_finding_has_each_attention_before_and_after():
     assert CLAIM.finding([record()]) == (
-        "In a ViT-Tiny trained on Tiny-ImageNet, linear attention takes log κ from 3.1 to 9.1, and after the skip it "
-        "is 3.5; softmax takes log κ from 4.1 to 12.1, and after the skip it is 4.6."
+        "In a ViT-Tiny trained on Tiny-ImageNet, linear attention takes log κ from 3.1 to 9.1, 2.9 times, and after "
+        "the skip it is 3.5; softmax takes log κ from 4.1 to 12.1, 3.0 times, and after the skip it is 4.6."
     )
-    assert "linear attention takes log κ from 3.1 to 2.1," in CLAIM.finding([record(linear=(3.0, 2.0, 3.4))])
+    assert "linear attention takes log κ from 3.1 to 2.1, 0.7 times," in CLAIM.finding([record(linear=(3.0, 2.0, 3.4))])
 
 
 def test_its_runs_are_those_of_other_claims():

@@ -114,11 +114,14 @@ def test_the_finding_is_one_sentence():
     some = record(weak=["swin_small"])
     some["arms"]["cait_s24-dct"]["runs"] = []
     assert asa_table4.CLAIM.finding([some]) == (
-        "What graying changes in the mean of log κ after attention: −0.20 in ViT-B, −0.20 in ViT-S, +0.20 in Swin-S, "
-        "−0.20 in PVT v2 b3."
+        "With one seed each, graying changes the mean of log κ after attention by −0.20 in ViT-B, −0.20 in ViT-S, "
+        "+0.20 in Swin-S, −0.20 in PVT v2 b3."
     )
     found = asa_fig5.CLAIM.finding([fig5([0.2] * 10 + [-0.2] * 2)])
-    assert found == "With graying, log κ after attention is lower in 10 of 12 layers, on average −0.13."
+    assert found == (
+        "With graying, log κ after attention is lower in 10 of 12 layers of one ViT-B, on average by −0.13, and at its "
+        "random start by −0.19."
+    )
     some["arms"]["vit_base"]["runs"] = []
     assert asa_fig5.CLAIM.finding([some]) == ""
 
@@ -140,7 +143,7 @@ def test_each_model_is_judged_by_itself():
             some["arms"][arm]["runs"] = []
     outcomes = [part.outcome for part in asa_table4.CLAIM.verdict([some]).parts]
     assert outcomes == ["not run", "holds", "not run", "not run", "not run", "out of reach here"]
-    assert asa_table4.CLAIM.finding([some]).endswith(": −0.20 in ViT-S.")
+    assert asa_table4.CLAIM.finding([some]).endswith("by −0.20 in ViT-S.")
     assert asa_table4.CLAIM.draw([some])
 
 

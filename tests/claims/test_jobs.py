@@ -264,7 +264,7 @@ def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
     wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
 
 
-def job(name, turn=1, form=None, started=lambda: None):
+def job(name, turn=1, form=None, started=lambda compiled: None):
     return Job(name=name, log=Path("log.txt"), turn=turn, form=form, tell=bytes, started=started, done=bool)
 
 
@@ -338,8 +338,8 @@ def test_what_is_stopped_before_it_is_told_is_interrupted(before, tmp_path, fork
     runs = runs_in(tmp_path)
 
     def run(self, job, real=Jobs.run):
-        def then_stop():
-            job.started()
+        def then_stop(compiled):
+            job.started(compiled)
             self.stop()
 
         real(self, replace(job, started=then_stop) if job.name == "b" else job)

@@ -69,10 +69,11 @@ def test_verdicts_come_from_the_rows(evidence, tmp_path):
     assert verdicts(evidence)["asa-fig1c"] == "holds in part"
     text = ledger.page(evidence, tmp_path / "claims.md")
     assert "**holds in part**" in text
-    assert "drop with no attention skip: 22.00 [22.00, 22.00] points" in text
-    assert (
-        "loses, in points, 22.0 on CIFAR-10, 30.0 on CIFAR-100, 20.0 on Tiny-ImageNet; without its MLP skip 2.0" in text
+    assert "drop with no attention skip: top-1 22.00 [22.00, 22.00], top-5 0.00 [0.00, 0.00] points" in text
+    lost = (
+        "loses, in points of top-1, 22.0 on CIFAR-10, 30.0 on CIFAR-100, 20.0 on Tiny-ImageNet; without its MLP skips"
     )
+    assert f"{lost} 2.0" in text
 
 
 def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
@@ -80,7 +81,8 @@ def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record() | paper, seed=0)
     text = ledger.page(evidence, tmp_path / "claims.md")
     section = text.split("## asa-fig1c")[1]
-    assert "| CIFAR-10, drop with no attention skip | 22.00 [22.00, 22.00] points | 21.5 |" in section
+    ours = "top-1 22.00 [22.00, 22.00], top-5 0.00 [0.00, 0.00] points; 24 % of its top-1"
+    assert f"| CIFAR-10, drop with no attention skip | {ours} | 21.5 points |" in section
     folded = section.split("<details>")[1]
     assert "CIFAR-10, both skips: top-1 90.10" in folded
     assert "21.5" not in folded  # said once
@@ -178,7 +180,7 @@ def test_the_readme_has_a_table_between_its_marks(evidence, tmp_path):
     assert text.startswith("before\n<!-- ledger -->\n| claim |")
     assert text.endswith("<!-- end of ledger -->\nafter\n")
     assert "| [asa-fig1c](docs/claims.md#asa-fig1c): removing the attention skip" in text
-    assert "22.0 on CIFAR-10; without its MLP skip 2.0 on CIFAR-10 | undecided |" in text
+    assert "22.0 on CIFAR-10; without its MLP skips 2.0 on CIFAR-10 | undecided |" in text
     assert "| asa-table2: graying adds" in text
     assert "|  | no evidence yet |" in text
     assert ledger.check(evidence, page, readme=readme) == ""

@@ -337,6 +337,8 @@ class TrainedArms(Claim):
         return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried
 
     def _grid(self, options: Options, arm: str) -> tuple[float, ...]:
+        if "lr" in self.arms[arm].settings:
+            return ()
         own = () if options.scale == "smoke" else self.arms[arm].grid
         return own or self.grid.get(options.scale, ())
 
@@ -391,7 +393,7 @@ class TrainedArms(Claim):
         found = self._comparison(record)
         if not self.second_look or record["scale"] != "lab" or self._broken_rules(found):
             return False
-        speeds = [run["images per second"] or 0.0 for arm in found.trained for run in found.runs(arm)]
+        speeds = [run.get("images per second") or 0.0 for arm in found.trained for run in found.runs(arm)]
         quick = max(speeds) * QUICK > samples  # by the fastest: older ones were slower, or shared their GPU
         return quick and any(part.outcome == "undecided" for part in self.judge(found))
 
@@ -471,7 +473,14 @@ class TrainedArms(Claim):
 
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return with_title(found.title, [*self.summary(found), *self._other_data(found)])
+        return with_title(found.title, [*self.summary(found), *self._other_data(found), *self._open(found)])
+
+    def _open(self, found: Comparison) -> Iterable[Line]:
+        """Where the rules allow a second look that was not taken."""
+        record, set_ = found.record, found.set
+        once = record["seeds"] == LEAST_SEEDS and found.confidence == CONFIDENCE
+        if once and set_.unit == "epochs" and self._asks_for_more(record, set_.train_samples * record["epochs"]):
+            yield f": {LEAST_SEEDS} seeds leave it undecided; {MORE_SEEDS} more are allowed, and not trained yet"
 
     def _other_data(self, found: Comparison) -> Iterable[Line]:
         """Said where the arms of a seed are not paired: what they were trained on differs, or its order does."""

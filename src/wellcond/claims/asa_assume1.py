@@ -9,18 +9,22 @@ and MLPs; by input, and by parameters. By input the models have all their skips:
 the network singular, which proves nothing. The interval is from drawing trainings anew.
 """
 
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import MODELS, SKIPLESS, measure_models
-from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches
+from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches, written
 
 __all__ = ["CLAIM", "pairs"]
 
 BOUND = 0.7
+CEILING = -math.log(sys.float_info.epsilon)  # of log κ in float64
 BY = {"skip": "by input", "params": "by parameters"}
 
 
@@ -61,7 +65,16 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 def says(records: Mapping[str, Record]) -> str:
     (record,) = records.values()
     said = " and ".join(f"{correlation(record, kind).mean:.2f} {title}" for kind, title in BY.items())
-    return f"In small ViTs, the rank correlation of the network's log κ with its worst block's is {said}."
+    above = " and ".join(f"{written(_above(record, kind), '+z.1f')} {title}" for kind, title in BY.items())
+    return (
+        f"In small ViTs the network's log κ and its worst block's agree in rank (correlation {said}), but not in size: "
+        f"the median difference is {above}."
+    )
+
+
+def _above(record: Record, kind: str) -> float:
+    """By how much the network's log κ is above its worst block's, the median over states."""
+    return median(network - worst for training in pairs(record, kind) for worst, network in training)
 
 
 def summary(record: Record) -> Iterable[str]:
@@ -74,6 +87,9 @@ def summary(record: Record) -> Iterable[str]:
             f", {title}: rank correlation {found} over {len(states)} states of {found.count} trainings; the worst is "
             f"an attention in {attention}; the network's κ is above its worst block's in {larger}"
         )
+    full = sum(worst > CEILING - 0.01 for training in pairs(record, "params") for worst, _ in training)
+    if full:
+        yield f", by parameters: {full} of the worst blocks are beyond float64, and counted as its ceiling"
     whole = {**record, "rows": [row for row in record["rows"] if row["model"] not in SKIPLESS]}
     yield f", by parameters, of models with all their skips alone: rank correlation {correlation(whole, 'params')}"
     lost = [f"{row['model']} (seed {row['seed']})" for row in record["rows"] if row["status"] == "diverged"]

@@ -9,13 +9,16 @@ been trained, their condition numbers are shown too.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
+from wellcond.claims.asa_table3 import PAPER as TABLE3
 from wellcond.claims.claim import Beside, Line
-from wellcond.claims.comparison import SKIPS, Comparison
+from wellcond.claims.comparison import SKIPS, Comparison, ends_of
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Interval, Part, in_most, written
 from wellcond.words import DEFAULT_SITES as SITES
@@ -25,6 +28,7 @@ __all__ = ["CLAIM", "gaps"]
 GAP, SHARE = 1.5, 10 / 12  # log κ(sa) − the largest of the others, in so many of the blocks
 PAPER = {"sa": 6.0, "+sa": 3.0, "mlp": 3.0, "+mlp": 3.0}  # log κ, "near", in every layer
 NEAR = 0.05  # log κ in float32 may differ so much from float64
+CEILING = -math.log(sys.float_info.epsilon)  # of log κ in float64
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -53,12 +57,10 @@ def says(sets: Mapping[str, Comparison]) -> str:
     said = []
     for found in sets.values():
         means = [gap.mean for gap in gaps(found, "trained")]
-        far = sum(mean >= GAP for mean in means)
-        said.append(f"in {far} of {len(means)} blocks on {found.title} (smallest gap {written(min(means))})")
-    return (
-        f"After training, log κ of attention's output is at least {GAP:g} above the worst of the other sites "
-        f"{', '.join(said)}."
-    )
+        far = f"at least {GAP:g} in {sum(mean >= GAP for mean in means)} of {len(means)}"
+        said.append(f"{written(min(means))} to {written(max(means))} on {found.title} ({far})")
+    of = "In a trained ViT-Tiny, block by block, log κ of attention's output minus that of the worst other site is"
+    return f"{of} {', '.join(said)}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -69,20 +71,44 @@ def summary(found: Comparison) -> Iterable[Line]:
             means = {site: fmean(map(fmean, found.log_kappa(arm, site, when))) for site in SITES}
             said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
             capped = sum(run["capped"][when] for run in runs)
-            beyond = f"; {capped} matrices beyond float32, counted as its ceiling" if capped else ""
+            beyond = f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)" if capped else ""
             what, ours = f", {found.arms[arm].title}, {when}: mean log κ", f"{said}{beyond}"
             paper = f"near {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others)"
             yield Beside(what, ours, paper) if (arm, when) == ("both", "trained") else f"{what} {ours}"
+            if capped and (doubles := found.measurements(arm, "in float64")):
+                yield f", {found.arms[arm].title}, {when}, in float64, on 64 images: {_in_float64(doubles, when)}"
+    unseen = {site for run in found.measurements("both") for site, off in
+              run["largest distance from float64"].items() if off is None}  # fmt: skip
+    if unseen:
+        yield (
+            f": {' and '.join(sorted(unseen))} could not be compared with float64, since in every block one of the "
+            "images that are compared is beyond float32; what is capped makes the gap smaller, not larger"
+        )
     tenfold = f"{PAPER['sa'] * math.log(10):.1f} and {PAPER['mlp'] * math.log(10):.1f}"
     yield (
         f": the paper's {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others) are natural logarithms if its text, "
-        f"which writes e⁶ and e³, means that; were they powers of ten (1e6 and 1e3), they would be {tenfold} here"
+        f"which writes e⁶ and e³, means that; were they powers of ten (1e6 and 1e3), they would be {tenfold} here. "
+        f"Its own Table 3, in log scale, has {TABLE3['both'][2]} at +sa of a ViT-Base"
     )
+    sa, mlp = (fmean(map(fmean, found.log_kappa("both", site))) for site in ("sa", "mlp"))
+    there = f"{PAPER['sa'] / PAPER['mlp']:g} times that of the others in the paper"
+    yield f": in any base, log κ at sa is {there}, and {sa / mlp:.1f} times that at mlp here"
     before, after = (fmean(gap.mean for gap in gaps(found, when)) for when in ("untrained", "trained"))
+    start, end = (sum(run["capped"][when] for run in found.measurements("both")) for when in ("untrained", "trained"))
+    least = " at least" if after < before and start > end else ""
     yield (
         f": the gap between sa and the worst of the others is {after:.2f} after training, {before:.2f} at the random "
-        f"start: training {'widened' if after > before else 'narrowed'} it by {abs(after - before):.2f}"
+        f"start: training {'widened' if after > before else 'narrowed'} it by{least} {abs(after - before):.2f}"
     )
+
+
+def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
+    """Means over blocks and runs, and at how many blocks even float64 has its ceiling."""
+    blocks = {site: [value for run in runs for value in run[when][site]] for site in SITES}
+    said = ", ".join(f"{site} {fmean(values):.2f}" for site, values in blocks.items())
+    full = {site: sum(value > CEILING - 0.01 for value in values) for site, values in blocks.items()}
+    worst = ", ".join(f"{site} in {number} of {len(blocks[site])}" for site, number in full.items() if number)
+    return f"{said}{f'; at the ceiling of float64 itself, {CEILING:.1f}, by block and seed: {worst}' if worst else ''}"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
@@ -125,6 +151,7 @@ CLAIM = TrainedArms(
     sets=("cifar10", "tiny-imagenet"),
     asks=f"log κ(sa) − max of the others ≥ {GAP:g} in 10 of 12 blocks, trained",
     paper=dict.fromkeys(("cifar10", "tiny-imagenet"), PAPER),
+    reads={"in float64": partial(ends_of, sites=SITES)},
     judge=judge,
     rules=rules,
     says=says,

@@ -4,7 +4,8 @@
     wellcond reproduce asa-fig2 --scale lab --data-dir tiny-imagenet=data/tiny     # reads the runs of asa-fig1c
 
 It trains nothing of its own: these are the runs of asa-fig1c. A run counts as diverged where its training was given up,
-or ended with a loss above that of its start. The paper shows curves, and of numbers the epoch alone.
+or ended with a loss above that of its start. One that ends at the accuracy of guessing has collapsed, which is reported
+and is no divergence. The paper shows curves, and of numbers the epoch alone.
 """
 
 import math
@@ -32,6 +33,10 @@ def judge(found: Comparison) -> Iterable[Part]:
         yield at_least(name, distances, 0.0, confidence=found.confidence)
     else:
         yield Part(name=name, outcome="undecided", why="no epoch was logged in every arm")
+    lost = [_diverged(run) for run in found.runs("no-sa")]
+    outcome = "holds" if lost and all(lost) else "undecided" if any(lost) or not lost else "does not hold"
+    why = f"{_divergence(found, 'no-sa')}, in {found.record['epochs']} epochs"
+    yield Part(name="without attention skips it diverges", outcome=outcome, why=why)
 
 
 def smallest_distances(found: Comparison) -> dict[int, float]:
@@ -62,18 +67,27 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        ends = [run["losses"][-1][1] for run in found.runs(arm) if run["losses"]]
-        ends = found.interval([end for end in ends if math.isfinite(end)] or [0.0])
+        ends = [end for run in found.runs(arm) if run["losses"] and math.isfinite(end := end_of(run["losses"]))]
         what, lr = f", {found.arms[arm].title}", found.record["arms"][arm]["lr"]
-        ours = f"training loss {ends} at the end, lr {lr:g}; {_divergence(found, arm)}"
+        end = found.interval(ends) if ends else "not finite"
+        ours = f"training loss {end} over the last tenth of the epochs, lr {lr:g}; {_divergence(found, arm)}"
         yield Beside(what, ours, PAPER) if arm == "no-sa" else f"{what}: {ours}"
+
+
+def end_of(losses: Sequence[Sequence[float]]) -> float:
+    """The mean over the last tenth of the epochs: each is the loss of one batch of mixed images."""
+    last = losses[-1][0]
+    return fmean(loss for epoch, loss in losses if epoch >= 0.9 * last)
 
 
 def _divergence(found: Comparison, arm: str) -> str:
     rates = found.record["arms"][arm].get("grid", {}).get("rates", [])
     lost = [f"{rate['lr']:g}" for rate in rates if _diverged(rate)]
     at = f"at the rates {', '.join(lost)} of its grid" if lost else "at no rate of its grid"
-    return f"{sum(map(_diverged, found.runs(arm)))} of {len(found.runs(arm))} seeds diverged, and {at}"
+    guessing = 200 / found.set.classes  # percent, twice
+    fell = [f"{lr:g}" for lr, top1 in found.rates(arm).items() if top1 < guessing and f"{lr:g}" not in lost]
+    collapsed = f"; at {', '.join(fell)} it collapsed to guessing" if fell else ""
+    return f"{sum(map(_diverged, found.runs(arm)))} of {len(found.runs(arm))} seeds diverged, and {at}{collapsed}"
 
 
 def _diverged(run: Mapping[str, Any]) -> bool:

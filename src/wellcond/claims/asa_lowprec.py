@@ -100,7 +100,9 @@ def figure(sets: Sequence[Comparison]) -> Any:
     shown = [arm.title for name, arm in ARMS.items() if any(name in found.trained for found in sets)]
     layers = accuracies(shown, mark="the paper")[:-1]  # which has no numbers
     chart = by_set(layers, rows, sets, width=340, height=240)
-    caption = f"{seeds_in_words(sets)} Float16 and TF32: one seed, exploration. The paper has no numbers."
+    explored = any(ARMS[arm].seeds for found in sets for arm in found.trained)
+    more = " Float16 and TF32: one seed, exploration." if explored else ""
+    caption = f"{seeds_in_words(sets)}{more} The paper has no numbers."
     return titled(chart, "DCT graying of a ViT-Tiny, trained in several precisions", caption)
 
 

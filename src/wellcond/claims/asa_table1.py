@@ -95,6 +95,11 @@ def summary(record: Record) -> Iterable[Line]:
         what, ours = f", {title}", f"{median(found):.4g} × a plain step (the median; {spread})"
         paper = record["paper"].get(arm)
         yield Beside(what, ours, f"{paper:g} ×") if paper else f"{what}: {ours}"
+    svd = median(record["ms"]["svd"]) - median(plain)
+    yield (
+        f": the SVD takes {svd:,.0f} ms of its own, whatever the step; one of {svd / (PAPER['svd'] - 1):.0f} ms would "
+        f"become {PAPER['svd']:g} times as long, as in the paper, which times a whole training on an unnamed machine"
+    )
 
 
 def figure(records: Sequence[Record]) -> Any:

@@ -7,7 +7,7 @@ found.interval(found.drops("no-sa").values())   # what the plain arm has more, p
 found.log_kappa("both", "sa")                   # for each run, log κ of each block after training
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from wellcond.claims.claim import Record
 from wellcond.claims.sets import SETS, ClaimSet
 from wellcond.verdicts import CONFIDENCE, Interval, differences, interval
 
-__all__ = ["SKIPS", "Arm", "Comparison"]
+__all__ = ["SKIPS", "Arm", "Comparison", "ends_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Arm:
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser. A
-    mapping adds to the recipe's."""
+    mapping adds to the recipe's. A learning rate (`lr`) among them is fixed: no grid is tried."""
     recipe: str = ""
     """Another recipe than the claim's: another model."""
     seeds: int | None = None
@@ -108,6 +108,11 @@ class Comparison:
         """For each run that finished, log κ of each block; `when`: trained, or untrained (at its random start)."""
         return [run[when][site] for run in self.measurements(arm)]
 
+    def rates(self, arm: str) -> dict[float, float]:
+        """Learning rate → top-1 on held-out images, of the trainings that chose it, without those that diverged."""
+        tried = self.record["arms"].get(arm, {}).get("grid", {}).get("rates", [])
+        return {rate["lr"]: rate["top1"] for rate in tried if rate["status"] != "diverged"}
+
     def interval(self, values: Iterable[float]) -> Interval:
         """With the confidence that the number of looks asks for."""
         return interval(list(values), confidence=self.confidence)
@@ -127,6 +132,15 @@ class Comparison:
             f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
             f"{f'; held out: {tried}' if tried else ''}"
         )
+
+
+def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, list[float]]] | None:
+    """Of the result of a run that finished: log κ by site and block, at its first and its last mark. None where one of
+    the sites was not measured."""
+    found = run["measured"].get("log_kappa", {})
+    if run["status"] != "finished" or not all(found.get(site) for site in sites):
+        return None
+    return {when: {site: found[site][mark] for site in sites} for when, mark in (("untrained", 0), ("trained", -1))}
 
 
 def _tried(rate: Mapping[str, Any]) -> str:

@@ -70,8 +70,8 @@ class Job:
     """What its code is compiled for: a process that had a run of the same form need not compile."""
     tell: Callable[[], bytes]
     """What its process reads when it starts: a line."""
-    started: Callable[[], None]
-    """Called before it starts."""
+    started: Callable[[bool], None]
+    """Called before it starts, with whether its process has the code for its form."""
     done: Callable[[], bool]
     """Whether its result is written: then its process is ready for the next."""
 
@@ -84,6 +84,8 @@ class _Worker:
         """Of its environment: they say which GPU."""
         self.form: Any = None
         """What its last run was compiled for."""
+        self.compiled = False
+        """Whether it had the code for that already."""
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._code = 0
@@ -269,7 +271,7 @@ class Jobs:
     def run(self, job: Job) -> None:
         """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed."""
         with self._worker_for(job) as worker:
-            job.started()
+            job.started(worker.compiled)
             code = worker.train(job, stopping=lambda: self._stopping)
         if code == OUT_OF_TIME:
             raise OutOfTime("the time is over, and what was running is saved")
@@ -290,7 +292,7 @@ class Jobs:
             if not isinstance(worker, _Worker):
                 self._decides(1)
                 raise Interrupted(SAVED)
-            worker.form = job.form
+            worker.compiled, worker.form = _is_ready(worker, job), job.form
             self._idle.remove(worker)
             self._changed.notify_all()
         try:

@@ -86,6 +86,8 @@ class Entry:
     figures: tuple[Path, ...] = ()
     made: str = ""
     """By which command, on what, at which commit."""
+    waits: bool = False
+    """Whether nothing of what it asks for has been run yet, though some of its runs are there."""
     tested: str = ""
     """Of a statement: on what, as its own file says."""
 
@@ -199,6 +201,7 @@ def _claim(evidence: Path, one: Claim) -> Entry:
         files=files,
         figures=tuple(figure for other, figure, _ in _figures(evidence) if other is one),
         made=made,
+        waits={part.outcome for part in whole.parts} == {"not run"},
     )
 
 
@@ -297,6 +300,9 @@ def _counts(found: Sequence[Entry]) -> str:
     verdicts = [entry.verdict for entry in found]
     counted = [f"{one}: {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
     missing = sum(verdict in (NO_EVIDENCE, SMOKE_ONLY) for verdict in verdicts)
+    waiting = sum(entry.waits for entry in found)
+    if waiting:
+        counted = [f"{one} ({waiting} for want of runs)" if one.startswith("undecided") else one for one in counted]
     said = ", ".join(counted) or "none is decided"
     return (
         f"{len(found)} claims: of the two papers, of those that followed them, and of our own. **{said.capitalize()}"
@@ -310,6 +316,7 @@ def _table(found: Sequence[Entry]) -> str:
         claim = CLAIMS[entry.id]
         name = f"[{entry.id}](#{entry.id.lower()})" if entry.files else entry.id
         bold = f"**{entry.verdict}**" if entry.verdict not in (NO_EVIDENCE, SMOKE_ONLY) else entry.verdict
+        bold += ", runs missing" if entry.waits else ""
         finding = entry.finding.partition(". ")[0].rstrip(".")
         lines.append(f"| {name} | {_cell(claim.claim)} | {_cell(finding)} | {bold} |")
     return "\n".join(lines)
@@ -318,7 +325,8 @@ def _table(found: Sequence[Entry]) -> str:
 def _section(entry: Entry, target: Path) -> str:
     claim = CLAIMS[entry.id]
     lines = [f"## {entry.id}", "", *([entry.finding, ""] if entry.finding else [])]
-    lines += [f"The claim: {claim.claim}. Verdict: **{entry.verdict}**.", ""]
+    waits = ", since the runs that it asks for are missing" if entry.waits else ""
+    lines += [f"The claim: {claim.claim}. Verdict: **{entry.verdict}**{waits}.", ""]
     if entry.verdict == SMOKE_ONLY:
         lines += ["The machinery has been run at smoke scale. That is a test of the program and says nothing here.", ""]
     for figure in entry.figures:

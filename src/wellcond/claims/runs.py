@@ -240,7 +240,7 @@ class Runs:
         plan = self._started(plan)
         if self._jobs is not None:
             return self._run_apart(plan, self._jobs)
-        self._check_time(plan)
+        self._check_time(plan, compiled=self._form(plan.config) == self._compiled)
         number = self._count()
         self._say(number, plan, "training")
         try:
@@ -269,9 +269,9 @@ class Runs:
     def _run_apart(self, plan: Planned, jobs: Jobs) -> Result:
         folder, number = self.root / plan.name, 0
 
-        def started() -> None:
+        def started(compiled: bool) -> None:
             nonlocal number
-            self._check_time(plan)
+            self._check_time(plan, compiled=compiled)
             number = self._count()
             RunFolder.open(folder, self._config(plan))  # writes its configuration first
             (folder / RESULT).unlink(missing_ok=True)  # one whose weights are gone, and wanted
@@ -332,11 +332,11 @@ class Runs:
         assert self.limit is not None
         return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
 
-    def _check_time(self, plan: Planned) -> None:
+    def _check_time(self, plan: Planned, *, compiled: bool) -> None:
         """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
         if self.limit is None:
             return
-        left, needed = self.limit - process_age(), self._needed(plan)
+        left, needed = self.limit - process_age(), self._needed(plan, compiled=compiled)
         least = min(LEAST_TIME, self.limit / 10)
         if left >= least and (needed is None or needed <= left):
             return
@@ -361,14 +361,14 @@ class Runs:
             )  # fmt: skip
             raise OutOfTime(f"{name} was not started")
 
-    def _needed(self, plan: Planned) -> float | None:
+    def _needed(self, plan: Planned, *, compiled: bool) -> float | None:
         """Seconds to its end, by the speed of the same arm, or of another on the same set; None where none was seen."""
         arm = plan.name.rpartition("/")[0]
         speed = self._speeds.get(arm) or self._speeds.get(arm.rpartition("/")[0])
         if not speed or not plan.images:
             return None
         saved = max(saved_steps(self.root / plan.name / "checkpoints"), default=0) * plan.config.batch_size
-        compiling = COMPILING if plan.config.compile and self._form(plan.config) != self._compiled else 0.0
+        compiling = COMPILING if plan.config.compile and not compiled else 0.0
         return 1.05 * max(0, plan.images - saved) / speed + AROUND + compiling
 
     @cached_property
@@ -446,8 +446,8 @@ class Runs:
                 yield
         else:
             torch.compiler.reset()
+            self._compiled = form  # also where the training diverges
             yield
-            self._compiled = form
 
     @staticmethod
     def _form(config: Config) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class ClaimSet(ABC):
 
     def spec(self, where: str) -> str:
         """What `wellcond.data.open_data` takes, of what `--data-dir NAME=` was given. ValueError without a folder."""
-        path = Path(where)
+        path = Path(where).expanduser()  # a shell leaves NAME=~/folder as it is where NAME has a hyphen
         if self.generated and where == self.name:
             return where
         if path.exists():

@@ -152,17 +152,19 @@ def test_each_step_down_in_epsilon_has_to_lower_it():
     assert [part.outcome for part in missing.parts][-1] == "not run"
 
 
-def test_the_finding_has_both_ends_of_epsilon_and_whether_it_falls_in_between():
+def test_the_finding_answers_for_each_kind_of_jacobian():
     claim = CLAIMS["asa-fig7"]
     assert claim.finding([made(noise=0.0)]) == (
-        "As ε goes from 1 to 0.5, of the Jacobian of the first attention at its random start: at 64 tokens log κ goes "
-        "from 20.0 to 18.5 with its skip, from 20.0 to 18.5 without it, from 20.0 to 18.5 by its parameters."
+        "Whether the Jacobian of the first attention, at its random start, is better conditioned with each step of ε "
+        "from 1 to 0.5: at 64 tokens, by log κ, yes with its skip (20.0 to 18.5), yes without it (20.0 to 18.5), yes "
+        "by its parameters (20.0 to 18.5)."
     )
     rises = made(falls=(0.5, -0.5, 0.5), noise=0.0)
     rises["rows"]["skip"] = made(noise=0.0)["rows"]["skip"]
+    rises["rows"]["params"] = made(falls=(0.5, 0.0, 0.5))["rows"]["params"]
     both = claim.finding([rises, made(exact=False, noise=0.0)])
-    assert "18.5 with its skip, from 20.0 to 19.5 without it (not falling at every step), from 20.0 to" in both
-    assert "; at 197 tokens ln σmax/σ at the upper decile goes from 20.0 to 18.5 with its skip" in both
+    assert "yes with its skip (20.0 to 18.5), no without it (20.0 to 19.5), undecided by its parameters" in both
+    assert "; at 197 tokens, by ln σmax/σ at the upper decile, yes with its skip (20.0 to 18.5)" in both
 
 
 def test_a_second_look_has_wider_intervals_and_is_not_for_exact_spectra():

@@ -21,6 +21,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import SKIPS, Comparison, ends_of
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
 from wellcond.verdicts import Interval, Part, in_most, written
+from wellcond.words import BRANCH_SITES
 from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM", "gaps"]
@@ -90,7 +91,7 @@ def summary(found: Comparison) -> Iterable[Line]:
         f"which writes e⁶ and e³, means that; were they powers of ten (1e6 and 1e3), they would be {tenfold} here. "
         f"Its own Table 3, in log scale, has {TABLE3['both'][2]} at +sa of a ViT-Base"
     )
-    sa, mlp = (fmean(map(fmean, found.log_kappa("both", site))) for site in ("sa", "mlp"))
+    sa, mlp = (fmean(map(fmean, found.log_kappa("both", site))) for site in BRANCH_SITES)
     there = f"{PAPER['sa'] / PAPER['mlp']:g} times that of the others in the paper"
     yield f": in any base, log κ at sa is {there}, and {sa / mlp:.1f} times that at mlp here"
     before, after = (fmean(gap.mean for gap in gaps(found, when)) for when in ("untrained", "trained"))

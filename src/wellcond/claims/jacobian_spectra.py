@@ -143,18 +143,18 @@ def falls(asked: str, record: Record, kind: str, name: str) -> Part:
 
 
 def says(records: Mapping[str, Record]) -> str:
-    said = []
+    words, said = {"holds": "yes", "does not hold": "no"}, []
     for record in records.values():
         name, found = "log κ" if record["exact"] else "tenth", []
         for kind, title in SHORT.items():
-            means = [fmean(row[name] for row in rows) for rows in record["rows"][kind].values()]
-            falls = all(more > less for more, less in pairwise(means))
-            steps = "" if falls else " (not falling at every step)"
-            found.append(f"from {means[0]:#.3g} to {means[-1]:#.3g} {title}{steps}")
-        said.append(f"at {record['tokens']} tokens {MEASURES[name]} goes {', '.join(found)}")
+            first, *_, last = [fmean(row[name] for row in rows) for rows in record["rows"][kind].values()]
+            outcome = falls("", record, kind, name).outcome
+            found.append(f"{words.get(outcome, outcome)} {title} ({first:#.3g} to {last:#.3g})")
+        said.append(f"at {record['tokens']} tokens, by {MEASURES[name]}, {', '.join(found)}")
     first, *_, last = next(iter(records.values()))["rows"]["skip"]
-    at = f"As ε goes from {first} to {last}, of the Jacobian of the first attention at its random start"
-    return f"{at}: {'; '.join(said)}."
+    step = f"with each step of ε from {first} to {last}"
+    asked = f"Whether the Jacobian of the first attention, at its random start, is better conditioned {step}"
+    return f"{asked}: {'; '.join(said)}."
 
 
 def summary(record: Record) -> Iterable[str]:

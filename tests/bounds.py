@@ -1,7 +1,7 @@
-"""In Triton's interpreter, nothing is read or written outside the tensors that a kernel was given.
+"""Check in Triton's interpreter that nothing is read or written outside the tensors that a kernel was given.
 
-The interpreter follows any address: a kernel that goes astray reads its neighbours' memory and often passes, where a
-GPU stops with "an illegal memory access". Here every address is looked up among the launch's tensors first.
+The interpreter follows any address: a kernel with a wrong one reads some other memory and often passes, where a GPU
+stops with "an illegal memory access". Here every address is looked up among the launch's tensors first.
 """
 
 import types
@@ -17,7 +17,7 @@ class OutsideError(AssertionError):
 
 
 def watch() -> None:
-    """From now on every kernel that is interpreted in this process is watched."""
+    """Check every kernel that is interpreted in this process from now on."""
     from triton.runtime import interpreter
 
     if getattr(interpreter._interpreter, "watched", False):
@@ -62,7 +62,7 @@ def watch() -> None:
 
 
 def _extents(arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where the storages of all tensors among a launch's arguments begin and end, in order."""
+    """Return where the storages of all tensors among a launch's arguments start and end, sorted."""
     found: set[tuple[int, int]] = set()
 
     def look(value: Any) -> None:

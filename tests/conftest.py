@@ -1,4 +1,4 @@
-"""What every test starts from: a fixed seed, no network, few threads, and kernels that run without a GPU."""
+"""Common setup of all tests: a fixed seed, no network, few threads, and kernels that run without a GPU."""
 
 import contextlib
 import gc
@@ -18,29 +18,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Set before the libraries that read them are imported: no test may depend on what can be downloaded today.
+# Set before importing the libraries that read them: no test may depend on what can be downloaded today.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# NumPy's small problems wait for OpenBLAS's threads: a hundred times longer than they compute, on a busy machine.
+# On a busy machine, NumPy waits for OpenBLAS's threads a hundred times longer than it computes on small problems.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Without a GPU Triton's interpreter runs the kernels, and a kernel has to know that when it is decorated.
+# Without a GPU, kernels run in Triton's interpreter, which has to be known when they are decorated.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A busy machine is not a slow test, so no deadlines. Under CI the examples are the same each time, to repeat a red run.
+# No deadlines, since a busy machine makes any test slow. In CI the examples are fixed, so that failures repeat.
 settings.register_profile("default", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Under xdist each worker would take every core, and so would the processes that it starts: they would get in each
-    # other's way.
+    # Under xdist each worker, and each process that it starts, would use all cores: they would get in each other's way.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         share = max(1, (os.cpu_count() or 1) // workers)
@@ -48,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         for name, function in (("bounds.py", "watch"), ("hasten.py", "hasten")):
-            runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are no package
+            runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are not a package
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # what is imported stays: otherwise every collection walks through all of it again
+    gc.freeze()  # imported objects stay alive: otherwise every collection walks through all of them again
 
 
 def pytest_unconfigure() -> None:
@@ -74,7 +73,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def one_thread():
-    """On small matrices a second thread is only waited for, on a busy machine for minutes."""
+    """On small matrices a second thread only costs waiting: minutes, on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -83,7 +82,7 @@ def one_thread():
 
 @pytest.fixture
 def no_waiting() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """`with no_waiting():` a RuntimeError where the CPU waits for the GPU."""
+    """`with no_waiting():` raises RuntimeError if the CPU synchronises with the GPU."""
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
@@ -99,7 +98,7 @@ def no_waiting() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where kernels are tested: on the GPU, or without one in Triton's interpreter."""
+    """Where kernels are tested: on the GPU, or in Triton's interpreter if there is none."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -117,10 +116,10 @@ def photographs() -> torch.Tensor:
     return torch.stack(images)
 
 
-# ---- processes of their own: in the place of minutes of imports, a fork of one that has imported everything
+# ---- separate processes: forked from one that has imported everything, which saves minutes of imports
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "WELLCOND_COMMIT": "test", "COLUMNS": "1000"}
-PATIENCE = 300.0  # seconds; a busy machine is slow, and only a process that hangs takes so long
+PATIENCE = 300.0  # seconds; long enough for a busy machine, so that only a process that hangs reaches it
 
 
 class Started:
@@ -139,7 +138,7 @@ class Started:
         return len(self.codes) < len(self.pids)
 
     def until(self, seen: Callable[[], Any]) -> Any:
-        """Wait for something; None if the processes ended before."""
+        """Wait until `seen` returns something true; its last answer if the processes end before."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             found = seen()
@@ -152,7 +151,7 @@ class Started:
 
     def send(self, number: int) -> None:
         for pid in self.pids:
-            if pid not in self.codes:  # not waited for yet, so that the number is still this process's
+            if pid not in self.codes:  # not reaped yet, so the pid is still this process's
                 os.kill(pid, number)
 
     def kill(self) -> list[int]:
@@ -161,7 +160,7 @@ class Started:
         return self.wait()
 
     def wait(self) -> list[int]:
-        """The exit codes."""
+        """Wait for all processes and return their exit codes."""
         self.until(lambda: False)
         return [self.codes[pid] for pid in self.pids]
 
@@ -170,7 +169,7 @@ class Started:
 
 
 def torchruns_variables(world: int) -> list[dict[str, str]]:
-    """What torchrun sets for each of so many processes; nothing for one."""
+    """Return the variables that torchrun sets for each of `world` processes; none for a single one."""
     if world == 1:
         return [{}]
     with socket.socket() as free:
@@ -207,11 +206,11 @@ class Launcher:
         self, arguments: list[str], *, log: Path, world: int = 1, elastic: int = 0, slow_disk: float = 0.0,
         file_limit: int = 0, spoilt: tuple[int, int] | None = None, again: bool = False,
     ) -> Started:  # fmt: skip
-        """A command; with `world`, as many of it with the variables that torchrun would set.
+        """Start a command; with `world`, as many processes with the variables that torchrun would set.
 
-        `elastic` is how many torchrun's own agent starts, and starts once more if one dies. With `slow_disk` it takes
-        so many seconds until a file is on the disk; a file longer than `file_limit` bytes fails as on a full one. Of
-        `spoilt`, a rank and a step, the loss is NaN. With `again` the newest state is loaded and saved, and no more.
+        With `elastic`, torchrun's own agent starts so many, and restarts them once if one dies. With `slow_disk`, each
+        fsync takes so many seconds longer; a file of more than `file_limit` bytes fails as on a full disk. `spoilt` is
+        a rank and a step at which its loss is NaN. With `again`, the newest state is saved again once it is loaded.
         """
         pids = []
         for rank, env in enumerate(torchruns_variables(world)):
@@ -225,7 +224,7 @@ class Launcher:
         self, text: str, *arguments: Any, log: Path, standard_input: Path | None = None, world: int = 1,
         env: dict[str, str] | None = None,
     ) -> Started:  # fmt: skip
-        """What `python -c text arguments` would do, with everything imported before."""
+        """Do what `python -c text arguments` would do, with everything imported already."""
         request = {"program": text, "arguments": [str(one) for one in arguments], "log": str(log)}
         if standard_input is not None:
             request["input"] = str(standard_input)
@@ -233,11 +232,11 @@ class Launcher:
         return Started(self, [self.ask(one)["pid"] for one in asked], log)
 
     def ranks(self, text: str, folder: Path, *, number: int = 2) -> None:
-        """So many processes of a program at once, each with its rank and the folder for arguments; all end well."""
+        """Run a program in `number` processes, with rank and folder as arguments, and assert that all exit with 0."""
         started = [self.program(text, rank, folder, log=folder / f"{rank}.log") for rank in range(number)]
         try:
             codes = [code for process in started for code in process.wait()]
-        finally:  # a rank whose mate has failed would wait for it
+        finally:  # a rank would wait for one that has failed
             for process in started:
                 if process.alive():
                     process.kill()
@@ -256,7 +255,7 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """One for all tests: a process can start Playwright once."""
+    """One browser for all tests: a process can start Playwright only once."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("needs chromium (Debian: apt-get install chromium)")

@@ -1,7 +1,7 @@
-"""Triton's interpreter without a half of its time, which it spends on patching what it has patched already.
+"""Make Triton's interpreter twice as fast: it spends half its time on patching what it has patched already.
 
-At each call of a function within a kernel it looks through triton.language and replaces what it finds there by what
-works on a CPU, though the launch around it has done so. Here that happens once a launch, for each module that the
+At each call of a function within a kernel it walks through triton.language and replaces what it finds by what works on
+a CPU, though the launch around it has done so already. Here that happens only once per launch, for each module that the
 functions see.
 """
 
@@ -11,14 +11,14 @@ __all__ = ["hasten"]
 
 
 def hasten() -> None:
-    """From now on, for every kernel that is interpreted in this process."""
+    """Speed up every kernel that is interpreted in this process from now on."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     if getattr(interpreter._patch_lang, "hastened", False):
         return
     patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    seen_by: dict[Any, frozenset[int]] = {}  # of a function: which of the modules
+    seen_by: dict[Any, frozenset[int]] = {}  # function → the modules of these that it sees
     patched: set[int] = set()
     launches = [0]
 

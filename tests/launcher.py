@@ -1,7 +1,7 @@
-"""Starts commands of wellcond as processes of their own, quickly: everything is imported once, then forked.
+"""Start wellcond commands quickly in separate processes: everything is imported once, then forked.
 
-A line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, and so {"program": text, …};
-{"poll": n} → {"code": m or null}.
+The protocol is a line of JSON each way: {"start": [arguments], "env": {…}, "log": file, …} → {"pid": n}, likewise
+{"program": text, …}; {"poll": n} → {"code": m or null}.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def preload() -> None:
-    """All that a training imports, so that a child spends its time on training."""
+    """Import all that a training needs, so that a child spends its time on training."""
     import sklearn.datasets  # noqa: F401
     import timm.optim
     import timm.scheduler
@@ -94,13 +94,13 @@ def run_command(arguments: list[str]) -> None:
 
 
 def run_program(text: str, arguments: list[str]) -> None:
-    """What `python -c text arguments` would do."""
+    """Do what `python -c text arguments` would do."""
     sys.argv = ["-c", *arguments]
     exec(compile(text, "<program>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
 
 
 def worker(arguments: list[str]) -> int:
-    """A command in a process of torchrun's agent, which takes any SystemExit for a failure."""
+    """Run a command in a process of torchrun's agent, which treats any SystemExit as a failure."""
     try:
         run_command(arguments)
     except SystemExit as end:
@@ -110,7 +110,7 @@ def worker(arguments: list[str]) -> int:
 
 
 def run_elastic(arguments: list[str], number: int) -> None:
-    """What `torchrun --nproc-per-node N --max-restarts 1` does, with processes that are forked."""
+    """Do what `torchrun --nproc-per-node N --max-restarts 1` does, with forked processes."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
@@ -121,7 +121,7 @@ def run_elastic(arguments: list[str], number: int) -> None:
 
 
 def slow_down(seconds: float) -> None:
-    """A disk that takes its time, so that a test meets the moment of writing."""
+    """Make fsync slow, so that a test can catch the process while it writes."""
     fsync = os.fsync
 
     def slow(handle: int) -> None:
@@ -132,7 +132,7 @@ def slow_down(seconds: float) -> None:
 
 
 def save_again() -> None:
-    """A training that loads its state and saves it once more, instead of what it would do."""
+    """Make a training save its state once more as soon as it is loaded."""
     from wellcond.train.states import States
 
     restore = States.restore
@@ -147,7 +147,7 @@ def save_again() -> None:
 
 
 def spoil(step: int) -> None:
-    """A loss that is not finite, at that call."""
+    """Make the loss NaN at its `step`-th call."""
     from wellcond.train.tasks import Classify
 
     calls, loss = [0], Classify.loss
@@ -165,7 +165,7 @@ def poll(pid: int) -> int | None:
 
 
 def serve() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a keyboard that stops the tests: they end this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the tests end this process themselves
     preload()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -3,7 +3,7 @@
     import timm, wellcond
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
 
-Names are imported when they are first used, so that `import wellcond` is quick and the report works without torch.
+Names are imported on first use, so that `import wellcond` is quick and the report works without torch.
 """
 
 import importlib

@@ -1,9 +1,9 @@
-"""Where a number was measured: command, versions, machine and commit.
+"""The environment in which a number was measured: command, versions, machine and commit.
 
     environment()      # {"command": …, "versions": {…}, "cpu": …, "device": …, "commit": …, "date": …}
 
-It names no folder of the machine and no person. torch is asked where it is installed, and not needed. Where the source
-tree is a copy without its history, WELLCOND_COMMIT says which commit it is.
+Absolute paths are shortened, so that it names no folder of the machine and no person. torch is optional. If the source
+tree is a copy without its history, set WELLCOND_COMMIT to its commit.
 """
 
 import os
@@ -22,7 +22,7 @@ PACKAGES = ("wellcond", "torch", "timm", "torchvision", "triton", "numpy", "tran
 
 
 def environment() -> dict[str, Any]:
-    """Command, versions, platform, CPU, device, commit and date: what someone needs to take the measurement again."""
+    """Return command, versions, platform, CPU, device, commit and date: what is needed to repeat the measurement."""
     return {
         "command": _command(sys.argv),
         "versions": _versions(),
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
 
 
 def _command(argv: list[str]) -> str:
-    """One line for a shell. Absolute paths mean nothing elsewhere and may hold a person's name: they are shortened."""
+    """Return one line for a shell. Absolute paths, useless elsewhere, are shortened: they may name a person."""
     program, *arguments = argv or [""]
     name = "python -m wellcond" if program.endswith("__main__.py") else shlex.quote(Path(program).name)
     return " ".join([name, *(shlex.quote(_shorten(argument)) for argument in arguments)])
@@ -51,11 +51,11 @@ def _shorten(argument: str) -> str:
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """What stands before an absolute path, and the path: of --data=/a, cifar10=wds:/a and folder:/a."""
+    """Split an argument before its absolute path: --data=/a, cifar10=wds:/a or folder:/a."""
     for start, letter in enumerate(argument):
         if letter == "/" and (start == 0 or argument[start - 1] in "=:") and argument[start : start + 2] != "//":
             return argument[:start], argument[start:]
-    option, equals, value = argument.rpartition("=")  # an absolute path of another system has no slash in front
+    option, equals, value = argument.rpartition("=")  # absolute paths on other systems need not start with a slash
     return option + equals, value
 
 
@@ -70,7 +70,7 @@ def _versions() -> dict[str, str]:
 
 
 def own_version() -> str:
-    """wellcond's version, also where it runs from its source tree and was never installed."""
+    """Return wellcond's version, or "(not installed)" if it runs from its source tree and was never installed."""
     return _versions().get("wellcond", "(not installed)")
 
 
@@ -84,7 +84,7 @@ def _cpu_name() -> str:
 
 
 def _accelerator() -> dict[str, Any]:
-    """The devices that torch sees, with its thread count and CUDA version; without torch, the CPU alone."""
+    """Return the devices that torch sees, with its thread count and CUDA version; without torch, only the CPU."""
     try:
         import torch
     except ImportError:
@@ -103,12 +103,12 @@ def _accelerator() -> dict[str, Any]:
 
 
 def _commit() -> dict[str, Any]:
-    """The commit of this source tree, and whether the package's files differ from it (None: nobody can say)."""
+    """Return the commit of this source tree, and whether the package's files differ from it (None if unknown)."""
     given = os.environ.get("WELLCOND_COMMIT", "").strip()
     if given:
         return {"commit": given, "dirty": None}
     here = Path(__file__).resolve()
-    # An installed copy may lie inside some other project's checkout: only a tree that tracks this very file is ours.
+    # An installed copy may lie inside another project's checkout: only a tree that tracks this very file is ours.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return {"commit": None, "dirty": None}
     changes = _git(here.parent, "status", "--porcelain", "--", ".")

@@ -2,11 +2,12 @@
 
     tokens = gray_tokens(tokens, "svd", epsilon=0.95)          # (…, n, d) → (…, n, d)
     images = TokenGraying("dct", 0.95, patch_size=16)(images)  # images → images of the same shape
-    tokens = gray_tokens(tokens, "dct", keep=mask)             # sequences with padding: True is a token
+    tokens = gray_tokens(tokens, "dct", keep=mask)             # sequences with padding: True marks a token
 
 Both methods raise magnitudes, relative to the largest one, to the power epsilon: singular values (`svd`), or
 coefficients of the two-dimensional DCT (`dct`). The small ones grow, so the condition number falls; `svd` gives
-exactly κ^epsilon. It computes in float32 or better whatever the autocast, and returns the input's dtype.
+exactly κ^epsilon. They compute in float32 or better, even under autocast, and return the input's dtype; only the fused
+DCT kernels multiply in half precision (with float32 sums).
 """
 
 import operator
@@ -28,32 +29,33 @@ __all__ = ["METHODS", "SequenceGraying", "TokenGraying", "explain_graying", "gra
 METHODS = ("svd", "dct")
 """What is raised to the power ε: singular values, or coefficients of the two-dimensional DCT."""
 FUSED_DCT_EPSILON = (
-    0.9  # half-precision rounding of small coefficients grows as epsilon falls; the error stays below 1e-3 from here
+    0.9  # half-precision rounding of small coefficients grows as epsilon falls; from here up the error is below 1e-3
 )
 
 
 def gray_tokens(
     x: Tensor, method: str, *, epsilon: float = 0.95, restore_scale: bool = True, keep: Tensor | None = None
 ) -> Tensor:
-    """Token matrices (…, n, d), grayed one by one.
+    """Gray token matrices (…, n, d), each by itself.
 
     Args:
         method: `svd`, exact in the condition number, or `dct`, cheaper.
         epsilon: in (0, 1]; 1 changes nothing, smaller values lift small magnitudes more.
-        restore_scale: the largest singular value (`svd`) or coefficient (`dct`) keeps its size; otherwise it becomes 1.
-            The paper's printed algorithms differ: that of the SVD leaves it at 1, that of the DCT keeps it.
-        keep: bool (…, n), False for tokens that are padding: the matrix of the others is grayed as if they stood alone,
-            and padding comes back as zeros. By `dct` this takes memory of n² numbers for each matrix.
+        restore_scale: keep the size of the largest singular value (`svd`) or coefficient (`dct`); otherwise it becomes
+            1. The paper's printed algorithms differ: the one for the SVD leaves it at 1, the one for the DCT keeps it.
+        keep: bool (…, n), False for padding tokens: the matrix of the others is grayed as if they stood alone, and
+            padding comes back as zeros. With `dct` this takes memory of n² numbers for each matrix.
 
     Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside
-    `torch.compile` and export, for a NaN or Inf; under those, the matrix that holds it comes back as NaN, and no other.
+    `torch.compile`, export and `trusted_input`, for a NaN or Inf. Under those, only the matrix that holds it comes back
+    as NaN.
     """
     check_method(method)
     check_epsilon(epsilon)
     check_matrices(x)
     if keep is not None:
         _check_keep(keep, x)
-        x = x.masked_fill(~keep[..., None], 0)  # which leaves the other rows' singular values as they are
+        x = x.masked_fill(~keep[..., None], 0)  # zero rows leave the others' singular values as they are
     _check_finite(x)
     *lead, n, d = x.shape
     if method == "dct" and keep is not None:
@@ -66,12 +68,13 @@ def gray_tokens(
 
 
 class TokenGraying(nn.Module):
-    """Images in, images of the same shape out: their patches are the tokens. No parameters, no state.
+    """Gray images, whose patches are the tokens; the shape stays the same. There are no parameters and no state.
 
-    `autocast=True` computes the DCT in autocast's dtype, as a plain implementation would: to compare, it is less exact.
+    `autocast=True` computes the DCT in autocast's dtype, as a plain implementation would. That is less exact, and
+    meant for comparisons.
 
     Examples:
-        >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)  # any model; gray knows many
+        >>> model = nn.Sequential(TokenGraying("dct", 0.95, patch_size=16), model)  # any model; `gray` knows many
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class TokenGraying(nn.Module):
         if autocast and method != "dct":
             raise ValueError(f"autocast=True is for the DCT: {method} graying is never computed in half precision")
         self.method = method
-        # As two integers: torch.compile takes a module's integers as constants, but its floats as variables.
+        # Stored as two integers: torch.compile treats a module's integers as constants, but its floats as variables.
         self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size: tuple[int, int] = _pair(patch_size)
         self.restore_scale = restore_scale
@@ -119,7 +122,7 @@ class TokenGraying(nn.Module):
         return untokens(grayed, images.shape, ph, pw)
 
     def _takes_images(self, images: Tensor) -> bool:
-        """Whether a fused kernel reads the images themselves, with no copy of their tokens."""
+        """Whether a fused kernel reads the images directly, without a copy of their tokens."""
         if self.autocast or not images.is_floating_point() or images.shape[0] == 0 or other_derivatives(images):
             return False
         return (
@@ -128,7 +131,7 @@ class TokenGraying(nn.Module):
         )
 
     def token_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, int]:
-        """(n, d) of the token matrix that an image of this shape has."""
+        """Return (n, d), the shape of an image's token matrix, from the shape of the images."""
         ph, pw = self.patch_size
         return (shape[-2] // ph) * (shape[-1] // pw), shape[-3] * ph * pw
 
@@ -139,7 +142,7 @@ class TokenGraying(nn.Module):
 
 
 class SequenceGraying(nn.Module):
-    """Token matrices (b, n, d) in, grayed ones out. No parameters, no state."""
+    """Gray token matrices (b, n, d). There are no parameters and no state."""
 
     autocast = False
 
@@ -168,7 +171,7 @@ class SequenceGraying(nn.Module):
 def explain_graying(
     method: str, token_shape: tuple[int, int], dtype: torch.dtype, device: torch.device, epsilon: float
 ) -> tuple[str, str]:
-    """The path that graying takes for such tokens (`fused`, `products`, `eigh`, `svd` or `basis`), and why."""
+    """Return the path that graying takes for such tokens (`fused`, `products`, `eigh`, `svd` or `basis`), and why."""
     if method == "dct":
         if dtype == torch.float64:
             return "basis", "float64 products with the DCT basis: float64 input asks for float64 accuracy"
@@ -201,7 +204,7 @@ def _check_keep(keep: Tensor, x: Tensor) -> None:
 def _pair(patch_size) -> tuple[int, int]:
     try:
         rows, columns = patch_size if isinstance(patch_size, Iterable) else (patch_size, patch_size)
-        size = operator.index(rows), operator.index(columns)  # NumPy's integers too, and no fractions
+        size = operator.index(rows), operator.index(columns)  # accepts NumPy's integers, rejects fractions
     except (TypeError, ValueError):
         size = (0, 0)
     if min(size) < 1:

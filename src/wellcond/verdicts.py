@@ -1,4 +1,4 @@
-"""From numbers to a verdict: paired seeds, means with their intervals, equivalence, and how parts make a whole.
+"""From numbers to a verdict: paired seeds, means with intervals, equivalence, and how parts combine to a whole.
 
     gain = interval([0.4, 0.7, 0.5])                     # mean, low, high: Student's t, since seeds are few
     part = at_least("drop(sa) ≥ 3 × drop(mlp)", [16.1, 15.2, 17.0], 0.0)     # decided by the interval, not by the mean
@@ -8,8 +8,8 @@
     clopper_pearson(0, 400)                              # (0.0, 0.0092): the exact interval of a rate
     rank_correlation([[(1, 2), (2, 3)], …])              # Spearman's, of pairs that come in groups, with its interval
 
-A part is decided where its whole interval lies on one side. Where it does not, the part is undecided and says the
-smallest effect that these runs would have seen four times out of five. Theory and claims judge by the same words.
+A part is decided if its whole interval lies on one side of the bound. Otherwise it is undecided, and states the
+smallest effect that these runs would have detected four times out of five. Theory and claims share these words.
 """
 
 import functools
@@ -50,16 +50,16 @@ __all__ = [
 POWER = 0.8
 OUT_OF_REACH: Final = "out of reach here"
 NOT_DECIDED = "; not decided: "
-DRAWS = 1000  # of a bootstrap
+DRAWS = 1000  # bootstrap samples
 CONFIDENCE = 0.95
-"""The confidence of an interval."""
+"""The default confidence of an interval."""
 SECOND_LOOK = 0.975
-"""The confidence where the first seeds left it undecided and more were added: two looks, each with half the risk."""
+"""The confidence if the first seeds left it undecided and more were added: two looks, each with half the risk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean, and where it may lie. Of a single value the interval is everything."""
+    """A mean with its confidence interval, which is infinite for a single value."""
 
     mean: float
     low: float
@@ -74,7 +74,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One statement inside a claim: what was asked, what came out, and the numbers for it."""
+    """One statement within a claim: what was asked, the outcome, and the numbers for it."""
 
     name: str
     outcome: Outcome
@@ -84,7 +84,7 @@ class Part:
     """Where the whole interval has to lie; an end may be infinite."""
     unit: str = ""
     about: tuple[str, ...] = ()
-    """Of a comparison of arms, those that it is about, if it is not all of them: it does not wait for the others."""
+    """In a comparison of arms, those that it is about, if not all of them: it does not wait for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +95,12 @@ class Whole:
     parts: tuple[Part, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict and its parts as evidence files hold them."""
+        """Return the verdict and its parts in the form of evidence files."""
         return {"verdict": self.verdict, "parts": [_part_json(part) for part in self.parts]}
 
 
 def interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
-    """The mean of `values` with its interval by Student's t. ValueError for none, or for a value that is not finite."""
+    """Return the mean of `values` with its interval by Student's t. ValueError if empty or if a value is not finite."""
     if not values or not all(math.isfinite(value) for value in values):
         raise ValueError(f"an interval needs finite values, at least one; these are {list(values)}")
     mean = fmean(values)
@@ -111,7 +111,7 @@ def interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Inte
 
 
 def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval of rates under which `failures` of `draws` are not surprising: exact, never too narrow.
+    """Return the Clopper-Pearson interval of a rate, given `failures` of `draws`: exact, never too narrow.
 
     Raises ValueError unless 0 ≤ failures ≤ draws, draws ≥ 1 and 0 < confidence < 1.
     """
@@ -126,15 +126,15 @@ def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -
 
 
 def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confidence: float = CONFIDENCE) -> Interval:
-    """Spearman's correlation of all pairs of numbers, with an interval from drawing whole groups anew.
+    """Return Spearman's correlation of all pairs of numbers, with an interval from resampling whole groups.
 
-    Pairs of one group, as the blocks and states of one training, are alike, so that they are drawn together
-    (a cluster bootstrap, the same for the same numbers). ValueError where all pairs have one value.
+    Pairs of one group, such as the blocks and states of one training, are alike, so they are drawn together
+    (a cluster bootstrap, the same for the same numbers). Raises ValueError if all pairs have one value.
     """
     return _rank_correlation(tuple(tuple(map(tuple, group)) for group in groups if len(group)), confidence)
 
 
-@functools.lru_cache(maxsize=64)  # verdict, finding and figure of a claim ask for the same
+@functools.lru_cache(maxsize=64)  # verdict, finding and figure of a claim need the same
 def _rank_correlation(groups: tuple[tuple[tuple[float, ...], ...], ...], confidence: float) -> Interval:
     import numpy as np
     from scipy.stats import rankdata
@@ -156,14 +156,14 @@ def _rank_correlation(groups: tuple[tuple[tuple[float, ...], ...], ...], confide
 
 
 def differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
-    """first − second, seed by seed. ValueError where the seeds are not the same: nothing would be paired."""
+    """Return first − second, seed by seed. Raises ValueError if the seeds differ: nothing would be paired."""
     if first.keys() != second.keys():
         raise ValueError(f"seeds {sorted(first)} and {sorted(second)} are not the same; run both arms with one set")
     return [first[seed] - second[seed] for seed in sorted(first)]
 
 
 def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) -> float:
-    """How far from a bound the true mean has to be for four in five such experiments to decide; inf for one value."""
+    """Return how far from a bound the true mean must be for 4 in 5 such experiments to decide; inf for one value."""
     if len(values) < 2:
         return math.inf
     free = len(values) - 1
@@ -174,8 +174,8 @@ def at_least(
     name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
     of: str = "seeds",
 ) -> Part:  # fmt: skip
-    """Is the mean at least `bound`? Decided where the whole interval is on one side of it. The values are `of` seeds,
-    or of what else was drawn."""
+    """Test whether the mean is at least `bound`: decided if the whole interval is on one side of it. `of` says what
+    there is one value of: seeds, or whatever was drawn."""
     part = reaches(name, interval(values, confidence=confidence), bound, unit=unit)
     return _with_power(part, values, unit, confidence, of)
 
@@ -184,14 +184,14 @@ def at_most(
     name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
     of: str = "seeds",
 ) -> Part:  # fmt: skip
-    """Is the mean at most `bound`? The other way round."""
+    """Test whether the mean is at most `bound`, like `at_least`."""
     found, asked = interval(values, confidence=confidence), f"asked: at most {_signed(bound)}{unit}"
     part = _inside(name, found, (-math.inf, bound), asked, unit=unit)
     return _with_power(part, values, unit, confidence, of)
 
 
 def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
-    """Is it at least `bound`? As `at_least`, of an interval that is there already."""
+    """Test whether a mean is at least `bound`, like `at_least`, given its interval."""
     return _inside(name, found, (bound, math.inf), f"asked: at least {_signed(bound)}{unit}", unit=unit)
 
 
@@ -199,8 +199,8 @@ def within(
     name: str, values: Sequence[float], margin: float, *, around: float = 0.0, unit: str = "",
     confidence: float = CONFIDENCE,
 ) -> Part:  # fmt: skip
-    """Is there no difference, up to `margin`? Shown by the interval inside ± margin, not by a wide one around 0. A
-    ratio has none `around` 1."""
+    """Test whether there is no difference, up to `margin`. The whole interval has to lie inside ± margin; a wide one
+    around 0 shows nothing. For a ratio, no difference is `around` 1."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
     found = interval(values, confidence=confidence)
@@ -210,7 +210,7 @@ def within(
 
 
 def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *, unit: str) -> Part:
-    """Holds where the whole interval is inside, does not where it is outside."""
+    """Return a part that holds if the whole interval is inside `asked`, and does not hold if it is outside."""
     outcome: Decided = "undecided"
     if asked[0] <= found.low and found.high <= asked[1]:
         outcome = "holds"
@@ -220,7 +220,7 @@ def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *
 
 
 def _with_power(part: Part, values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> Part:
-    """Where it is undecided, what these values could have decided."""
+    """Add to an undecided part what these values could have decided."""
     if part.outcome != "undecided":
         return part
     return replace(part, why=f"{part.why}; {_could_see(values, unit, confidence, of)}")
@@ -229,9 +229,9 @@ def _with_power(part: Part, values: Sequence[float], unit: str, confidence: floa
 def in_most(
     name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks", unit: str = ""
 ) -> Part:
-    """Does the mean reach `bound` in at least this share of the blocks? Each counts by its whole interval.
+    """Test whether the mean reaches `bound` in at least this share of the blocks, each judged by its whole interval.
 
-    Decided where those that surely do are enough, or those that perhaps do are too few.
+    Decided if those that surely reach it are enough, or those that possibly do are too few.
     """
     need = share * len(found) - 1e-9
     surely, perhaps = sum(one.low >= bound for one in found), sum(one.high >= bound for one in found)
@@ -244,7 +244,7 @@ def in_most(
 
 
 def undecided(part: Part, why: str) -> Part:
-    """The same part, not decided because a rule of the experiment is not met; its numbers stay."""
+    """Return the part as undecided, because a rule of the experiment is not met; its numbers stay."""
     if part.outcome == OUT_OF_REACH:
         return part
     joined = "; " if NOT_DECIDED in part.why else NOT_DECIDED
@@ -252,19 +252,19 @@ def undecided(part: Part, why: str) -> Part:
 
 
 def not_run(name: str) -> Part:
-    """A part of a claim without runs."""
+    """Return a part of a claim that has no runs."""
     return Part(name=name, outcome="not run", why="no runs yet")
 
 
 def out_of_reach(name: str, takes: str) -> Part:
-    """A part that cannot be tested here, and what that would take."""
+    """Return a part that cannot be tested here, with what that would take."""
     return Part(name=name, outcome=OUT_OF_REACH, why=takes)
 
 
 def combine(parts: Sequence[Part]) -> Whole:
-    """A claim holds if all of it does. One part that fails refutes the whole, and then it counts what is left of it.
+    """Return the verdict on a claim, which holds if all parts do. If one fails, it holds in part if another holds.
 
-    What is out of reach is not judged; beside it the rest, if all of it holds, holds in part."""
+    Parts that are out of reach are not judged: if all others hold, the claim holds in part."""
     if not parts:
         raise ValueError("a verdict needs at least one part")
     outcomes = {part.outcome for part in parts}
@@ -276,7 +276,7 @@ def combine(parts: Sequence[Part]) -> Whole:
 
 
 def judgement(outcomes: Collection[str]) -> Judgement:
-    """All parts hold; some do and some do not; none does; or nothing was refuted, but not everything was shown."""
+    """Return whether all parts hold, some do and some do not, none does, or none is refuted but not all are shown."""
     if set(outcomes) == {"holds"}:
         return "holds"
     if "does not hold" not in outcomes:
@@ -300,7 +300,7 @@ def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -
 
 
 def written(value: float, form: str = "z.1f") -> str:
-    """For prose: with a minus, not a hyphen; `z` in the form is no minus before a zero."""
+    """Format a number for prose: with a minus sign, not a hyphen; `z` in `form` means no minus before a zero."""
     return f"{value:{form}}".replace("-", "−")
 
 

@@ -1,10 +1,10 @@
-"""The words that code, JSON, plots and prose share: sites, skips, statuses and verdicts. They stand here once.
+"""The words that code, JSON, plots and prose share, defined once: sites, skips, statuses and verdicts.
 
     from wellcond.words import BLOCK_SITES, DEFAULT_SITES, SITES, SKIPS, STATUSES, VERDICTS, Site
-    our_word("attention"), our_word("+ffn")          # "sa", "+mlp": what others call them
+    our_word("attention"), our_word("+ffn")          # "sa", "+mlp": from what others call them
     meant("skyfomer", ATTENTIONS)                    # "; did you mean skyformer?", for the end of an error
 
-This file imports nothing of ours, and next to nothing of others, so that everybody may import it.
+This file imports nothing from wellcond and next to nothing else, so that every module may import it.
 """
 
 import difflib
@@ -43,16 +43,16 @@ Site = Literal[OutsideSite, BlockSite]
 OUTSIDE_SITES: tuple[str, ...] = get_args(OutsideSite)
 """Before the first block: the raw patches, and what the first block reads."""
 BLOCK_SITES: tuple[str, ...] = get_args(BlockSite)
-"""In a block, in order of execution: what the attention reads; its branch, and the stream after the add; the MLP's."""
+"""In a block, in order of execution: what the attention reads; its branch; the stream after the add; the MLP's two."""
 SITES = (*OUTSIDE_SITES, *BLOCK_SITES)
-"""All of them, in the order of a table's columns."""
+"""All sites, in the order of a table's columns."""
 DEFAULT_SITES = ("sa", "+sa", "mlp", "+mlp")
-"""What is measured unless somebody asks for more."""
+"""The sites that are measured by default."""
 
 SKIPS = ("sa", "mlp")
 """The identity branches of a block: around the attention and around the MLP."""
 BRANCH_SITES = SKIPS
-"""The sites before the add have the names of the skips that are added there; after it, with a plus: `+sa`, `+mlp`."""
+"""The sites before the add are named after the skips that are added; those after it have a plus: `+sa`, `+mlp`."""
 
 _OTHERS = {
     "sa": ("attention", "attn", "selfattention", "selfattn", "msa", "mha", "mhsa"),
@@ -60,35 +60,35 @@ _OTHERS = {
 }
 
 End = Literal["input", "output"]
-"""Of a module or of a whole block: what it reads, or what it gives out. No sites, and no rows are about them."""
+"""What a module or a whole block reads, or what it returns. These are not sites, and no rows are about them."""
 ENDS: tuple[End, ...] = get_args(End)
-"""Both."""
+"""Both ends."""
 
 Status = Literal["ok", "ceiling", "low_precision", "non_finite", "zero", "single"]
-"""What a value is worth."""
+"""How far a value can be relied on."""
 STATUSES: tuple[str, ...] = get_args(Status)
-"""The order is that of the codes in tensors of statuses (`numerics.singular`)."""
+"""All statuses, in the order of their codes in tensors (`numerics.singular`)."""
 NO_KAPPA: tuple[str, ...] = ("non_finite", "zero", "single")
-"""Statuses of values that are no condition numbers."""
+"""Statuses of values that are not condition numbers."""
 LEFT_OUT: tuple[str, ...] = ("non_finite", "zero")
-"""Statuses of samples that no mean counts."""
+"""Statuses of samples that are left out of means."""
 
 Decided = Literal["holds", "does not hold", "undecided"]
-"""What can come out of one test."""
+"""The possible outcomes of one test."""
 Outcome = Literal[Decided, "out of reach here", "not run"]
-"""What can come out of one part of a claim."""
+"""The possible outcomes of one part of a claim."""
 Judgement = Literal["holds", "holds in part", "does not hold", "undecided"]
-"""What several tests can add up to."""
+"""The possible results of several tests together."""
 Verdict = Literal[Judgement, "out of reach here"]
-"""What the ledger says of a claim."""
+"""The ledger's verdict on a claim."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
-"""All outcomes of a part, by their words."""
+"""All outcomes of a part."""
 VERDICTS: tuple[str, ...] = get_args(Verdict)
-"""All verdicts, by their words."""
+"""All verdicts on a claim."""
 
 
 def our_word(name: str) -> str:
-    """`sa`, `+sa`, `mlp` or `+mlp` for what others call attention or feed-forward; any other name as it is."""
+    """Return `sa`, `+sa`, `mlp` or `+mlp` for what others call attention or feed-forward; other names unchanged."""
     plain = name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
     plus = "+" if plain.startswith("+") else ""
     found = next((ours for ours, theirs in _OTHERS.items() if plain.removeprefix("+") in (ours, *theirs)), None)
@@ -96,7 +96,7 @@ def our_word(name: str) -> str:
 
 
 def meant(name: str, known: Iterable[str], *, most: int = 1) -> str:
-    """`; did you mean …?` for a name that is not among the known ones, with the nearest of them; "" if none is near."""
+    """Return `; did you mean …?` with the known names that are nearest to an unknown one; "" if none is near."""
     known, wanted = list(known), str(name).lower()
     words = [*known, *(word for ours, theirs in _OTHERS.items() if ours in known for word in theirs)]
     near = difflib.get_close_matches(wanted, words, n=most, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Trainings for tests: the smallest model on the embedded digits, in this process or in processes of their own."""
+"""Trainings for tests: the smallest model on the built-in digits, in this process or in separate ones."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def make_config() -> Callable[..., Config]:
 
 @pytest.fixture
 def command(launcher: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts `wellcond train digits` with the smallest model, in a process or several; ends what a test left."""
+    """Start `wellcond train digits` with the smallest model, in one or several processes; kill what a test leaves."""
     begun: list[Any] = []
 
     def start(output: Path, *settings: str, **how: Any) -> Any:
@@ -52,7 +52,7 @@ def command(launcher: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a run wrote, but for the one number that depends on the clock, and the folder's name."""
+    """Return the rows that a run wrote, without the run's name and the numbers that depend on clock and memory."""
     found = {}
     for name in ("metrics.jsonl", "probe.jsonl"):
         rows = records.read_rows(folder / name) if (folder / name).exists() else []
@@ -64,7 +64,7 @@ def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_same_state(one: SavedState | None, other: SavedState | None) -> None:
-    """Bit by bit: weights, optimiser, average, counters."""
+    """Compare bit by bit: weights, optimiser, average, counters."""
     assert one is not None
     assert other is not None
     assert one.step == other.step
@@ -89,7 +89,7 @@ def _assert_same(one: Any, other: Any, where: str) -> None:
 
 @pytest.fixture(scope="session")
 def assert_same_run() -> Callable[[Path, Path], None]:
-    """The last state and every row of two runs, to the bit, and the state's files to the byte."""
+    """Compare two runs: the last state and every row bit by bit, and the state's files byte by byte."""
 
     def check(one: Path, other: Path) -> None:
         states = [latest(run / "checkpoints") for run in (one, other)]

@@ -1,11 +1,11 @@
-"""Attentions, each a function with the signature of torch's scaled_dot_product_attention and a module with timm's.
+"""Attentions: each is a function with the signature of torch's scaled_dot_product_attention, and a module with timm's.
 
     from wellcond.attention import skyformer_attention, SkyformerAttention
     out = skyformer_attention(query, key, value, num_landmarks=128)
     model = timm.create_model("vit_tiny_patch16_224", attn_layer=SkyformerAttention)
     find_attention("skyformer").function                         # the same by name
 
-`wellcond.replace_attention(model, "skyformer")` puts one into an existing model and keeps its weights.
+`wellcond.replace_attention(model, "skyformer")` puts one into an existing model, which keeps its weights.
 `register_attention` adds one: docs/adding-an-attention.md.
 """
 

@@ -17,7 +17,7 @@ __all__ = ["check_dropout", "check_inputs", "check_scale", "is_number", "refuse_
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless the shapes are (…, n, p), (…, m, p) and (…, m, c), floating point, on one device."""
+    """Raise unless all are floating-point tensors on one device, of shapes (…, n, p), (…, m, p) and (…, m, c)."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         kinds = ", ".join(type(t).__name__ for t in (query, key, value))
         raise TypeError(
@@ -28,7 +28,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     together = query.device == key.device == value.device
     fits = len(q) == len(k) == len(v) == 4 and q[-1] == k[-1] and q[:2] == k[:2] and k[:3] == v[:3]
     if floating and together and fits:
-        return  # the common case, decided quickly: this runs at every call
+        return  # fast path for the common case: this check runs at every call
     if not together:
         devices = ", ".join(str(t.device) for t in (query, key, value))
         raise ValueError(
@@ -55,12 +55,12 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, including numpy's and torch.compile's symbols; tensors and booleans are not."""
+    """Whether `value` is a real number: NumPy's and torch.compile's symbols count, tensors and booleans do not."""
     return isinstance(value, int | float | Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 
 def check_scale(scale: Any, *, negative: bool = False) -> None:
-    """TypeError for anything but a number, ValueError for infinite ones, and for negative ones unless `negative`."""
+    """Raise TypeError unless it is a number or None, ValueError if it is not finite, or negative without `negative`."""
     if scale is None:
         return
     if isinstance(scale, Tensor):
@@ -81,7 +81,7 @@ def check_dropout(dropout_p: float) -> None:
 
 
 def refuse_both(attn_mask: Tensor | None, is_causal: bool) -> None:
-    """ValueError where a mask and `is_causal` are both given."""
+    """Raise ValueError if a mask and `is_causal` are both given."""
     if attn_mask is not None and is_causal:
         raise ValueError(
             "give attn_mask or is_causal, not both. To combine them, with causal = torch.ones(n, m, dtype=torch.bool)"

@@ -4,15 +4,16 @@
     out = skyformer_compat(query, key, value, order="published")     # in its order of operations, too
     with published_order(): model(batch)                             # the same for a whole model, to time it
 
-Deliberate differences from `skyformer_attention`: landmark positions are drawn once for all samples and heads, at every
-call, with replacement, among the first tokens of each sample, as many as are unmasked; masked tokens are zero vectors;
-six iterations start from Nᵀ/c with one c for the whole batch. Unlike in the published code, heads may have any width.
+Deliberate differences from `skyformer_attention`: landmark positions are drawn at every call, with replacement, once
+for all samples and heads, among the first tokens of each sample, up to its number of unmasked tokens; masked tokens are
+set to zero; six iterations start from Nᵀ/c with one c for the whole batch. Unlike in the published code, heads may have
+any width.
 
-There are two orders of operations, with the same result up to rounding in float32. The `published` one stores all
-2n × d kernel values and has an n × d × d product; benchmarks time it as "as published". The `fast` one goes from the
-right: two streaming products, and between them d × d matrices; with its gradient it takes 66 products of d³ and no
-n × d × d product. (Half as many would do in the form R ← R³(3I + R)/4, whose rounding errors grow by 3.25 a step: too
-much for float32.)
+There are two orders of operations, whose results agree up to float32 rounding. `published` stores all 2n × d kernel
+values and has an n × d × d product; benchmarks list it as "as published". `fast` multiplies from the right: two
+streaming products with d × d matrices between them. With its gradient it takes 66 products of d³ and no n × d × d
+product. (The form R ← R³(3I + R)/4 would need half as many, but its rounding errors grow by a factor of 3.25 per step:
+too much for float32.)
 """
 
 import contextlib
@@ -40,8 +41,8 @@ _forced_published = False
 
 @contextlib.contextmanager
 def published_order() -> Iterator[None]:
-    """Within it `compat` takes the published order of operations, where no other is asked for. What was compiled
-    before keeps its order."""
+    """Make `published` the default order of operations of `compat` inside the context. Functions that were compiled
+    before keep their order."""
     global _forced_published
     before, _forced_published = _forced_published, True
     try:
@@ -64,14 +65,14 @@ def skyformer_compat(
     draws: Tensor | None = None,
     order: str | None = None,
 ) -> Tensor:
-    """κ(Q, L) · (N-iteration of κ(L, L) + γI) · κ(L, K) V, in float32 at least; in value's dtype.
+    """Return κ(Q, L) · (N-iteration of κ(L, L) + γI) · κ(L, K) V, computed in float32 at least, in value's dtype.
 
     Args:
         attn_mask: a boolean mask of keys, (b, 1, 1, m); unmasked tokens should come first, as the published code
             assumes. A floating-point mask raises.
-        draws: (d,) numbers in [0, 1) that choose the landmarks, the first half among the queries; drawn if not given.
-        order: of the operations, `fast` or `published`; by default `fast` where its products are fused, on a GPU, and
-            `published` elsewhere and within `published_order()`.
+        draws: (d,) numbers in [0, 1) that choose the landmarks, the first half among the queries; random by default.
+        order: the order of operations, `fast` or `published`. By default `fast` where its products are fused (float32
+            on a GPU), and `published` elsewhere and inside `published_order()`.
     """
     check_inputs(query, key, value)
     check_counts(num_landmarks, num_iterations)
@@ -135,15 +136,15 @@ def _published(
 
 
 def _kernel(x: Tensor, rows: Tensor) -> Tensor:
-    """exp(−‖x − l‖²/2), by the expansion of the square, not clamped."""
+    """Compute exp(−‖x − l‖²/2) by expanding the square, without clamping it."""
     return (x @ rows.mT - 0.5 * x.square().sum(-1)[..., :, None] - 0.5 * rows.square().sum(-1)[..., None, :]).exp()
 
 
 def _fast(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, gamma: float, steps: int) -> Tensor:
-    """Masked tokens are zero vectors, and give nothing because their values are zero, too.
+    """Compute the `fast` order. Masked tokens are zero vectors, and add nothing because their values are zero too.
 
-    Tokens stay float32 where they came in half precision: beside float32 values the kernels would round the weights of
-    bfloat16 tokens to TF32, and what is solved for has large terms that cancel.
+    Tokens that came in half precision stay float32: with float32 values the kernels would round the weights of bfloat16
+    tokens to TF32, and the solution has large terms that cancel.
     """
     half = positions.shape[-1] // 2
     rows = torch.cat([_tokens(q, positions[..., :half]), _tokens(k, positions[..., half:])], -2)
@@ -159,10 +160,10 @@ def _tokens(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _apply_iteration(normal: Tensor, rhs: Tensor, steps: int) -> Tensor:
-    """invert_by_iteration(normal, num_iterations=steps, …) @ rhs.
+    """Compute invert_by_iteration(normal, num_iterations=steps, …) @ rhs.
 
-    A step is Z + Z(R + R² + R³/4) with R = I − NZ; the last one is applied to the columns of `rhs`, which are fewer
-    than those of Z.
+    A step is Z + Z(R + R² + R³/4) with R = I − NZ. The last one is applied to `rhs` directly, which has fewer columns
+    than Z.
     """
     start = transposed_start(normal, shared=True)
     if steps == 0:

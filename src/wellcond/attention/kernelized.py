@@ -3,10 +3,11 @@
     out = kernelized_attention(query, key, value)               # (…, heads, n, p) → (…, heads, n, c)
     layer = KernelizedAttention(192, num_heads=3)               # a module with timm's constructor
 
-Exact, and streaming: the n × m weights are never stored, unless dropout or a general mask needs them. They are
-softmax's, exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by their row sums: all in (0, 1], and not
-normalised. So the output grows with the number of keys; in float16 it overflows beyond 65,504. Weights are accurate for
-queries and keys of any norm on a CPU, and up to norms of about 400 in float32 kernels (numerics/gaussian.py).
+It is exact and streams: the n × m weights are never stored, unless dropout or a general mask needs them. They are
+softmax's exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by the row sums: all lie in (0, 1], and are
+not normalised. The output therefore grows with the number of keys; in float16 it overflows beyond 65,504. Weights are
+accurate for any norm of queries and keys on a CPU, and up to norms of about 400 in the float32 kernels
+(numerics/gaussian.py).
 """
 
 import math
@@ -36,14 +37,14 @@ def kernelized_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, in value's dtype, float32 at least inside.
+    """Return Σ_j exp(−scale/2 · ‖q_i − k_j‖²) v_j, computed in float32 at least, in value's dtype.
 
     Args:
-        attn_mask: boolean, True = keep; or floating point: what softmax would add to its logits is a factor exp(mask)
-            here, which overflows float32 from 88 on.
-        dropout_p: drops weights.
+        attn_mask: boolean, True = keep; or floating point: what softmax would add to its logits becomes a factor
+            exp(mask) here, which overflows float32 from 88 on.
+        dropout_p: the probability of dropping a weight.
         is_causal: key j counts for query i only if j ≤ i.
-        scale: 1/√p unless given, as in softmax attention.
+        scale: 1/√p by default, as in softmax attention.
 
     A query whose keys are all masked gets zeros.
     """
@@ -65,7 +66,7 @@ def kernelized_attention(
 
 
 def weighted(value: Tensor, weights: Tensor) -> Tensor:
-    """Each value times the weight of its key, in the wider dtype."""
+    """Multiply each value by the weight of its key, in the wider of the two dtypes."""
     return value * weights[..., None]
 
 

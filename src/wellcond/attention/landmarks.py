@@ -1,17 +1,18 @@
 """Landmarks: the few tokens, or means of tokens, that represent all of them.
 
     chosen = choose_landmarks(query, key, 128, "spread")              # half from the queries, half from the keys
-    chosen.rows, chosen.valid                                         # (…, d, p); None, or (…, d): which are real
+    chosen.rows, chosen.valid                                         # (…, d, p); which rows count, (…, d), or None
     at, of_queries = landmark_positions(query, key, 128, "spread")    # their positions, without masks
     means, valid = segment_means(key, 64, keep)                       # means of consecutive tokens
 
-`spread`   evenly spaced tokens, the same at every call; keys are taken halfway between queries, so that tokens differ.
-`random`   drawn without replacement, separately for each sample, from torch's generator or the one given.
+`spread`   evenly spaced tokens, the same at every call; keys lie halfway between queries, so that the tokens differ.
+`random`   drawn without replacement, separately for each sample, with torch's generator or the one given.
 `segment`  means of consecutive segments whose lengths differ by one at most.
 
-Masked tokens are skipped, and the others are chosen by rank: neither the position and amount of padding nor the other
-samples of a batch change the result. With fewer tokens than landmarks every token is one, and the remaining places are
-not valid. If queries or keys are too few for their half, the others fill it.
+Masked tokens are skipped and the others are chosen by rank, so that neither the position and amount of padding nor the
+other samples of a batch change the result (with `random`, its distribution). With fewer tokens than landmarks, every
+token is a landmark and the remaining places are not valid. If there are too few queries or keys for their half, the
+other kind fills it.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ LANDMARKS = ("spread", "random", "segment")
 
 @dataclass(frozen=True, kw_only=True)
 class Landmarks:
-    """Landmarks of each matrix of (…, n, p) and (…, m, p)."""
+    """The landmarks of queries (…, n, p) and keys (…, m, p), for each sample and head."""
 
     rows: Tensor
     """(…, d, p): queries first, then keys."""
@@ -46,7 +47,7 @@ class Landmarks:
 
 
 def check_counts(num_landmarks: int, num_iterations: int) -> None:
-    """ValueError unless both are whole numbers, at least 1 and at least 0."""
+    """Raise ValueError unless both are whole numbers, the first at least 1 and the second at least 0."""
     if not (_whole(num_landmarks) and num_landmarks > 0):
         raise ValueError(f"num_landmarks={num_landmarks!r} must be a whole number, at least one")
     if not (_whole(num_iterations) and num_iterations >= 0):
@@ -67,7 +68,7 @@ def choose_landmarks(
     key_keep: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Landmarks:
-    """`count` landmarks from (…, n, p) and (…, m, p); `keep` masks are bool, broadcastable to (…, n) and (…, m)."""
+    """Choose `count` landmarks from (…, n, p) and (…, m, p); masks are bool, broadcastable to (…, n) and (…, m)."""
     if method not in LANDMARKS:
         raise ValueError(f"landmarks={method!r} is unknown; use {', '.join(map(repr, LANDMARKS))}")
     if count < 1:
@@ -106,9 +107,9 @@ def choose_landmarks(
 def landmark_positions(
     query: Tensor, key: Tensor, count: int, method: str, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, int]:
-    """Positions of `spread` or `random` landmarks, (…, d), those among the queries first; and how many those are.
+    """Return the positions of `spread` or `random` landmarks, (…, d), those of queries first, and how many are queries.
 
-    Without masks. The leading dimensions are the samples' for `random`, and none for `spread`.
+    Masks are not supported. The leading dimensions are those of the samples for `random`; `spread` has none.
     """
     of_queries, of_keys = _halves(query.shape[-2], key.shape[-2], count)
     if method == "spread":
@@ -119,9 +120,9 @@ def landmark_positions(
 
 
 def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Means of `count` consecutive segments of the unmasked tokens (…, n, p): (…, count, p), and which are valid.
+    """Return means of `count` consecutive segments of the unmasked tokens, (…, min(count, n), p), and which are valid.
 
-    Lengths differ by one at most; with fewer tokens than segments each token is a segment, and the rest are not valid.
+    Lengths differ by one at most. With fewer tokens than segments each token is a segment, and the rest are not valid.
     """
     n = x.shape[-2]
     places = min(count, n)
@@ -137,18 +138,18 @@ def segment_means(x: Tensor, count: int, keep: Tensor | None = None) -> tuple[Te
 
 
 def prefix_positions(draws: Tensor, lengths: Tensor) -> Tensor:
-    """⌊u · length⌋: the published code's landmarks, one draw for all samples, each among the first `length` tokens."""
+    """Return ⌊u · length⌋, as the published code: one draw for all samples, each within its first `length` tokens."""
     return (draws * lengths[..., None]).long()
 
 
 def _shares(n: Tensor, m: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """How many landmarks are queries and how many keys: half each, as far as there are enough of both."""
+    """Return how many landmarks are queries and how many are keys: half each, if there are enough of both."""
     of_queries = torch.minimum(n, (count - m).clamp_min(count - count // 2))
     return of_queries, torch.minimum(m, count - of_queries)
 
 
 def _halves(n: int, m: int, count: int) -> tuple[int, int]:
-    """The same without masks."""
+    """`_shares` without masks, as plain integers."""
     of_queries = min(n, max(count - count // 2, count - m))
     return of_queries, min(m, count - of_queries)
 
@@ -174,7 +175,7 @@ def _drawn(tokens: Tensor, number: int, generator: torch.Generator | None) -> Te
 
 
 def _tokens_at(query: Tensor, key: Tensor, positions: Tensor, of_queries: int) -> Tensor:
-    """The rows of `landmark_positions`."""
+    """Gather the tokens at the positions that `landmark_positions` returned."""
     if positions.ndim == 1:
         parts = [query.index_select(-2, positions[:of_queries]), key.index_select(-2, positions[of_queries:])]
     else:
@@ -192,7 +193,7 @@ def _picked(
     method: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """For each place (…, d) one of `number` (…, 1) tokens that `keep` (…, n) marks True; beyond them, any row."""
+    """Choose `number` (…, 1) of the tokens that `keep` (…, n) marks, one per place (…, d); beyond them, any row."""
     if method == "spread":
         ranks = _spread(place, quarter, keep.sum(-1, keepdim=True), number.clamp_min(1))
         return _gather(tokens, _position_of(ranks, keep))
@@ -204,7 +205,7 @@ def _picked(
 
 
 def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, place: Tensor, longest: int) -> Tensor:
-    """For each place (…, d) the mean of one of `number` (…, 1) segments of at most `longest` tokens; beyond them, zero.
+    """Compute the means of `number` (…, 1) segments of at most `longest` tokens, one for each place (…, d), then zeros.
 
     `total` is the number of tokens that are kept.
     """
@@ -220,18 +221,18 @@ def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, p
 
 
 def _spread(place: Tensor, quarter: int, total: int | Tensor, number: int | Tensor) -> Tensor:
-    """The position at `quarter` quarters of each of `number` equal parts of 0 … total − 1."""
+    """Return the position `quarter` quarters into part `place`, of `number` equal parts of 0 … total − 1."""
     return (4 * place + quarter) * total // (4 * number)
 
 
 def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
-    """The position of the token of each rank among those kept; an arbitrary one for a rank that does not exist."""
+    """Return the position of the token of each rank among those kept; arbitrary for ranks that do not exist."""
     if keep is None:
         return ranks
     lead = torch.broadcast_shapes(ranks.shape[:-1], keep.shape[:-1])
     if torch.compiler.is_compiling():  # torch 2.11 cannot compile searchsorted for GPUs
         n = keep.shape[-1]
-        rank = torch.where(keep, keep.cumsum(-1) - 1, n)  # those left out share a place after all others
+        rank = torch.where(keep, keep.cumsum(-1) - 1, n)  # masked tokens share a place after all others
         positions = torch.arange(n, device=keep.device).expand_as(rank)
         in_order = rank.new_zeros(*rank.shape[:-1], n + 1).scatter(-1, rank, positions).expand(*lead, n + 1)
         return in_order.gather(-1, ranks.expand(*lead, ranks.shape[-1]).clamp(0, n - 1))
@@ -241,13 +242,13 @@ def _position_of(ranks: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _gather(tokens: Tensor, positions: Tensor) -> Tensor:
-    """The rows of (…, n, p) at (…, d), with leading dimensions of one for those shared by heads."""
+    """Gather the rows of (…, n, p) at positions (…, d), which have a dimension of 1 where heads share them."""
     index = positions[..., None].expand(*tokens.shape[:-2], positions.shape[-1], tokens.shape[-1])
     return tokens.gather(-2, index)
 
 
 def _by_sample(tokens: Tensor) -> tuple[int, ...]:
-    """The leading dimensions of one draw for each sample, shared by its heads."""
+    """Return the leading dimensions of a draw for each sample, shared by its heads."""
     return (*tokens.shape[:-3], 1) if tokens.ndim > 2 else ()
 
 

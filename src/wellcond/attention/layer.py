@@ -1,12 +1,12 @@
-"""What all attention modules share: timm's projections around a core that attends.
+"""The base of all attention modules: timm's projections around a core that attends.
 
     layer = SkyformerAttention(192, num_heads=3, qkv_bias=True, num_landmarks=64)
     layer(tokens)                                                        # (b, n, 192) → (b, n, 192)
     timm.create_model("vit_tiny_patch16_224", attn_layer=SkyformerAttention)
 
-A core holds the settings of one attention and maps query, key and value to the output; a layer adds projections with
-the names and the constructor of timm's Attention, so that weights load either way. Both are derived from the
-attention's function (registry.py). timm's `attn_layer` takes a class; one with other settings is two lines:
+A core holds the settings of one attention and maps query, key and value to the output. A layer adds projections, with
+the constructor and parameter names of timm's Attention, so that weights load either way. Both are derived from the
+attention's function (registry.py). timm's `attn_layer` takes a class; one with other settings takes two lines:
 
     class Sky64(SkyformerAttention):
         __init__ = functools.partialmethod(SkyformerAttention.__init__, num_landmarks=64)
@@ -28,21 +28,21 @@ __all__ = ["AttentionCore", "AttentionLayer", "stored_fraction"]
 class AttentionCore(nn.Module):
     """The settings of an attention, and the attention itself: (…, heads, n, p) → (…, heads, n, c).
 
-    `register_attention` derives one from a function: settings, their defaults and the call are the function's. Subclass
-    it only where the module has to differ from the function, and hand that class to `register_attention(name, core=…)`.
-    `settings` are the keyword arguments that build it again.
+    `register_attention` derives a core from a function, with that function's settings and defaults. Subclass it only if
+    the module has to differ from the function, and pass the subclass to `register_attention(name, core=…)`. `settings`
+    are the keyword arguments that build the core again.
     """
 
     name: ClassVar[str] = ""
-    """What it is registered under."""
+    """The name it is registered under."""
     function: ClassVar[Callable[..., Tensor]]
-    """What it calls, with SDPA's arguments and the settings."""
+    """The function it calls, with SDPA's arguments and the settings."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """The settings by name. Those that a subclass states itself replace the function's, or are added to them."""
+    """The default of each setting. Those that a subclass declares override the function's, or are added to them."""
     drops_weights: ClassVar[bool] = True
     """Whether it has attention weights that dropout can act on."""
     takes_bias: ClassVar[bool] = True
-    """Whether a number can be added to the score of each pair of tokens: a relative position bias."""
+    """Whether a relative position bias can be added to the scores: a number for each pair of tokens."""
     takes_pair_masks: ClassVar[bool] = True
     """Whether a floating-point mask may differ from query to query."""
 
@@ -58,11 +58,11 @@ class AttentionCore(nn.Module):
 
     @classmethod
     def check(cls, **settings: Any) -> None:
-        """Raise ValueError or TypeError for values that cannot work; all settings are given."""
+        """Raise ValueError or TypeError for invalid values. It is called with all settings."""
 
     @classmethod
     def for_layer(cls, settings: Mapping[str, Any], *, num_heads: int, **factory: Any) -> Self:
-        """The core of a layer. Override it where the core has weights, which need the heads, a device and a dtype."""
+        """Build the core of a layer. Override it if the core has weights, which need the heads, device and dtype."""
         return cls(**settings)
 
     @classmethod
@@ -72,7 +72,7 @@ class AttentionCore(nn.Module):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings by name: keyword arguments that build it again."""
+        """The settings by name: the keyword arguments that build the core again."""
         return {name: getattr(self, name) for name in self.defaults}
 
     def forward(
@@ -97,7 +97,7 @@ class AttentionCore(nn.Module):
         keep: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attention with `bias` (…, n, m) added to the scores; pairs that `keep` marks False do not attend."""
+        """Attend with `bias` (…, n, m) added to the scores; pairs for which `keep` is False are masked."""
         mask = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
         return self(query, key, value, mask.to(query.dtype), dropout_p)
 
@@ -109,9 +109,9 @@ class AttentionCore(nn.Module):
 
 
 def stored_fraction(name: str) -> property:
-    """The attribute of a setting that is a float; `AttentionCore` stores it as two integers.
+    """Return the property of a float setting, which `AttentionCore` stores as a ratio of two integers.
 
-    torch.compile treats a module's integers as constants, but its floats as inputs of the graph.
+    torch.compile treats a module's integers as constants, but its floats as graph inputs.
     """
 
     def get(self: AttentionCore) -> Any:
@@ -130,7 +130,7 @@ def _store(core: AttentionCore, name: str, value: Any) -> None:
 
 
 def _like_default(name: str, value: Any, default: Any) -> Any:
-    """The value as the type of its default, numpy's numbers too; TypeError where it is of another kind."""
+    """Convert a value, NumPy's too, to the type of its default; raise TypeError if it is of another kind."""
     kind = type(default)
     if value is None or default is None or (isinstance(value, bool) and kind is bool):
         return value
@@ -143,9 +143,9 @@ def _like_default(name: str, value: Any, default: Any) -> Any:
 
 
 def _by_name(module: "AttentionCore | AttentionLayer", form: str) -> Any:
-    """How to pickle a module whose class `register_attention` made: by the name it is registered under.
+    """Return how to pickle a module whose class `register_attention` created: by the name it is registered under.
 
-    None for any other class, which pickle finds by itself.
+    None for any other class, which pickle can find on its own.
     """
     if "_derived" not in vars(type(module)):
         return None
@@ -155,7 +155,7 @@ def _by_name(module: "AttentionCore | AttentionLayer", form: str) -> Any:
 
 
 def _make_again(home: str, name: str, form: str) -> nn.Module:
-    importlib.import_module(home)  # which registers it, in a process that has not seen it yet
+    importlib.import_module(home)  # registers it, in a process that has not imported it yet
     from wellcond.attention.registry import find_attention
 
     cls = getattr(find_attention(name), form)

@@ -3,9 +3,9 @@
     out = linear_attention(query, key, value)                   # (…, heads, n, p) → (…, heads, n, c)
     layer = LinearAttention(192, num_heads=3, divisor=16.0)     # a module with timm's constructor
 
-Computed as Q (KᵀV) in time linear in n, or from the n × m scores where `is_causal`, a mask that differs from query to
-query, or dropout needs them. The output grows with the number of keys, as it does in Always Skip Attention, and with
-the norms of all three: in float16 it overflows beyond 65,504, e.g. for queries and keys of norm 1e4.
+It is computed as Q (KᵀV), in time linear in n, or from the n × m scores if `is_causal`, dropout or a mask that differs
+from query to query needs them. The output grows with the number of keys, as in Always Skip Attention, and with the
+norms of queries, keys and values: in float16 it overflows beyond 65,504, e.g. for queries and keys of norm 1e4.
 """
 
 import math
@@ -26,9 +26,9 @@ __all__ = ["LinearAttention", "LinearCore", "linear_attention"]
 
 
 class LinearCore(AttentionCore):
-    """`linear_attention` inside a module: a model's own scale is not for it, and a bias is added to its scores."""
+    """`linear_attention` inside a module: it ignores the model's scale, and adds a position bias to its scores."""
 
-    takes_pair_masks = False  # of numbers; booleans may differ from query to query
+    takes_pair_masks = False  # floating-point ones; boolean masks may differ from query to query
 
     @classmethod
     def check(cls, **settings: Any) -> None:
@@ -44,7 +44,7 @@ class LinearCore(AttentionCore):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        # Models hand over 1/√p, which is softmax's; linear attention has its divisor.
+        # Models pass 1/√p, which is meant for softmax; linear attention has its divisor.
         return linear_attention(query, key, value, attn_mask, dropout_p, is_causal, **self.settings)
 
     def with_bias(
@@ -72,12 +72,12 @@ def linear_attention(
     *,
     divisor: float = 16.0,
 ) -> Tensor:
-    """(QKᵀ / divisor) V, in float32 at least inside; in value's dtype.
+    """Return (QKᵀ / divisor) V, computed in float32 at least, in value's dtype.
 
     Args:
         attn_mask: boolean, True = keep. A floating-point mask raises: these scores are never exponentiated, so no
             number added to them could mean "masked".
-        dropout_p: drops scores.
+        dropout_p: the probability of dropping a score.
         is_causal: key j counts for query i only if j ≤ i.
         scale: replaces 1/divisor.
 

@@ -1,10 +1,10 @@
-"""Linear attention in four launches, forward and backward; in two where sequences are short and code is compiled.
+"""Linear attention in four kernel launches, forward and backward; in two for short sequences in compiled code.
 
     out = fused_linear(query, key, value, factor=1 / 16)        # (b, h, n, p), (b, h, m, p), (b, h, m, c)
 
-The same as Q (KᵀV) with torch's operations, of which forward and backward take about forty: launching them takes longer
-than running them. Compiled, they are as fast as the four, but for short sequences. Plain twin: `tall_product` and
-`thin_product`, which also give second derivatives.
+Forward and backward of Q (KᵀV) take about forty of torch's operations, and launching these takes longer than running
+them. Once compiled, torch's operations are as fast as the four kernels, except for short sequences. Plain twin:
+`tall_product` and `thin_product`, which also give second derivatives.
 """
 
 from typing import Any
@@ -31,10 +31,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernels support these: an NVIDIA GPU, heads of width 64 at most, one dtype other than float64; in
-    compiled code, which is not exported, short sequences alone."""
+    """Whether the kernels support these tensors: on an NVIDIA GPU, heads at most 64 wide, one dtype other than float64;
+    in compiled code, only short sequences and no export."""
     return (
-        fused_kernels(query.device)  # first: sizes that are asked for are sizes that an exported program is bound to
+        fused_kernels(query.device)  # first: reading a size would bind an exported program to it
         and query.ndim == 4
         and (not torch.compiler.is_compiling() or (not exporting() and max(query.shape[2], key.shape[2]) <= SHORT))
         and query.dtype == key.dtype == value.dtype
@@ -58,14 +58,14 @@ def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) ->
 
 
 def _plan(*given: Tensor) -> Any:
-    """Imported when needed: Triton may be missing."""
+    """Return the plan; imported only when needed, as Triton may be missing."""
     from wellcond.numerics.triton.linear_plan import plan_for
 
     return plan_for(*given)
 
 
 def plain_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) -> Tensor:
-    """The same with torch's operations."""
+    """`fused_linear` by torch's operations."""
     return thin_product(query, tall_product(key, value) * factor, dtype=value.dtype)
 
 
@@ -90,7 +90,7 @@ class _Linear(torch.autograd.Function):
 def _plain_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float
 ) -> tuple[Tensor | None, ...]:
-    """Gradients by plain operations, which can be differentiated again."""
+    """Compute the gradients by plain operations, which can be differentiated again."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         inputs = [t.view_as(t) if further else t.detach().requires_grad_() for t in (query, key, value)]
@@ -100,7 +100,7 @@ def _plain_gradients(
     return tuple(next(found) if t.requires_grad else None for t in inputs)
 
 
-# ---- compiled, where sequences are short
+# ---- compiled code, short sequences
 
 
 def _short() -> Any:

@@ -19,14 +19,14 @@ __all__ = ["KeyMask", "broadcasts", "check_mask", "key_mask", "one_row", "query_
 
 @dataclass(frozen=True, kw_only=True)
 class KeyMask:
-    """Which keys are kept, and their weights: as many dimensions as (…, m), the last of them m, broadcastable to it."""
+    """Which keys are kept, and their weights: broadcastable to (…, m), with as many dimensions, the last of size m."""
 
     keep: Tensor
-    """Contiguous along its last dimension, as the kernels need it."""
+    """bool; contiguous along its last dimension, as the kernels require."""
     weights: Tensor | None = None
     """The factor of each key, exp(bias). A key of weight 0 is masked."""
     bias: Tensor | None = None
-    """A floating-point mask, float32 at least."""
+    """The mask itself if it is floating point, in float32 at least."""
 
 
 def broadcasts(t: Tensor, wanted: tuple[int, ...]) -> bool:
@@ -42,7 +42,7 @@ def one_row(attn_mask: Tensor) -> bool:
 
 
 def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
-    """ValueError for a mask that is neither boolean nor floating point, or does not broadcast to (…, heads, n, m)."""
+    """Raise ValueError unless the mask is boolean or floating point, and broadcasts to (…, heads, n, m)."""
     _check_tensor(attn_mask, "attn_mask")
     wanted = (*query.shape[:-1], key.shape[-2])
     if not broadcasts(attn_mask, wanted):
@@ -60,10 +60,10 @@ def check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
 def key_mask(
     attn_mask: Tensor | None, query: Tensor, key: Tensor, *, method: str = "this attention", relative: bool = False
 ) -> KeyMask | None:
-    """The mask as a mask of keys. Raises ValueError where it differs from query to query, or does not fit.
+    """Return the mask as a mask of keys. Raises ValueError if it differs from query to query, or does not fit.
 
     Args:
-        relative: only differences of a floating-point mask matter, as in softmax; each row's maximum is subtracted.
+        relative: as in softmax, only differences within a floating-point mask matter: each row's maximum is subtracted.
     """
     if attn_mask is None:
         return None
@@ -91,7 +91,7 @@ def key_mask(
 
 
 def query_keep(query_mask: Tensor, query: Tensor) -> Tensor:
-    """The queries to keep, as `KeyMask.keep` for keys; from a mask that broadcasts to (…, heads, n).
+    """Return the queries to keep, like `KeyMask.keep` for keys, from a mask that broadcasts to (…, heads, n).
 
     The shape of an attn_mask, (b, 1, 1, n), works too.
     """
@@ -114,7 +114,7 @@ def _check_tensor(mask: Tensor, name: str) -> None:
 
 
 def _full_row(row: Tensor, ndim: int, length: int) -> Tensor:
-    """With `ndim` dimensions, the last of them expanded to `length`, so that tokens can be counted."""
+    """Reshape to `ndim` dimensions and expand the last one to `length`, so that tokens can be counted."""
     row = row.reshape((1,) * (ndim - row.ndim) + tuple(row.shape))
     return row if row.shape[-1] == length else row.expand(*row.shape[:-1], length)
 

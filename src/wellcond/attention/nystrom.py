@@ -1,10 +1,10 @@
-"""Nyström attention (Nyströmformer): softmax attention by means of segments and an iterated pseudo-inverse.
+"""Nyström attention (Nyströmformer): softmax attention through segment means and an iterated pseudo-inverse.
 
     out = nystrom_attention(query, key, value, num_landmarks=64)        # (…, heads, n, p) → (…, heads, n, c)
     layer = NystromAttention(192, num_heads=3, conv_kernel=33)          # a module with timm's constructor
 
 With Q̃ and K̃ the means of consecutive segments, the output is softmax(QK̃ᵀ) softmax(Q̃K̃ᵀ)⁺ softmax(Q̃Kᵀ) V. A sample with
-no more keys than landmarks gets exact softmax attention: each segment is a token then, and the pseudo-inverse cancels.
+no more keys than landmarks gets exact softmax attention: each segment is then a token, and the pseudo-inverse cancels.
 """
 
 import math
@@ -30,7 +30,7 @@ __all__ = ["NystromAttention", "NystromCore", "nystrom_attention"]
 
 
 class NystromCore(AttentionCore):
-    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a weight, `conv` (num_heads, 33)."""
+    """`nystrom_attention` inside a module; with `conv_kernel=33` it has a parameter `conv`, (num_heads, 33)."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"conv_kernel": None}
     drops_weights = takes_bias = takes_pair_masks = False
@@ -95,21 +95,23 @@ def nystrom_attention(
     conv_kernel: Tensor | None = None,
     query_mask: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention by segment means, in value's dtype; softmax and pseudo-inverse are float32 at least.
+    """Approximate softmax attention through segment means, in value's dtype.
+
+    The softmax and the pseudo-inverse are computed in float32 at least.
 
     Args:
-        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits, of which only differences
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or numbers added to the logits, where only differences
             matter. Masked tokens are in no segment. A mask that differs from query to query raises, and so does
             `is_causal`: segments mix tokens.
         dropout_p: must be 0.
-        scale: 1/√p unless given.
-        num_landmarks: segments of the queries, and of the keys; their lengths differ by one at most. As many as keys,
-            or more, is exact softmax attention.
-        num_iterations: of the pseudo-inverse; each matrix has its own starting point.
+        scale: 1/√p by default.
+        num_landmarks: the number of segments of the queries, and of the keys; lengths differ by one at most. With no
+            more keys than this, the result is exact softmax attention.
+        num_iterations: steps of the pseudo-inverse; each matrix has its own starting point.
         conv_kernel: (heads, k), k odd: the weights of a depthwise convolution of the values along the tokens, added to
-            the output; needs as many queries as keys.
+            the output. It needs as many queries as keys.
         query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, which
-            are then in no segment. By default the mask of the keys, if there are as many queries as keys.
+            are then in no segment. Defaults to the mask of the keys, if there are as many queries as keys.
 
     A sample whose keys are all masked gets zeros.
     """
@@ -138,7 +140,7 @@ def nystrom_attention(
         out = softmax_attention(*tokens, row, scale=scale).to(value.dtype)
     else:
         keep = None if mask is None else mask.keep
-        alike = query_mask is None and (keep is None or query.shape[-2] == key.shape[-2])  # queries and keys
+        alike = query_mask is None and (keep is None or query.shape[-2] == key.shape[-2])  # one mask for both
         if query_mask is None and query.shape[-2] == key.shape[-2]:
             query_mask = keep
         scale = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
@@ -182,7 +184,7 @@ def _by_segments(
     if mask is not None and mask.bias is not None:
         logits = logits + mask.bias.to(wide)[..., None, :]
     right = _softmax(logits, keep)
-    if real_queries is not None:  # rows of zeros stay zeros in the pseudo-inverse
+    if real_queries is not None:  # zero rows stay zero in the pseudo-inverse
         middle = middle.masked_fill(~real_queries[..., None], 0)
     inverse = invert_by_iteration(
         middle, num_iterations=num_iterations, start=_start(middle, real_queries is not None or real_keys is not None)
@@ -205,7 +207,7 @@ def _start(middle: Tensor, masked: bool) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
-    """Row softmax over the columns kept; zeros if there are none."""
+    """Return the softmax of each row over the kept columns; zeros if there are none."""
     if keep is None:
         return logits.softmax(-1)
     gone = ~keep[..., None, :]

@@ -1,17 +1,17 @@
-"""Nyström attention in eight launches: means, both long products, the pseudo-inverse, and all of its gradient.
+"""Nyström attention in eight kernel launches: means, both long products, the pseudo-inverse, and the whole gradient.
 
     out = fused_nystrom(query, key, value, num_landmarks=64, num_iterations=6, scale=s)
 
-The same as in nystrom.py, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
+It computes the same as nystrom.py, out = P Z B with P = softmax(s QK̃ᵀ), Z ≈ softmax(s Q̃K̃ᵀ)⁺ and
 B = softmax(s Q̃Kᵀ)V, but tokens stay in half precision, no n × d matrix is stored, and the gradient is written by hand.
-With Y = ZB and g the gradient of the result, the short side is
+With Y = ZB and g the gradient of the output, the gradients of the small matrices are
 
     dY = Pᵀ g,    dB = Zᵀ dY,    dZ = dY Bᵀ,
 
-then back through the steps of the iteration, and everything else is a derivative of a softmax
-(numerics/triton/nystrom_plan.py and those it names). A boolean mask of keys, which is that of the queries too, leaves
-out what is masked everywhere; a sample with no more tokens than landmarks gets Z = I, and the tokens themselves in the
-place of means: exact softmax attention. Plain twin: the rest of nystrom.py.
+followed by the backward pass of the iteration; everything else is the derivative of a softmax
+(numerics/triton/nystrom_plan.py and the modules it names). A boolean mask, the same for keys and queries, leaves masked
+tokens out everywhere, and takes one launch more. A sample with no more tokens than landmarks gets Z = I and its tokens
+in place of the means, which is exact softmax attention. Plain twin: the rest of nystrom.py.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ __all__ = ["can_fuse", "fused_nystrom"]
 
 MOST_LANDMARKS = 128
 MOST_STEPS = 8
-"""In the kernels' form of the iteration errors grow by 3.25 in each step; after eight they are still below half
-precision's own. For float32 they would not be, so it takes plain operations."""
+"""In the kernels' form of the iteration, errors grow by a factor of 3.25 per step; after eight steps they are still
+below half precision's own. For float32 they would not be, so it uses plain operations."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -41,8 +41,8 @@ def can_fuse(
     num_landmarks: int,
     num_iterations: int,
 ) -> bool:
-    """Whether the kernels take these: on a large GPU, at most 128 landmarks and no fewer tokens, heads of at most 64
-    values (32 beyond 64 landmarks if not bfloat16, whose parts take less room), half precision, few steps."""
+    """Whether the kernels support these tensors: on a large GPU, in half precision, at most 128 landmarks and no fewer
+    tokens, few steps, heads at most 64 wide (in float16, which needs more room, 32 beyond 64 landmarks)."""
     return (
         query.ndim == 4
         and num_landmarks <= min(MOST_LANDMARKS, query.shape[2], key.shape[2])
@@ -70,19 +70,19 @@ def fused_nystrom(
     num_iterations: int,
     scale: float,
 ) -> Tensor:
-    """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most n and m landmarks.
+    """Attend: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), with at most min(n, m) landmarks.
 
-    `keep` is the mask of the queries and of the keys, boolean, (b, h, m), of which b and h may be 1; n = m then.
+    `keep`, bool (b, h, m), is the mask of both queries and keys, so that n = m; its b and h may be 1.
     """
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} must be 0 or more; 6 is usual")
     query, key, value = packed(query), packed(key), packed(value)
     keep = None if keep is None else packed(keep)
-    counts = (int(num_landmarks), int(num_iterations))  # kernels take no numpy integers
+    counts = (int(num_landmarks), int(num_iterations))  # kernels take no NumPy integers
     wanted = gradient_wanted(query, key, value)
     if torch.compiler.is_compiling():
         return _forward_op(query, key, value, keep, *counts, scale, wanted)[0]
-    scale = float(scale)  # an integer would be a constant of the kernels
+    scale = float(scale)  # an integer would become a constant of the kernels
     if not wanted:
         plan = _plan(query, key, value, keep, *counts)
         return plan.forward(query, key, value, keep, scale, differentiable=False)[0]
@@ -92,14 +92,14 @@ def fused_nystrom(
 
 
 def _plan(*given: Any) -> Any:
-    """Imported when needed: Triton may be missing."""
+    """Return the plan; imported only when needed, as Triton may be missing."""
     from wellcond.numerics.triton.nystrom_plan import plan_for
 
     return plan_for(*given)
 
 
 class _Nystrom(torch.autograd.Function):
-    """For eager calls: a custom operator costs tens of microseconds more."""
+    """For eager calls, where a custom operator would cost tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -129,7 +129,7 @@ def _forward_op(
     scale: float,
     wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, then what is saved for backward; empty if no gradient is wanted)."""
+    """Return (out, then what is saved for backward, empty if no gradient is wanted)."""
     query, key, value = packed(query), packed(key), packed(value)
     keep = None if keep is None else packed(keep)
     plan = _plan(query, key, value, keep, num_landmarks, num_iterations)
@@ -204,7 +204,7 @@ def _save(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
 def _op_backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     *tokens, space, work = ctx.saved_tensors
     settings = (ctx.num_landmarks, ctx.num_iterations, ctx.scale)
-    if space.numel() == 0:  # compiled where no gradient was wanted, called where one is
+    if space.numel() == 0:  # compiled without a gradient, called where one is wanted
         _, space, work = _forward_op(*tokens, *settings, True)
     found = _backward_op(grad, *tokens, *settings, space, work)
     return (*found, None, None, None, None, None)

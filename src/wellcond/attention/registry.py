@@ -10,9 +10,9 @@
     kind.core(tau=5.0)                                  # the settings and the attention, without projections
 
 Everything follows from the function's signature. Its keyword-only arguments that are numbers, strings or booleans are
-the settings: of the module, of `replace_attention(model, "cosine", tau=5.0)`, and of what `save` and `load` remember.
-`wellcond bench attention` times every registered attention. Of SDPA's arguments those after `value` may be left out:
-the module then refuses what the function cannot do.
+the settings: those of the module, of `replace_attention(model, "cosine", tau=5.0)`, and those that `save` and `load`
+keep. `wellcond bench attention` times every registered attention. SDPA's arguments after `value` may be left out: the
+module then raises if they are needed.
 """
 
 import functools
@@ -41,13 +41,13 @@ class AttentionKind:
 
     name: str
     function: Callable[..., Tensor]
-    """With the signature of scaled_dot_product_attention; settings are keywords."""
+    """Has the signature of scaled_dot_product_attention; settings are keywords."""
     layer: type[AttentionLayer]
-    """With the constructor and the forward of timm's Attention; settings are keywords."""
+    """Has the constructor and the forward of timm's Attention; settings are keywords."""
 
     @property
     def core(self) -> type[AttentionCore]:
-        """What a layer holds and `replace_attention` puts into a model: settings and attention, no projections."""
+        """What a layer holds and `replace_attention` puts into a model: settings and attention, without projections."""
         return self.layer.core_class
 
 
@@ -61,11 +61,11 @@ def register_attention(
     """Register the decorated function as an attention; the function itself is returned unchanged.
 
     Args:
-        name: what `replace_attention`, a recipe's `attention=` and files of weights call it.
-        pairs: False for a method that never has one weight for each pair of tokens (landmarks, features): it then has
-            nothing for dropout to act on, takes no relative position bias, and only masks of keys.
-        core: a subclass of AttentionCore, where the module has to differ from the function: other defaults, another
-            behaviour in training than in evaluation, weights of its own.
+        name: its name in `replace_attention`, in a recipe's `attention=` and in weights files.
+        pairs: False for a method without a weight for each pair of tokens (landmarks, random features): it then has
+            nothing for dropout to act on, and takes no relative position bias and only masks of keys.
+        core: a subclass of AttentionCore, if the module has to differ from the function: other defaults, different
+            behaviour in training and evaluation, weights of its own.
 
     Raises ValueError for a name that is taken, TypeError for a signature or a core that does not fit.
     """
@@ -100,7 +100,7 @@ def register_attention(
 
 
 def find_attention(name: str) -> AttentionKind:
-    """The attention of this name; ValueError, with the names there are, for any other."""
+    """Return the attention of this name; raise ValueError, listing the names there are, for an unknown one."""
     if name not in ATTENTIONS:
         raise ValueError(
             f"there is no attention {name!r}{meant(name, ATTENTIONS)} (there are {', '.join(sorted(ATTENTIONS))}; for "
@@ -110,7 +110,7 @@ def find_attention(name: str) -> AttentionKind:
 
 
 def _read_signature(name: str, function: Callable[..., Tensor]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The settings with their defaults, and which of SDPA's arguments are left out."""
+    """Return the settings with their defaults, and which of SDPA's arguments the function leaves out."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except NameError:  # an annotation that only type checkers can resolve
@@ -137,7 +137,7 @@ def _read_signature(name: str, function: Callable[..., Tensor]) -> tuple[dict[st
 
 
 def _is_setting(parameter: inspect.Parameter) -> bool:
-    """Whether its values can be kept in a file: tensors and generators are arguments of one call, and no settings."""
+    """Whether its values can be stored in a file: tensors and generators are arguments of one call, not settings."""
     plain = (bool, int, float, str)
     if isinstance(parameter.default, plain):
         return True
@@ -158,7 +158,7 @@ def _check_name(name: str, function: Callable[..., Tensor]) -> None:
 
 
 def _refusing(name: str, function: Callable[..., Tensor], missing: frozenset[str]) -> Callable[..., Tensor]:
-    """The function with all of SDPA's arguments; it raises for those that `function` does not take."""
+    """Wrap `function` to accept all of SDPA's arguments, and to raise if one that it lacks is used."""
 
     @functools.wraps(function)
     def attend(
@@ -171,7 +171,7 @@ def _refusing(name: str, function: Callable[..., Tensor], missing: frozenset[str
         scale: float | None = None,
         **settings: Any,
     ) -> Tensor:
-        usual = scale is None or math.isclose(scale, query.shape[-1] ** -0.5)  # models hand over 1/√p
+        usual = scale is None or math.isclose(scale, query.shape[-1] ** -0.5)  # models pass 1/√p
         given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         asked = {"attn_mask": attn_mask is not None, "dropout_p": dropout_p > 0, "is_causal": is_causal}
         for argument in ("attn_mask", "dropout_p", "is_causal", "scale"):
@@ -187,7 +187,7 @@ def _derive(
 ) -> type[Any]:
     body = {"__doc__": doc, "__module__": function.__module__, "__qualname__": title, "_derived": True}
     made = type(title, (base,), {**body, **attributes})
-    # Beside its function, where pickle looks for a class: timm's models keep the arguments that they were built with.
+    # Put it beside its function, where pickle looks for it: timm's models store the arguments they were built with.
     home = sys.modules.get(function.__module__)
     if home is not None and "_derived" in getattr(getattr(home, title, made), "__dict__", {}):
         setattr(home, title, made)
@@ -195,7 +195,7 @@ def _derive(
 
 
 def _complete(core: type[AttentionCore], name: str, function: Callable[..., Tensor], defaults: dict[str, Any]) -> None:
-    """Give a core its function, and the function's settings beside those it states itself."""
+    """Set a core's function, and add the function's settings to those it declares itself."""
     core.name, core.function = name, staticmethod(function)
     core.defaults = types.MappingProxyType({**defaults, **core.defaults})
     for setting, default in core.defaults.items():

@@ -1,9 +1,9 @@
-"""Skyformer: kernelized attention by a few landmarks, in time and memory linear in the number of tokens.
+"""Skyformer: kernelized attention through a few landmarks, in time and memory linear in the number of tokens.
 
     out = skyformer_attention(query, key, value, num_landmarks=128)         # (…, heads, n, p) → (…, heads, n, c)
     layer = SkyformerAttention(192, num_heads=3, num_landmarks=64)          # a module with timm's constructor
 
-With landmarks L among queries and keys, κ the Gaussian kernel of kernelized attention, the output is
+With landmarks L among queries and keys, and κ the Gaussian kernel of kernelized attention, the output is
     κ(Q, L) (κ(L, L) + γI)⁻¹ κ(L, K) V,
 the Nyström approximation of the positive semi-definite completion of κ(Q, K). It is computed from the right: two
 streaming products and a solve with a d × d matrix. With every query and key a landmark and γ = 0 it is exact.
@@ -41,14 +41,14 @@ __all__ = ["SkyformerAttention", "SkyformerCore", "skyformer_attention"]
 SOLVERS = ("cholesky", "iteration")
 KERNELS = ("gaussian", "softmax")
 REGULAR = 1e-4  # κ(L, L) counts as singular if a diagonal entry of its Cholesky factor is smaller
-FLOAT32_EPS = 2.0**-23  # times d: the rounding error of eigenvalues of κ(L, L), float32 in the fused kernels
+FLOAT32_EPS = 2.0**-23  # times d: the rounding error of κ(L, L)'s eigenvalues in float32, as in the fused kernels
 
 
 class SkyformerCore(AttentionCore):
     """`skyformer_attention` inside a module.
 
-    `random` landmarks, its default, are drawn anew at each call in training, and are `spread` in evaluation, which is
-    therefore repeatable to the bit. With `compat` they are drawn in evaluation too.
+    Landmarks are `random` by default: drawn anew at each call in training, but `spread` in evaluation, so that
+    evaluation is reproducible to the bit. With `compat` they are drawn in evaluation too.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {"landmarks": "random"}
@@ -103,30 +103,30 @@ def skyformer_attention(
     compat: bool = False,
     query_mask: Tensor | None = None,
 ) -> Tensor:
-    """Kernelized attention through landmarks, in value's dtype; at least float32 where small differences matter.
+    """Approximate kernelized attention through landmarks, in value's dtype; float32 at least where precision matters.
 
     Args:
-        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or floating point: what softmax would add to its logits is
-            a factor exp(mask) here, which overflows float32 from 88 on. With the softmax kernel only differences
-            matter. Padding never changes the result of an unmasked token. A mask that differs from query to query
-            raises, and so does `is_causal`: landmarks mix all tokens.
+        attn_mask: a mask of keys, (b, 1, 1, m): True = keep, or floating point: what softmax would add to its logits
+            becomes a factor exp(mask) here, which overflows float32 from 88 on. With the softmax kernel only
+            differences matter. Padding never changes the result of an unmasked token. A mask that differs from query to
+            query raises, and so does `is_causal`: landmarks mix all tokens.
         dropout_p: must be 0; the weights it would drop are never computed.
-        scale: of ‖q − k‖²/2; 1/√p unless given, as in softmax attention.
-        num_landmarks: half from the queries, half from the keys; all tokens, if there are no more.
+        scale: the factor of ‖q − k‖²/2; 1/√p by default, as in softmax attention.
+        num_landmarks: half from the queries, half from the keys; all tokens, if there are no more than that.
         gamma: γ, added to the diagonal of κ(L, L). At 0 the pseudo-inverse is used.
         landmarks: `spread` (evenly spaced, the same at every call), `random` (new at every call and for each sample),
             `segment` (means of consecutive tokens), or a tensor (…, d, p) of your own.
         solver: `cholesky`, exact; or `iteration`, `num_iterations` steps of matrix products. For similar landmarks and
             centred values six steps may be off by 0.1, nine by 1e-10 (docs/attention.md).
-        kernel: `gaussian`; or `softmax`: the same landmarks for the kernel exp(q·k · scale), divided by its row sums,
-            an approximation of softmax attention. The paper advises against training with it. γ is relative to its
+        kernel: `gaussian`; or `softmax`, which approximates softmax attention: the same landmarks for the kernel
+            exp(q·k · scale), divided by its row sums. The paper advises against training with it. γ is relative to its
             diagonal. Raises ValueError for tokens so large that a row sum is lost in rounding.
-        generator: for `random`.
+        generator: random generator for `random` landmarks.
         compat: compute what the authors' code does (`skyformer_compat`): one draw of positions for the whole batch at
             every call, and an iteration whose starting point is shared by the batch. It takes num_landmarks,
             num_iterations, gamma, scale, a generator and boolean masks of keys; leave other settings at their defaults.
         query_mask: bool, broadcastable to (…, heads, n), or (b, 1, 1, n): False for queries that are padding, which
-            are never landmarks. By default the mask of the keys, if there are as many queries as keys.
+            are never landmarks. Defaults to the mask of the keys, if there are as many queries as keys.
 
     A sample whose keys are all masked gets zeros.
     """
@@ -181,7 +181,7 @@ def skyformer_attention(
                 any_key = keep.any(-1, keepdim=True)
                 counts = any_key if counts is None else counts & any_key
             return attend(query, chosen, solved, scale, noise=noise, counts=counts).to(value.dtype)
-        values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve magnifies what rounding leaves
+        values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve amplifies rounding errors
         if mask is not None and mask.weights is not None:
             values = weighted(values, mask.weights)
         sums = gaussian_product(chosen.rows, key, values, scale=scale, keep=keep)
@@ -206,14 +206,14 @@ def _landmarks(
 
 
 def _query_keep(query: Tensor, key: Tensor, mask: KeyMask | None, query_mask: Tensor | None) -> Tensor | None:
-    """The queries that are not padding: by query_mask, or by the mask of the keys if there are as many."""
+    """Return which queries are not padding: `query_mask`, or else the mask of the keys if there are as many."""
     if query_mask is None and mask is not None and query.shape[-2] == key.shape[-2]:
         return mask.keep
     return query_mask
 
 
 def _count_rows(landmarks: Tensor, query: Tensor) -> int:
-    """The number of landmarks in a tensor; ValueError if it does not fit the queries."""
+    """Return the number of landmarks in a tensor; raise ValueError if it does not fit the queries."""
     d, p = landmarks.shape[-2] if landmarks.ndim > 1 else 0, query.shape[-1]
     if not landmarks.is_floating_point() or landmarks.device != query.device:
         raise ValueError(
@@ -229,13 +229,13 @@ def _count_rows(landmarks: Tensor, query: Tensor) -> int:
 
 
 def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int) -> Tensor:
-    """(κ(L, L) + γI)⁻¹ · sums, zero for landmarks that are not valid."""
+    """Return (κ(L, L) + γI)⁻¹ · sums, zero for invalid landmarks."""
     d = chosen.rows.shape[-2]
     singular = d > FLOAT64_CONDITION * gamma
-    if singular and solver == "iteration":  # below this γ it would invert rounding errors
+    if singular and solver == "iteration":  # with a smaller γ it would invert rounding errors
         gamma = d * max(1 / FLOAT64_CONDITION, torch.finfo(sums.dtype).eps)
-    # In float32 1 + γ may be 1, so a float64 solve gets a float64 matrix. A pseudo-inverse does not: it would magnify
-    # directions that float32 sums do not resolve.
+    # In float32 1 + γ may round to 1, so a float64 solve gets a float64 matrix. A pseudo-inverse does not: it would
+    # amplify directions that float32 sums do not resolve.
     rounded = d <= FLOAT32_CONDITION * gamma or (singular and solver == "cholesky")
     matrix = _matrix(chosen, scale, gamma, sums.dtype if rounded else None)
     if chosen.valid is not None:
@@ -250,10 +250,10 @@ def _solve(chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: 
 def _solve_graded(
     chosen: Landmarks, sums: Tensor, scale: float, gamma: float, solver: str, num_iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for sums whose rows differ by many orders of magnitude; and the rounding error of the last column.
+    """`_solve` for sums whose rows differ by many orders of magnitude; also return the last column's rounding error.
 
-    The error of a pseudo-inverse is proportional to the largest row; that of substitution with a Cholesky factor to the
-    rows that a row depends on. So a Cholesky factor is used for any γ, if the matrix has one.
+    The error of a pseudo-inverse is proportional to the largest row; that of substitution with a Cholesky factor, to
+    the rows that a row depends on. So a Cholesky factor is used for any γ, if the matrix has one.
     """
     if chosen.valid is not None:
         sums = sums.masked_fill(~chosen.valid[..., None], 0)
@@ -273,8 +273,8 @@ def _solve_graded(
 
 
 def _matrix(chosen: Landmarks, scale: float, gamma: float, dtype: torch.dtype | None) -> Tensor:
-    """κ(L, L) + γI, with rows of the identity for invalid landmarks; in `dtype` or, if None, as exactly as possible."""
-    # Distances of tokens of norm 1e4 lose all digits in float32; this matrix is small, so float64 costs nothing.
+    """Return κ(L, L) + γI, for invalid landmarks (1 + γ)I; in `dtype` or, if None, as exactly as possible."""
+    # Distances between tokens of norm 1e4 lose all digits in float32; this matrix is small, so float64 costs nothing.
     rows = chosen.rows.to(widest_dtype(chosen.rows))
     gram = gaussian_weights(rows, rows, scale=scale)
     gram = gram if dtype is None else gram.to(dtype)

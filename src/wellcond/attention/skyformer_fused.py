@@ -1,14 +1,14 @@
-"""Skyformer in four launches: both long products, the solve between them, and all of its gradient.
+"""Skyformer in four kernel launches: both long products, the solve between them, and the whole gradient.
 
     out = fused_skyformer(query, key, value, keep, positions=positions, of_queries=64, scale=s, gamma=0.1)
 
-The same as in skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but tokens stay in half
+It computes the same as skyformer.py, out = κ(Q, L) Z κ(L, K) V with Z = (κ(L, L) + γI)⁻¹, but tokens stay in half
 precision, landmarks are not copied, and the gradient is written by hand. With U = κ(L, K)V, Y = ZU and g the
-gradient of the result, the landmarks' side is
+gradient of the output, the gradients of the small matrices are
 
     dY = κ(L, Q) g,    dU = Z dY,    dκ(L, L) = −dU Yᵀ,
 
-and everything else is a derivative of the Gaussian weights (numerics/triton/landmark_plan.py and those it names).
+and everything else is the derivative of the Gaussian weights (numerics/triton/landmark_plan.py and what it names).
 Plain twin: the rest of skyformer.py.
 """
 
@@ -36,8 +36,9 @@ WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, landmarks: int, gamma: float) -> bool:
-    """Whether the kernels take these: on a large GPU, at most 128 landmarks of at most 64 values (32 if not bfloat16,
-    whose parts take less room), no float64, γ > 0, batch · heads and strides that a kernel has numbers for."""
+    """Whether the kernels support these tensors: on a large GPU, at most 128 landmarks, heads at most 64 wide in
+    bfloat16 and 32 in other dtypes (which need more room), not float64, γ > 0, batch · heads and strides that a kernel
+    can index."""
     return (
         query.ndim == 4
         and gamma > 0
@@ -64,10 +65,10 @@ def fused_skyformer(
     scale: float,
     gamma: float,
 ) -> Tensor:
-    """(b, h, n, p), (b, h, m, p), (b, h, m, c), and which keys to keep, (b, h, m) → (b, h, n, c).
+    """Attend: (b, h, n, p), (b, h, m, p), (b, h, m, c), and which keys to keep, (b, h, m) → (b, h, n, c).
 
-    The landmarks are tokens, at `positions` (d), (1, d) or (b, d), the first `of_queries` of them among the queries and
-    the others among the keys; or any `rows` (b, h, d, p), of which `valid` (b, h, d) says which there are.
+    The landmarks are the tokens at `positions`, (d), (1, d) or (b, d), the first `of_queries` of them queries and the
+    others keys; or any `rows` (b, h, d, p), where `valid` (b, h, d) says which of them count.
     """
     query, key, value = packed(query), packed(key), packed(value)
     rows = None if rows is None else packed(rows)
@@ -75,7 +76,7 @@ def fused_skyformer(
     tokens = (query, key, value, rows, positions, int(of_queries), valid, keep)
     if torch.compiler.is_compiling():
         return _forward_op(*tokens, scale, gamma)[0]
-    scale, gamma = float(scale), float(gamma)  # an integer would be a constant of the kernels
+    scale, gamma = float(scale), float(gamma)  # an integer would become a constant of the kernels
     if not gradient_wanted(query, key, value, rows):
         return _plans()(*tokens).forward(query, key, value, rows, positions, valid, keep, scale, gamma)[0]
     out = _Skyformer.apply(*tokens, scale, gamma)
@@ -84,19 +85,19 @@ def fused_skyformer(
 
 
 def packed(t: Tensor) -> Tensor:
-    """Contiguous along its last dimension, as the kernels need it, and with rows that 32 bits can address."""
+    """Copy `t` unless its last dimension is contiguous and 32 bits can address its rows, as the kernels require."""
     return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
 
 
 def tokens_like(t: Tensor, tokens: int) -> Tensor:
-    """Empty, as kernels make what they give back; for operators that are being compiled, where there is Triton."""
+    """Return an empty tensor laid out like the kernels' outputs, for operators under compilation; needs Triton."""
     from wellcond.numerics.triton import tiles
 
     return tiles.tokens_like(t, tokens)
 
 
 def refuse_batch(grad: Tensor) -> None:
-    """Raise under `torch.autograd.grad(…, is_grads_batched=True)`, whose tensors have no memory of their own."""
+    """Raise RuntimeError under `torch.autograd.grad(…, is_grads_batched=True)`, whose tensors own no memory."""
     if batch_of_gradients(grad):
         raise RuntimeError(
             "the fused kernels compute one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
@@ -106,14 +107,14 @@ def refuse_batch(grad: Tensor) -> None:
 
 @functools.cache
 def _plans() -> Callable[..., Any]:
-    """Imported when needed: Triton may be missing."""
+    """Return `plan_for`; imported only when needed, as Triton may be missing."""
     from wellcond.numerics.triton.landmark_plan import plan_for
 
     return plan_for
 
 
 class _Skyformer(torch.autograd.Function):
-    """For eager calls: a custom operator costs tens of microseconds more."""
+    """For eager calls, where a custom operator would cost tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -146,7 +147,7 @@ def _forward_op(
     scale: float,
     gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, then what is saved for backward)."""
+    """Return (out, then what is saved for backward)."""
     query, key, value, rows = (t if t is None else packed(t) for t in (query, key, value, rows))  # pyright: ignore[reportAssignmentType]
     plan = _plans()(query, key, value, rows, positions, split, valid, keep)
     return plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma, plan.counters.fresh())

@@ -1,10 +1,10 @@
 """Softmax attention: torch's scaled_dot_product_attention with the interface of the other attentions.
 
     out = softmax_attention(query, key, value)                 # (…, heads, n, p) → (…, heads, n, c)
-    layer = SoftmaxAttention(192, num_heads=3)                 # timm's Attention, its weights too
+    layer = SoftmaxAttention(192, num_heads=3)                 # like timm's Attention, with the same weights
 
-It is here so that a comparison changes one word. On a GPU, dropout of the weights and boolean masks of keys (padding)
-take kernels of ours (softmax_fused.py). A query whose keys are all masked gets zeros.
+It is here so that a comparison only has to change one word. On a GPU, dropout of the weights and boolean masks of keys
+(padding) use our own kernels (softmax_fused.py). A query whose keys are all masked gets zeros.
 """
 
 import torch
@@ -33,7 +33,7 @@ def softmax_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(QKᵀ · scale) V, as `torch.nn.functional.scaled_dot_product_attention`; scale is 1/√p unless given."""
+    """Return softmax(QKᵀ · scale) V, as `torch.nn.functional.scaled_dot_product_attention`; scale defaults to 1/√p."""
     check_inputs(query, key, value)
     check_scale(scale, negative=True)
     check_dropout(dropout_p)
@@ -43,7 +43,7 @@ def softmax_attention(
         if can_fuse(*tokens, dropout_p=dropout_p, scale=scale):
             mask = key_mask(attn_mask, query, key)
             return fused_softmax(*tokens, None if mask is None else mask.keep, dropout_p, scale)
-    if other_derivatives(query, key, value):  # forward mode and the like, which the fused kernels lack
+    if other_derivatives(query, key, value):  # forward mode and torch.func, which torch's fused kernels lack
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -65,7 +65,7 @@ def _attend(
     if attn_mask is None:
         return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
     check_mask(attn_mask, query, key)
-    attn_mask = attn_mask if attn_mask.ndim > 1 else attn_mask.reshape(1, -1)  # torch wants two dimensions
+    attn_mask = attn_mask if attn_mask.ndim > 1 else attn_mask.reshape(1, -1)  # torch needs two dimensions
     # Not every SDPA backend gives zeros for a row without keys: let it attend to all keys, and clear it afterwards.
     if attn_mask.dtype == torch.bool:
         gone = ~attn_mask.any(-1, keepdim=True)

@@ -1,9 +1,9 @@
-"""Softmax attention with dropout of its weights or a mask of keys, in one launch forward and two backward.
+"""Softmax attention with dropout of its weights or a mask of keys: one kernel launch forward, two backward.
 
     out = fused_softmax(query, key, value, keep, dropout_p=0.1, scale=s)        # keep: bool, (b or 1, h or 1, m)
 
-For the cases in which torch's scaled_dot_product_attention is slow on a GPU: it has no fast backend for dropout in
-narrow heads, and computes all keys that a mask takes out, where these kernels stop at the last one that is kept
+It is for the cases where torch's scaled_dot_product_attention is slow on a GPU: that has no fast backend for dropout
+with narrow heads, and computes masked keys too, while these kernels stop at the last key that is kept
 (numerics/triton/softmax.py). Plain twin: torch's function.
 """
 
@@ -23,11 +23,11 @@ WIDEST = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
 
 
 def can_fuse(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float = 0.0, scale: float | None = None) -> bool:
-    """Whether the kernels take these: on an NVIDIA GPU, heads of at most 64 (32 in float32), one dtype other than
-    float64, a dropout below 1, a positive scale, batch · heads and strides that a kernel has numbers for; and nobody
-    listens to torch's function, as the probe does."""
+    """Whether the kernels support these tensors: on an NVIDIA GPU, heads at most 64 wide (32 in float32), one dtype
+    other than float64, dropout below 1, a positive scale, batch · heads and strides that a kernel can index; no export,
+    and no torch function mode that listens to torch's function, as the probe's does."""
     return (
-        fused_kernels(query.device)  # first: sizes that are asked for are sizes that an exported program is bound to
+        fused_kernels(query.device)  # first: reading a size would bind an exported program to it
         and not exporting()
         and query.ndim == 4
         and dropout_p < 1
@@ -51,9 +51,9 @@ def fused_softmax(
     *,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """(b, h, n, p), (b, h, m, p), (b, h, m, c), and which keys to keep, (b or 1, h or 1, m) → (b, h, n, c).
+    """Attend: (b, h, n, p), (b, h, m, p), (b, h, m, c), and which keys to keep, (b or 1, h or 1, m) → (b, h, n, c).
 
-    `seed`, one int64 on the device, says which weights are dropped; drawn from torch's generator unless given.
+    `seed`, one int64 on the device, decides which weights are dropped; by default it is drawn from torch's generator.
     """
     query, key, value = packed(query), packed(key), packed(value)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -76,25 +76,25 @@ def fused_softmax(
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """One number that stays on the device, where a CUDA graph draws another one at every replay."""
+    """Draw one number that stays on the device, so that a CUDA graph draws a new one at every replay."""
     return torch.randint(2**62, (1,), device=device)
 
 
 def ends_of(keep: Tensor) -> Tensor:
-    """One more than the number of the last kept key, 0 without any."""
+    """Return one more than the index of the last kept key; 0 if none is kept."""
     numbers = torch.arange(1, keep.shape[-1] + 1, dtype=torch.int32, device=keep.device)
     return (keep * numbers).amax(-1)
 
 
 def _kernels() -> Any:
-    """Imported when needed: Triton may be missing."""
+    """Return the kernels; imported only when needed, as Triton may be missing."""
     from wellcond.numerics.triton import softmax
 
     return softmax
 
 
 class _Softmax(torch.autograd.Function):
-    """For eager calls: a custom operator costs tens of microseconds more."""
+    """For eager calls, where a custom operator would cost tens of microseconds more."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -122,7 +122,7 @@ def _forward_op(
     dropout_p: float,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(out, what is saved for backward)."""
+    """Return (out, what is saved for backward)."""
     query, key, value = packed(query), packed(key), packed(value)
     keep = None if keep is None else packed(keep)
     return _kernels().forward(query, key, value, keep, ends, seed, dropout_p=dropout_p, scale=scale)

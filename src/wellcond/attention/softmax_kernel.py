@@ -1,11 +1,11 @@
-"""Softmax's kernel exp(q·k · scale) by landmarks, for `skyformer_attention(…, kernel="softmax")`.
+"""The softmax kernel exp(q·k · scale) through landmarks, for `skyformer_attention(…, kernel="softmax")`.
 
 sums = landmark_sums(chosen, key, value, mask, scale)       # each landmark's sum over the keys
 out = attend(query, chosen, solve(sums), scale)             # divided by the row sums
 
 exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2) with the Gaussian kernel κ: the first factor cancels
-against the row sums, and the last is a weight of the key. For tokens of norm 25 these weights differ by 10³⁰ and more,
-so every row is divided by its largest weight before it is summed, and everything is computed in float64.
+against the row sums, and the last is a weight of the key. For tokens of norm 25 these weights differ by factors of 10³⁰
+and more, so every row is divided by its largest weight before it is summed, and everything is computed in float64.
 """
 
 import torch
@@ -15,12 +15,12 @@ from wellcond.attention.landmarks import Landmarks
 from wellcond.attention.masks import KeyMask
 from wellcond.numerics.fastpaths import exporting, other_derivatives
 
-LOST = 100  # a row sum below this many times its rounding error has one correct digit or none
+LOST = 100  # a row sum below this many times its rounding error has at most one correct digit
 __all__ = ["attend", "landmark_sums", "widest_dtype"]
 
 
 def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
-    """κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor; in `widest_dtype`."""
+    """Return κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor, in `widest_dtype`."""
     rows, dtype = chosen.rows, widest_dtype(key)
     values = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(dtype)
     if mask is not None:  # masked tokens may hold anything, and 0 · NaN is NaN
@@ -37,18 +37,18 @@ def landmark_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask |
 def attend(
     query: Tensor, chosen: Landmarks, solved: Tensor, scale: float, *, noise: Tensor, counts: Tensor | None
 ) -> Tensor:
-    """κ(Q, L) · solved, divided by the row sums in the last column; zero for rows that do not count.
+    """Return κ(Q, L) · solved, divided by the row sums in its last column.
 
-    Where a row sum is lost in rounding, so is the row: raises ValueError, or gives NaN where values cannot be read, as
-    in compiled code. `noise` is the rounding error of that column of `solved`, (…, d, 1), and `counts`, broadcastable
-    to (…, n), is True for rows whose query is not padding and that have keys.
+    If the sum of a row that counts is lost in rounding, raise ValueError, or return NaN for the row where values cannot
+    be read, as in compiled code; a lost row that does not count is zero. `noise` is the rounding error of that column
+    of `solved`, (…, d, 1), and `counts`, broadcastable to (…, n), is True for rows that have keys and are not padding.
     """
     dtype = solved.dtype
     logits = scale * query.to(dtype) @ chosen.rows.to(dtype).mT - _half_norms(chosen, scale, dtype)[..., None, :]
     weights = (logits - _largest(logits, -1)).exp()
     out = weights @ solved
     values, sums = out[..., :-1], out[..., -1:]
-    # What is smaller than `tiny` is lost, and no part of a sum above `least`.
+    # Terms smaller than `tiny` underflow; they are negligible in a sum above `least`.
     least = torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
     lost = sums.detach().abs() < (LOST * weights.detach() @ noise).clamp_min(least)
     values = (values / sums.masked_fill(lost, 1)).masked_fill(lost, 0)
@@ -63,19 +63,19 @@ def attend(
 
 
 def _may_look(t: Tensor) -> bool:
-    """Whether values can be read: not while code is compiled, captured or transformed."""
+    """Whether values can be read: not while code is being compiled, captured or transformed."""
     if torch.compiler.is_compiling() or exporting() or t.is_meta or other_derivatives(t):
         return False
     return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def widest_dtype(like: Tensor) -> torch.dtype:
-    """float64, if the device has it."""
+    """Return float64 if the device supports it, otherwise float32."""
     return torch.float64 if like.device.type in ("cpu", "cuda", "meta") else torch.float32
 
 
 def _half_norms(chosen: Landmarks, scale: float, dtype: torch.dtype) -> Tensor:
-    """scale · ‖l‖²/2 of each landmark, (…, d); infinite for those that are not valid."""
+    """Return scale · ‖l‖²/2 of each landmark, (…, d); infinite for invalid ones."""
     halves = 0.5 * scale * chosen.rows.to(dtype).square().sum(-1)
     return halves if chosen.valid is None else halves.masked_fill(~chosen.valid, torch.inf)
 

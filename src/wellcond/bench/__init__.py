@@ -1,1 +1,1 @@
-"""One file per row of work to be timed; each prints a table and writes JSON with its environment."""
+"""The benchmarks of `wellcond bench`, one module each: they print a table and write JSON with the environment."""

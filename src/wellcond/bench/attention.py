@@ -1,17 +1,17 @@
-"""`wellcond bench attention`: time and peak memory of every attention over the length, forward and with its gradient.
+"""`wellcond bench attention`: time and peak memory of every attention by sequence length, forward and backward.
 
-On a GPU: 65,536 tokens in all, two heads of 32, 128 landmarks, sequences of 512 to 131,072 tokens; then the shapes of
+On a GPU: 65,536 tokens in total, two heads of 32, 128 landmarks, sequences of 512 to 131,072 tokens; then the shapes of
 the Long Range Arena and of vision transformers. On a CPU: 4,096 tokens, sequences of up to 8,192, and a small ViT's
-shape. `sizes` in the JSON, and the first line of output, say which. Measured are all registered attentions
+shape. `sizes` in the JSON and the first line of output say which. It measures all registered attentions
 (`wellcond.register_attention`), torch's own (flash) first, and three references: Skyformer and Nyströmformer in the
-order of operations their authors published, and FlexAttention for the exact Gaussian kernel. At each shape they take
-turns. A method that runs out of memory or takes too long is skipped at longer lengths, and its row says so; one that
-fails marks its own row only. The JSON is drawn beside it (attention_page.py).
+order of operations their authors published, and, on a GPU, FlexAttention for the exact Gaussian kernel. At each shape
+they take turns. A method that runs out of memory or takes too long is skipped at longer lengths, and its row says so;
+one that fails marks only its own row. A figure is drawn beside the JSON (attention_page.py).
 
 Forward and backward are timed in three ways. `both ms` is as called from Python in a model: several calls, like those
-of its layers (`calls` says how many), share one backward pass. `alone ms` is one call with a backward pass of its own,
-including the time torch's autograd engine takes to start its thread. `gpu ms` is a CUDA graph, without the host: it
-counts where a model keeps the GPU busy, or is captured as a whole. A CPU has the first only, of single calls.
+of its layers (`calls` says how many), share one backward pass. `alone ms` is one call with its own backward pass,
+including the time torch's autograd engine takes to start its thread. `gpu ms` is a CUDA graph, without the host's time:
+it applies where a model keeps the GPU busy, or is captured as a whole. A CPU has only the first, for single calls.
 """
 
 import functools
@@ -37,25 +37,25 @@ __all__ = ["Peer", "flex_gaussian", "nystromformer", "peers_on", "run"]
 
 SEED = 0
 TOO_SLOW_MS = 1500.0
-CALLS, CALLS_MS = 6, 10.0  # in one backward pass; fewer if they take longer than this
-AGREE = 0.05  # relative, of outputs and gradients: about ten times bfloat16's rounding
+CALLS, CALLS_MS = 6, 10.0  # calls per backward pass; fewer if they take longer than this
+AGREE = 0.05  # relative error of outputs and gradients: about ten times bfloat16's rounding
 LRA = ((16, 2, 4096, 32), (32, 2, 2048, 32), (128, 2, 1024, 32), (256, 2, 1024, 32))
 OTHERS = ((8, 12, 4096, 64), (64, 3, 197, 64), (64, 12, 197, 64), (1, 16, 16_384, 64))
-COMPILED_AT = (1024, 4096, 16_384, 65_536)  # compiled for each shape, which takes longer than to run
+COMPILED_AT = (1024, 4096, 16_384, 65_536)  # few, as compiling for each shape takes longer than running
 Shape = tuple[int, int, int, int]
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Peer(NamedTuple):
-    """One method that is measured."""
+    """One method to measure."""
 
     name: str
     function: Function
     dtype: torch.dtype
     twin: Function | None = None
-    """Another way to compute the same; the row notes where output or gradients disagree with it."""
+    """Another implementation of the same; the row notes if output or gradients disagree with it."""
     lengths: tuple[int, ...] | None = None
-    """The lengths at which it is measured, if not at all."""
+    """The lengths at which it is measured; None for all shapes."""
     compiled: bool = False
 
     def at(self, kind: str, n: int) -> bool:
@@ -63,7 +63,7 @@ class Peer(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is measured."""
+    """The sizes to measure."""
 
     name: str
     tokens: int
@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
     others: tuple[tuple[str, tuple[Shape, ...]], ...] = ()
 
     def shapes(self) -> list[tuple[str, Shape]]:
-        """(kind, (batch, heads, tokens, width))."""
+        """Return (kind, (batch, heads, tokens, width)) of each shape."""
         found = [("length", (max(1, self.tokens // n), 2, n, 32)) for n in self.lengths]
         return found + [(kind, shape) for kind, shapes in self.others for shape in shapes]
 
@@ -89,8 +89,8 @@ QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Time every attention on `device`; writes JSON to `output` and a drawing beside it; returns the JSON's path."""
-    del batch_size  # the shapes are the benchmark's
+    """Time every attention on `device`, write JSON to `output` and a figure beside it, and return the JSON's path."""
+    del batch_size  # the benchmark has its own shapes
     where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
@@ -102,7 +102,7 @@ def run(
     rows: list[dict[str, Any]] = []
     slow: set[str] = set()
     for group in _groups(peers, shapes):
-        torch.compiler.reset()  # beyond a few shapes compiled functions would silently run uncompiled
+        torch.compiler.reset()  # after a few shapes, compiled functions would silently run uncompiled
         trials = {(place, rank): _Trial(peers[rank], *shapes[place], where) for place, rank in group}
         _measure(list(trials.values()), slow, where, sizes.repeats)
         measured |= {at: trial.row for at, trial in trials.items()}
@@ -129,9 +129,9 @@ def run(
 
 
 def _groups(peers: list[Peer], shapes: list[tuple[str, Shape]]) -> list[list[tuple[int, int]]]:
-    """(index of shape, index of peer) in the order of measurement: by shape, and what is compiled last.
+    """Return groups of (shape index, peer index) in measuring order: by shape, with compiled peers last.
 
-    Compilers leave processes behind that slow down the host.
+    Compilers leave processes running that slow down the host.
     """
     groups = [
         [(place, rank) for rank, peer in enumerate(peers) if peer.at(kind, shape[2]) and peer.compiled == compiled]
@@ -152,7 +152,7 @@ def _in_words(sizes: Sizes) -> str:
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines below the table: dtypes, and what was skipped or failed."""
+    """Return the lines below the table: dtypes, and what was skipped or failed."""
     dtypes = {row["method"]: row["dtype"] for row in rows}
     said = [
         f"{dtype}: {', '.join(m for m in dtypes if dtypes[m] == dtype)}" for dtype in dict.fromkeys(dtypes.values())
@@ -161,7 +161,7 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
 
 
 class _Trial:
-    """A peer at a shape: its row, and what is timed."""
+    """One peer at one shape: its row, and the functions to time."""
 
     def __init__(self, peer: Peer, kind: str, shape: Shape, device: torch.device):
         batch, heads, n, width = shape
@@ -187,7 +187,7 @@ class _Trial:
         torch.autograd.grad(outs, every, [self.grad] * len(outs))
 
     def repeat(self, calls: int) -> None:
-        """Give each layer its own inputs, of the same values, so that no gradients are accumulated."""
+        """Give each layer its own inputs with the same values, so that gradients are not accumulated."""
         q, k, v = self.inputs
         more = [(q.detach(), k.detach(), v.detach()) for _ in range(calls - 1)]
         self.layers = [self.inputs, *((a.requires_grad_(), b.requires_grad_(), c.requires_grad_()) for a, b, c in more)]
@@ -198,21 +198,21 @@ class _Trial:
             self.peer.function(*self.inputs)
 
     def keep(self) -> None:
-        """Record the GPU memory held between the two passes: the result, and what is saved for backward."""
+        """Record the GPU memory held between the two passes: the output, and what is saved for backward."""
         before = torch.cuda.memory_allocated(self.device)
         out = self.peer.function(*self.inputs)
         self.row["kept memory MiB"] = (torch.cuda.memory_allocated(self.device) - before) / 2**20
         del out
 
     def guarded(self, function: Callable[[], None]) -> Callable[[], None]:
-        """`function` with its errors caught and noted: whatever one peer raises, the others are measured."""
+        """Wrap `function` to catch and note its errors: whatever one peer raises, the others are still measured."""
 
         def run() -> None:
             if self.failed:
                 return
             try:
                 function()
-            except Exception as error:  # compilers raise anything; not stored, as its frames would hold memory
+            except Exception as error:  # compilers can raise anything; not stored, as its frames would hold memory
                 self._fail(error)
             if self.failed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -237,7 +237,7 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
         if trial.kind == "length" and trial.peer.name in slow:
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
-            trial.guarded(trial.alone)()  # once before: memory that libraries reserve is not counted
+            trial.guarded(trial.alone)()  # warm-up: memory that libraries reserve is not counted
             memory = _peak_mib(trial.guarded(trial.alone), device)
             forward = _peak_mib(trial.guarded(trial.forward), device)
             if not trial.failed:
@@ -271,7 +271,7 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
 
 
 def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tensor, Tensor], g: Tensor) -> str:
-    """In which of output and gradients `function` and `twin` differ by more than rounding; "" if in none."""
+    """Return which of output and gradients differ by more than rounding between the two functions; "" if none."""
     try:
         ours, theirs = (
             [out.detach(), *torch.autograd.grad(out, inputs, g, allow_unused=True, materialize_grads=True)]
@@ -286,7 +286,7 @@ def _disagreement(function: Function, twin: Function, inputs: tuple[Tensor, Tens
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """The CPU allocator raises a plain RuntimeError."""
+    """Whether memory ran out; the CPU allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -309,7 +309,7 @@ def _peak_mib(function: Callable[[], None], device: torch.device) -> float | Non
 
 
 def peers_on(device: torch.device, *, landmarks: int) -> list[Peer]:
-    """Every registered attention and the references. Torch's own comes first: the others are compared with it.
+    """Return all registered attentions and the references. Torch's own comes first: the others are compared with it.
 
     `num_landmarks` is set where an attention has such a setting; all other settings are the function's defaults.
     """
@@ -329,10 +329,10 @@ def peers_on(device: torch.device, *, landmarks: int) -> list[Peer]:
 
 
 def nystromformer(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, num_iterations: int = 6) -> Tensor:
-    """Nyströmformer in plain operations: three softmaxes, two of them with a row or column for each token, and a
-    pseudo-inverse whose starting point is scaled by one number for the whole batch.
+    """Compute Nyströmformer in plain operations: three softmaxes, two of them with a row or column for each token, and
+    a pseudo-inverse whose starting point is scaled by one number for the whole batch.
 
-    It was published for lengths divisible by the number of segments; for others segment lengths differ by one, as ours.
+    The published code needs a length divisible by the number of segments; for others, segments differ by one, as ours.
     """
     scale = q.shape[-1] ** -0.25
     q, k = q * scale, k * scale
@@ -351,13 +351,13 @@ PUBLISHED: dict[str, tuple[Callable[..., Tensor], torch.dtype | None]] = {
     "skyformer": (functools.partial(skyformer_compat, order="published"), torch.float32),
     "nystrom": (nystromformer, None),
 }
-"""The order of operations that its authors published, in plain torch; and its dtype, where it has one of its own."""
+"""The order of operations that the authors published, in plain torch; and its dtype, if not the benchmark's."""
 
 
 def flex_gaussian(*, compiled: bool = True) -> Function:
-    """The exact Gaussian kernel by FlexAttention: a bias for each key, and the log-sum-exp to undo the normalisation.
+    """Build the exact Gaussian kernel from FlexAttention: a bias per key, and the log-sum-exp to undo normalisation.
 
-    The bias depends on the keys, so FlexAttention has to propagate gradients to a tensor its score_mod captures.
+    The bias depends on the keys, so FlexAttention has to propagate gradients to a tensor that its score_mod captures.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

@@ -3,12 +3,12 @@
     python -m wellcond.bench.attention_page benchmarks/attention-h200.json docs/attention.md docs/benchmarks.md
     plot(Path("benchmarks/attention-h200.json"))      # → benchmarks/attention-h200.svg, where Altair is installed
 
-A page marks where a table goes, `<!-- bench attention: lengths -->` … `<!-- end of lengths -->`; what stands between
+A page marks where a table goes by `<!-- bench attention: lengths -->` … `<!-- end of lengths -->`. What stands between
 the marks is replaced, and everything else is written by hand. `PARTS` names the tables.
 
-Ratios compare a method with torch's attention in the same turn, forward and backward. There are several times, as
-bench/attention.py says: CALLED from Python, on the GPU alone (a CUDA graph), and SINGLE calls with a backward pass
-each. Older records, and those of a CPU, lack some; their tables have no rows.
+Ratios compare a method with torch's attention in the same turn, forward and backward. There are several kinds of times,
+as bench/attention.py explains: CALLED from Python, on the GPU alone (a CUDA graph), and SINGLE calls with a backward
+pass each. Older records, and those of a CPU, lack some; tables of missing times have no rows.
 """
 
 import math
@@ -30,7 +30,7 @@ Record = dict[str, Any]
 TORCH = "softmax (SDPA)"
 CALLED, GPU, SINGLE, FORWARD = "both ms", "gpu ms", "alone ms", "forward ms"
 TIMES = {CALLED: "as called", GPU: "GPU alone", SINGLE: "single call"}
-NAMES = {  # what a shape is known for
+NAMES = {  # the models that a shape comes from
     "16×2×4096×32": "LRA Text, Retrieval",
     "32×2×2048×32": "LRA ListOps",
     "128×2×1024×32": "LRA Pathfinder",
@@ -44,13 +44,13 @@ FEW = ("64×12×197×64", "32×2×2048×32", "16×2×4096×32", "4×2×16384×32
 
 
 def write_page(json_path: Path, page_path: Path) -> Path:
-    """Rewrite the marked tables of the page from the benchmark's JSON; returns the page's path."""
+    """Rewrite the marked tables of the page from the benchmark's JSON, and return the page's path."""
     write_text(page_path, filled(json_path, page_path))
     return page_path
 
 
 def filled(json_path: Path, page_path: Path) -> str:
-    """The page as `write_page` would leave it. ValueError for another file, or for marks that are wrong."""
+    """Return the page as `write_page` would write it. Raises ValueError for another JSON file, or for wrong marks."""
     record = _read(json_path)
     text = Path(page_path).read_text(encoding="utf-8")
     found = re.findall(r"<!-- bench attention: (.*?) -->", text)
@@ -144,8 +144,8 @@ def _memory(record: Record, *, column: str) -> str:
 
 
 def _speed(record: Record) -> str:
-    """A few shapes and the registered attentions alone, as called and on the GPU alone."""
-    from wellcond.attention import ATTENTIONS  # with torch, which no other table needs
+    """A few shapes and only the registered attentions, as called and on the GPU alone."""
+    from wellcond.attention import ATTENTIONS  # imports torch, which no other table needs
 
     methods = [method for method in _methods(record) if method == TORCH or method in ATTENTIONS]
     cells = []
@@ -157,7 +157,7 @@ def _speed(record: Record) -> str:
 
 
 def _notes(record: Record) -> str:
-    """What is missing or doubtful, by the rows' own notes."""
+    """What is missing or doubtful, according to the rows' own notes."""
     return _table(
         ["method", "shape", "note"],
         [[row["method"], row["shape"], row["note"]] for row in record["rows"] if row["note"]],
@@ -225,7 +225,7 @@ def _ratio(value: float) -> str:
 
 
 def _digits(value: float, digits: int) -> str:
-    """`value` to so many significant digits, without an exponent."""
+    """Format `value` with so many significant digits, without an exponent."""
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
 
 
@@ -233,12 +233,12 @@ def _digits(value: float, digits: int) -> str:
 
 
 def rows_of(record: Record, method: str | None, shape: str | None = None) -> list[Record]:
-    """The rows of a method, or of all; at one shape, or at all."""
+    """Return the rows of one method, or of all (None); at one shape, or at all (None)."""
     return [row for row in record["rows"] if method in (None, row["method"]) and shape in (None, row["shape"])]
 
 
 def faster(record: Record, row: Record, *, time: str = CALLED) -> float | None:
-    """How many times faster than torch's attention in the same turn; None where either time is missing."""
+    """Return how many times faster than torch's attention it was in the same turn; None if either time is missing."""
     if time == CALLED:
         return row.get("times faster")
     torchs = None
@@ -251,9 +251,9 @@ def faster(record: Record, row: Record, *, time: str = CALLED) -> float | None:
 
 
 def wins_from(record: Record, method: str, *, by: float = 1.0, time: str = CALLED) -> int | None:
-    """The smallest measured n from which `method` wins every measurement, of any shape, by more than this factor.
+    """Return the smallest measured n from which on `method` beats torch at every shape, by more than the factor `by`.
 
-    None if there is none. Where a method failed, was left out or could not be captured, it has not won.
+    None if there is none. A measurement that failed, was left out or could not be captured is not a win.
     """
     shortest = None
     for n in sorted({row["n"] for row in rows_of(record, method)}, reverse=True):
@@ -264,15 +264,15 @@ def wins_from(record: Record, method: str, *, by: float = 1.0, time: str = CALLE
 
 
 def spread(record: Record, method: str, *, time: str = CALLED) -> float:
-    """The largest ratio between two measurements of one shape; NaN where none was measured twice."""
+    """Return the largest ratio between two measurements of one shape; NaN if none was measured twice."""
     measured = [[row[time] for row in rows_of(record, method, shape) if row.get(time)] for shape in _shapes(record)]
     return max((max(times) / min(times) for times in measured if len(times) > 1), default=math.nan)
 
 
 def cost_exponent(rows: Sequence[Record], method: str, time: str = CALLED) -> float:
-    """The exponent of a sequence's cost in n: the slope of log time per token over log n, plus one.
+    """Return the exponent of a sequence's cost in n: the slope of log time per token over log n, plus one.
 
-    From 4,096 tokens on, where there are such: below, launches count and not work. NaN where it is not known.
+    Only lengths from 4,096 tokens on are used, if there are any: below, launches dominate. NaN if it is not known.
     """
     known = [row for row in rows if row["kind"] == "length" and row["method"] == method and row.get(time)]
     known = [row for row in known if row["n"] >= 4096] or known
@@ -283,23 +283,23 @@ def cost_exponent(rows: Sequence[Record], method: str, time: str = CALLED) -> fl
 
 
 def _times(record: Record, *among: str) -> list[str]:
-    """Which of these times were taken; as called is always there."""
+    """Return which of these times were taken; CALLED is always among them."""
     return [time for time in among if time == CALLED or any(row.get(time) for row in record["rows"])]
 
 
 def _methods(record: Record) -> list[str]:
-    """Torch's first, the others in the file's order."""
+    """Return the methods: torch's first, the others in the file's order."""
     return list(dict.fromkeys([TORCH, *(row["method"] for row in record["rows"])]))
 
 
 def _shapes(record: Record, *kinds: str) -> list[str]:
-    """In the file's order, of these kinds or of all."""
+    """Return the shapes of these kinds, or of all, in the file's order."""
     return list(dict.fromkeys(row["shape"] for row in record["rows"] if not kinds or row["kind"] in kinds))
 
 
 # ---- the figure
 
-# Colours by method; dashed is another way to compute what the line of the same colour is.
+# Colours by method; a dashed line is another implementation of what the solid line of its colour shows.
 LOOKS = {
     TORCH: Look(CATEGORIES[0]),
     "skyformer": Look(CATEGORIES[1]),
@@ -313,12 +313,12 @@ LOOKS = {
 
 
 def plot(json_path: Path) -> Path:
-    """Draw the benchmark at `json_path` beside it, as SVG: time and peak memory over the length, a line per method.
+    """Draw the benchmark at `json_path` as an SVG beside it: time and peak memory by length, one line per method.
 
-    All lengths have the same number of tokens in all; a single sequence with more of them is shown per that number too.
-    Points that are missing have their reason above the plot. Returns the drawing's path.
+    All lengths have the same total number of tokens; a single sequence with more tokens is scaled to that number. The
+    reasons for missing points stand above the plot. Returns the path of the SVG.
 
-    Raises ValueError where the file is not this benchmark, or holds no time.
+    Raises ValueError if the file is not a record of this benchmark, or holds no times.
     """
     json_path = Path(json_path)
     record = _read(json_path)
@@ -350,7 +350,7 @@ def plot(json_path: Path) -> Path:
 
 
 def _points(rows: Sequence[dict[str, Any]], method: str, column: str, tokens: int) -> list[dict[str, Any]]:
-    """What was measured of a method, per `tokens` tokens."""
+    """Return what was measured of a method, scaled to `tokens` tokens."""
     found = sorted((row["n"], row[column] * tokens / row["tokens"]) for row in rows if _is(row, method, column))
     return [{"method": method, "n": n, "value": value} for n, value in found]
 
@@ -360,7 +360,7 @@ def _is(row: dict[str, Any], method: str, column: str) -> bool:
 
 
 def _captions(record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What was measured where, and what the rows say of themselves, each once with its lengths."""
+    """Return what was measured and where, and the notes of the rows, each once with its lengths."""
     where, tokens = record["environment"], record["tokens"]
     device = where["cpu"]["name"] if record["on"] == "cpu" else where["device"]
     shape = f"{tokens:,} tokens in all, {rows[0]['heads']} heads of {rows[0]['width']}"

@@ -1,7 +1,8 @@
 """`wellcond bench graying`: what graying adds to a training step, and the error of each path against float64.
 
-Photographs as tokens of patch 16 (196 × 768, ViT-B) and patch 4 (3136 × 48, Swin-S). Three tables: each
-path against what it replaces, a training step with graying against one without, and errors by path and precision.
+The tokens are those of photographs with patch size 16 (196 × 768, ViT-B) and 4 (3136 × 48, Swin-S). Each has three
+tables: each path against what it replaces, a training step with graying against one without (on a GPU, unless quick),
+and errors by path and precision.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ STEPS = 8
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Measure time and error of graying on `device`; writes JSON to `output` and returns its path."""
+    """Measure time and error of graying on `device`, write JSON to `output` and return its path."""
     where = chosen_device(device)
     on_gpu = where.type == "cuda"
     batch = batch_size or (1 if quick and not on_gpu else 256 if on_gpu and not quick else 8)
@@ -44,7 +45,7 @@ def run(
     rows: list[dict[str, Any]] = []
 
     def keep(more: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> None:
-        """Show a table and write all rows so far: compiling takes minutes, and an interrupted run keeps them."""
+        """Show a table and write all rows so far: compiling takes minutes, and an interrupted run keeps its rows."""
         rows.extend(more)
         show(title, more, columns)
         write(path, {"benchmark": "graying", "batch_size": batch, "quick": quick, "rows": rows}, seed=SEED)
@@ -108,13 +109,13 @@ def _times(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def naive_svd(tokens: Tensor, epsilon: float) -> Tensor:
-    """SVD graying as the paper's algorithm is written."""
+    """SVD graying as the paper's algorithm is written, but with the scale restored."""
     u, s, vh = torch.linalg.svd(tokens, full_matrices=False)
     return (u * (s[:, :1] * (s / s[:, :1]) ** epsilon)[:, None, :]) @ vh
 
 
 def naive_dct(tokens: Tensor, epsilon: float, left: Tensor, right: Tensor) -> Tensor:
-    """DCT graying as the paper's algorithm is written, with the bases of the patches and of a patch's values."""
+    """DCT graying as the paper's algorithm is written, given the bases of the patches and of a patch's values."""
     coefficients = left @ tokens @ right.mT
     peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
     grown = coefficients.sign() * peak * (coefficients.abs() / peak) ** epsilon
@@ -124,7 +125,7 @@ def naive_dct(tokens: Tensor, epsilon: float, left: Tensor, right: Tensor) -> Te
 def grayings(
     shape: Sequence[int], patch: int, epsilon: float, device: torch.device, *, compiled: bool
 ) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Images of this shape in, images out: not at all, as the paper's algorithms are written, and ours."""
+    """Return ways to gray images of this shape, by name: none, the paper's algorithms as they are written, and ours."""
     sides = (shape[2] // patch) * (shape[3] // patch), shape[1] * patch**2
     left, right = (dct_basis(side, dtype=torch.float32, device=device) for side in sides)
 
@@ -156,10 +157,10 @@ def grayings(
 
 
 def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
-    """A training step with graying before it, over the plain one."""
+    """Time a training step with graying before it, relative to the plain one."""
     arms: list[tuple[str, float | None, Callable[[Tensor], Tensor]]] = [("plain", None, lambda images: images)]
     for method, epsilon in (("dct", 0.95), ("svd", 0.95), ("svd", 0.5), ("svd", 0.7)):
-        # Compiled, as it is inside a compiled model: without the eager check for NaN, which waits for the GPU.
+        # Compiled, as inside a compiled model: without the eager check for NaN, which waits for the GPU.
         arms.append((method, epsilon, torch.compile(TokenGraying(method, epsilon, patch), fullgraph=True)))
     model = create_model(name, {"num_classes": 1000})
     times = [median(ms) for ms in step_times(images, model, [arm for _, _, arm in arms], repeats=5)]
@@ -178,10 +179,10 @@ def step_times(
     steps: int = STEPS,
     compiled: bool = True,
 ) -> list[list[float]]:
-    """Milliseconds of a bfloat16 training step on images that an arm has changed, for each arm, repeat by repeat.
+    """Return milliseconds of a bfloat16 training step on images that an arm has changed, by arm and repeat.
 
-    Runs of so many steps without synchronising in between, as in training; the arms take turns. The model has 1,000
-    classes.
+    A repeat runs `steps` steps without synchronising in between, as in training; the arms take turns. The model has
+    1,000 classes.
     """
     model = model.to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=images.is_cuda)
@@ -204,7 +205,7 @@ def step_times(
 
 
 def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
-    """The largest error over the images of every path, against the same map in float64."""
+    """Return the largest error over the images for every path, against the same map in float64."""
     rows = []
     tokens = tokens_of(images, patch, patch)
     n, d = tokens.shape[-2:]
@@ -231,7 +232,7 @@ def _errors(images: Tensor, patch: int) -> list[dict[str, Any]]:
 
 
 def dct_errors(images: Tensor, patch: int, epsilon: float) -> dict[str, float]:
-    """By path and precision: the largest relative error over the images of DCT graying, against float64."""
+    """Return the largest relative error of DCT graying over the images, against float64, by path and precision."""
     tokens = tokens_of(images, patch, patch)
     truth = _exact_dct(tokens.double().cpu(), epsilon)
     ours = explain_graying("dct", (tokens.shape[-2], tokens.shape[-1]), images.dtype, images.device, epsilon)[0]
@@ -248,7 +249,7 @@ def _plain_products(tokens: Tensor, epsilon: float) -> Tensor:
 
 
 def _precisions(tokens: Tensor, epsilon: float) -> dict[str, Tensor]:
-    """The DCT in other precisions, as autocast or TF32 would compute it."""
+    """DCT graying in other precisions, as autocast or TF32 would compute it."""
     found = {"dct (plain twin)": dct_power(tokens, epsilon)}
     if tokens.is_cuda:
         before = torch.backends.cuda.matmul.allow_tf32
@@ -275,7 +276,7 @@ def _frobenius(grayed: Tensor, truth: Tensor) -> float:
 
 
 def _spectral_error(grayed: Tensor, truth: Tensor, share: Tensor, s: Tensor, epsilon: float) -> dict[str, float]:
-    """Frobenius; each singular value above 1e-5 of the largest; κ of the result against κ^ε, where κ < 1e5."""
+    """Return errors: Frobenius, of singular values above 1e-5 of the largest, and of κ against κ^ε where κ < 1e5."""
     values = torch.linalg.svdvals(grayed.double().cpu())
     seen = share > 1e-5
     relative = (values / (s[:, :1] * share.clamp_min(1e-5) ** epsilon) - 1).abs()

@@ -1,7 +1,7 @@
 """`wellcond bench kappa`: condition numbers of a batch of token matrices, against `torch.linalg.cond`.
 
-The matrices are those of a ViT-B's sites, 64 × (197 × 768), with known condition numbers from 10 to 1e6; truth is the
-float64 SVD.
+The matrices have the shapes of a ViT-B's sites (197 × 768) and of three narrower ones, 64 of each, and known condition
+numbers from 10 to 1e6; the truth is the float64 SVD.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ SHAPES = ((197, 768), (197, 192), (64, 192), (3136, 48))
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Measure time and error of condition numbers on `device`; writes JSON to `output` and returns its path."""
+    """Measure time and error of condition numbers on `device`, write JSON to `output` and return its path."""
     where = chosen_device(device)
     path = destination(output, f"kappa-{where.type}.json")
     batch = batch_size or (8 if quick else 64)
@@ -37,7 +37,7 @@ def run(
 
 
 def matrices(batch: int, n: int, d: int, kappa: float) -> Tensor:
-    """Random float32 matrices whose singular values fall geometrically from 1 to 1/kappa."""
+    """Return random float32 matrices whose singular values fall geometrically from 1 to 1/kappa."""
     generator = torch.Generator().manual_seed(SEED)
     side = min(n, d)
     u = torch.linalg.qr(torch.randn(batch, n, side, dtype=torch.float64, generator=generator))[0]
@@ -48,7 +48,7 @@ def matrices(batch: int, n: int, d: int, kappa: float) -> Tensor:
 
 def _compare(x: Tensor, kappa: float, *, repeats: int) -> list[dict[str, Any]]:
     values = torch.linalg.svdvals(x.double().cpu())
-    truth = values[:, 0] / values[:, -1]  # of the float32 matrices as they are
+    truth = values[:, 0] / values[:, -1]  # of the matrices as rounded to float32
     methods = {
         "torch.linalg.cond": lambda: torch.linalg.cond(x),
         "condition_number": lambda: condition_number(x),

@@ -1,16 +1,17 @@
-"""`wellcond bench lra`: a training step of the Long Range Arena's models, in our loop, as one graph, and as published.
+"""`wellcond bench lra`: a training step of the Long Range Arena's models, in our loop, as one CUDA graph, and eagerly.
 
-Each task at its published sizes, on random tokens; each attention, and two in the order of operations of the published
-code: softmax with float32 weights that are computed again in the backward pass (checkpointed), and Skyformer
-(`compat`). A step is forward, backward, clipping of values and AdamW. It is timed in three ways:
+Each task has its published sizes and random tokens. It runs with softmax, kernelized, Nyström and Skyformer attention,
+and with two of them in the published code's order of operations: softmax with float32 weights that are recomputed in
+the backward pass (checkpointed), and Skyformer (`compat`). A step is forward, backward, gradient clipping by value and
+AdamW. It is timed in three ways:
 
-- `loop ms`: in `wellcond train`, end to end, with its data, in the steady part between two synchronisations
-- `graph ms`: on a GPU, the same step on one constant batch, captured whole as a CUDA graph by hand: the floor.
-  `share` is this over the loop's
+- `loop ms`: in `wellcond train`, end to end, data included, in the steady part between two synchronisations
+- `graph ms`: on a GPU, the same step on one constant batch, captured by hand as a single CUDA graph: the floor.
+  `share` is its ratio to the loop's time
 - `eager ms`: the same by hand, neither compiled nor captured: how the published code runs
 
-`times SDPA` is the loop's time of softmax by torch's SDPA over that of the row; `memory MiB` the most that the loop
-held.
+`times SDPA` is the loop's time with softmax by torch's SDPA divided by that of the row; `memory MiB` is the loop's peak
+memory.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ __all__ = ["METHODS", "SDPA", "registered_attentions", "run"]
 SEED = 0
 SOURCE = "random_tokens"
 SDPA, CHECKPOINTED = "softmax_by_sdpa", "checkpointed_softmax"
-PIXELS = ("pathfinder", "image")  # which have no padding
+PIXELS = ("pathfinder", "image")  # tasks without padding
 WARM, STEADY = 50, 300  # steps
 QUICK = {"length": 64, "batch": 4}
 COLUMNS = (
@@ -65,7 +66,7 @@ class Method(NamedTuple):
     settings: dict[str, Any]
     compiled: bool = True
     captured: bool = True
-    """Not what saves and restores the state of a generator, as a checkpointed dropout does."""
+    """False for what saves and restores the state of a generator, as checkpointed dropout does."""
 
 
 METHODS = (
@@ -82,7 +83,7 @@ METHODS = (
 def run(
     *, output: Path | None = None, device: str | None = None, quick: bool = False, tasks: Sequence[str] = ()
 ) -> Path:
-    """Time steps on `device`; writes JSON to `output` after each row, and returns its path. `tasks`: by default all."""
+    """Time steps of `tasks` (default: all) on `device`, write JSON to `output` after each row, and return its path."""
     names = [name.removeprefix("lra_") for name in tasks] or list(TASKS)
     for name in names:
         find_task(name)
@@ -106,7 +107,7 @@ def run(
 
 
 class _Step:
-    """One task and attention."""
+    """One task with one attention."""
 
     def __init__(self, task: str, method: Method, where: torch.device, scratch: Path, quick: bool):
         self.task, self.method, self.where, self.scratch, self.quick = task, method, where, scratch, quick
@@ -143,7 +144,7 @@ class _Step:
             self._clear()
             try:
                 row[column] = measure()
-            except Interrupted as stopped:  # a signal ends the benchmark, not this cell alone
+            except Interrupted as stopped:  # a signal ends the benchmark, not just this cell
                 raise KeyboardInterrupt from stopped
             except Exception as error:  # one that fails leaves the others intact
                 reason = str(error).strip().partition("\n")[0]
@@ -171,7 +172,7 @@ class _Step:
         return graphed_ms(self._by_hand(compiled=self.config.compile, capturable=True), self.where)
 
     def _eager(self) -> float:
-        """Several steps in a row, and their mean: the CPU asks for the next while the GPU computes."""
+        """Return the mean time of several steps in a row (median of repeats): the CPU launches ahead of the GPU."""
         step, count = self._by_hand(compiled=False), 1 if self.quick else 20
         for _ in range(3):
             step()
@@ -190,7 +191,7 @@ class _Step:
             torch.cuda.synchronize(self.where)
 
     def _by_hand(self, *, compiled: bool, capturable: bool = False) -> Callable[[], None]:
-        """A step on one batch."""
+        """Build a training step on one batch."""
         config = self.config
         data = _random_tokens("", cast(Settings, None), **config.data_kwargs)
         task = make_task(config, data)
@@ -218,7 +219,7 @@ class _Step:
         return step
 
 
-# ---- what the benchmark adds to data and attentions, while it runs
+# ---- the data source and attentions that are registered while the benchmark runs
 
 
 @contextlib.contextmanager
@@ -233,7 +234,7 @@ def _registered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def registered_attentions() -> Iterator[None]:
-    """Softmax by torch's SDPA whatever kernels there are, and as published, under SDPA and CHECKPOINTED."""
+    """Register softmax by torch's SDPA, never our kernels, as SDPA, and as published, as CHECKPOINTED."""
     try:
         register_attention(SDPA)(softmax_by_sdpa)
         register_attention(CHECKPOINTED)(checkpointed_softmax)
@@ -246,7 +247,7 @@ def registered_attentions() -> Iterator[None]:
 def _random_tokens(
     _rest: str, _settings: Settings, *, samples: int, length: int, vocab: int, classes: int, pairs: bool, padded: bool,
 ) -> DataSet:  # fmt: skip
-    """Sequences of a half to all of the length, or all of all of it."""
+    """Make sequences of random tokens: from half of `length` to all of it if `padded`, otherwise all of it."""
     generator = torch.Generator().manual_seed(SEED)
     shape = (samples, 2) if pairs else (samples,)
     tokens = torch.randint(1, min(vocab, 256), (*shape, length), dtype=torch.uint8, generator=generator)
@@ -269,7 +270,7 @@ def checkpointed_softmax(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention as the published code runs it: weights n × n in float32, made again in the backward pass."""
+    """Softmax attention as the published code runs it: n × n weights in float32, recomputed in the backward pass."""
     assert not is_causal
     width = query.shape[-1] ** -0.5 if scale is None else scale
 

@@ -10,11 +10,11 @@ from torch import Tensor
 __all__ = ["photographs", "write_photographs"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-DISTINCT = 64  # different photographs in a folder; the others repeat them
+DISTINCT = 64  # distinct photographs in a folder; the others repeat them
 
 
 def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
-    """(count, 3, size, size) float32 normalised as ImageNet is; the same for the same seed."""
+    """Return (count, 3, size, size) in float32, normalised as ImageNet is; the same for the same seed."""
     import numpy as np
     from sklearn.datasets import load_sample_images
 
@@ -40,7 +40,7 @@ def photographs(count: int, size: int = 224, *, seed: int = 0) -> Tensor:
 
 
 def write_photographs(folder: Path, *, size: int, classes: int, each: int, seed: int = 0) -> None:
-    """A folder as torchvision's ImageFolder reads it: train/CLASS with `each` JPEGs, and val/CLASS with two."""
+    """Write a folder for torchvision's ImageFolder: train/CLASS with `each` JPEGs, and val/CLASS with two."""
     import numpy as np
     from PIL import Image
 
@@ -62,7 +62,7 @@ def write_photographs(folder: Path, *, size: int, classes: int, each: int, seed:
 
 
 def _write(file: Path, content: bytes, written: dict[bytes, Path]) -> None:
-    """As a hard link to a file of the same content, if the file system has them: many times as fast."""
+    """Write a file, if possible as a hard link to one of the same content, which is many times faster."""
     try:
         os.link(written[content], file)
     except (KeyError, OSError):

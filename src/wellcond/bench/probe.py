@@ -1,9 +1,9 @@
-"""`wellcond bench probe`: what a probe costs beside training, at every 100 steps and 64 images.
+"""`wellcond bench probe`: what a probe adds to training, every 100 steps with 64 images.
 
-A ViT-B/16 trains in bfloat16 on photographs, compiled and not. The probe measures a pass of its own in float32, as it
-does by default, or in float64, or the pass that happens. A run of steps of which one in the middle is measured, where
-the GPU has work waiting as it has in training, is timed against a run without a probe, in turns; the difference is the
-cost of one measurement, and its spread is that over the turns.
+A ViT-B/16 trains in bfloat16 on photographs, eagerly and, on a GPU, also compiled. The probe measures a pass of its
+own, in float32 (its default) or float64, or the training pass itself. A run of steps with one measurement in the
+middle, where the GPU has work queued as in training, takes turns with a run without a probe. The difference is the cost
+of one measurement; its range is that over the turns.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ REPEATS = 5
 def run(
     *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
 ) -> Path:
-    """Times training with and without a probe on `device`; writes JSON to `output` and returns its path."""
+    """Time training with and without a probe on `device`, write JSON to `output` and return its path."""
     where = chosen_device(device)
     path = destination(output, f"probe-{where.type}.json")
     batch = batch_size or (256 if where.type == "cuda" and not quick else 4)
@@ -66,7 +66,7 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
     def train(probe: Probe | None = None) -> None:
         for _ in range(steps):
             if probe is not None:
-                probe.step += 1  # from half of `steps` on; it measures multiples of it
+                probe.step += 1  # starts at half of `steps`; multiples of `steps` are measured
             with torch.autocast(images.device.type, dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(called(images), labels)
             loss.backward()

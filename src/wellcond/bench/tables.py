@@ -1,4 +1,4 @@
-"""Prints a benchmark's rows as a table and writes them as JSON."""
+"""Print a benchmark's rows as a table and write them as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from wellcond.records import check_writable, write_record
 
 __all__ = ["destination", "show", "write"]
 
-LONG = 12  # letters: a longer word may be broken
+LONG = 12  # characters; a longer word may be broken
 
 
 def destination(output: Path | None, default: str) -> Path:
-    """The path of the JSON, its folder created: an unwritable path should fail before anything is measured."""
+    """Return the path of the JSON and create its folder, so that an unwritable path fails before measuring starts."""
     path = output or Path("benchmarks") / default
     check_writable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def destination(output: Path | None, default: str) -> Path:
 
 
 def show(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Print the columns that are not empty; only cells of several words are wrapped."""
+    """Print the non-empty columns as a table; only cells of several words are wrapped."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     for place, column in enumerate(columns):

@@ -1,4 +1,4 @@
-"""How long a function takes: the median of repeats after a warm-up, by CUDA events on a GPU.
+"""Time functions: the median of repeats after a warm-up, by CUDA events on a GPU.
 
 device = chosen_device("cuda:1")
 milliseconds = median_ms(lambda: model(images), device)
@@ -20,7 +20,7 @@ SUSTAINED_MS = 20.0
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device of that name, by default the GPU if there is one. It becomes the current device, as events need."""
+    """Return the device of that name, by default the GPU if there is one, and make it current: CUDA events need it."""
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -28,16 +28,16 @@ def chosen_device(name: str | None) -> torch.device:
 
 
 def median_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 20, warmup: int = 3) -> float:
-    """Median time of one call in milliseconds."""
+    """Return the median time of one call in milliseconds."""
     return interleaved_ms([function], device, repeats=repeats, warmup=warmup)[0]
 
 
 def sustained_ms(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 10, warmup: int = 3
 ) -> list[float]:
-    """Median times of one call among many, as in training: the next is launched while one runs on the GPU.
+    """Return median times of one call among many, as in training: the next is launched while one runs on the GPU.
 
-    The functions take turns, each with enough calls to fill some milliseconds.
+    The functions take turns, each with enough calls to fill some milliseconds; on a CPU, with one call.
     """
 
     def many(function: Callable[[], object], calls: int) -> None:
@@ -56,7 +56,7 @@ def sustained_ms(
 
 
 def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats: int = 10) -> float:
-    """Time of a call on the GPU alone: captured as a CUDA graph, which the host launches as one, and replayed."""
+    """Return the time of a call on the GPU alone: captured as a CUDA graph, which takes one launch, and replayed."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -72,14 +72,14 @@ def graphed_ms(function: Callable[[], object], device: torch.device, *, repeats:
 def interleaved_ms(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
 ) -> list[float]:
-    """Median times of several functions that take turns."""
+    """Return the median times of several functions that take turns, in milliseconds."""
     return [statistics.median(times) for times in interleaved_times(functions, device, repeats=repeats, warmup=warmup)]
 
 
 def interleaved_times(
     functions: Sequence[Callable[[], object]], device: torch.device, *, repeats: int = 20, warmup: int = 3
 ) -> list[list[float]]:
-    """All times of several functions that take turns, in milliseconds."""
+    """Return all times of several functions that take turns, in milliseconds."""
     for function in functions:
         for _ in range(warmup):
             function()

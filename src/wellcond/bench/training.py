@@ -1,11 +1,11 @@
 """`wellcond bench train`: does the training loop keep up with the model?
 
-A ViT-Tiny, compiled, in bfloat16. First the model alone on one constant batch, its kernels launched one by one and, on
-a GPU, also replayed as a CUDA graph. Then `wellcond.train` on a folder of photographs that are decoded once: with crops
-and flips, with mixed images and soft labels, without graphs, and with the probe; at other sizes only some of these, as
-compiling takes most of the time. Then timm's own train.py on the same folder, if given. A loop's images per second are
-those of its steady part, between two synchronisations with the device; the ratio is to the faster of the two times of
-the model alone.
+The model is a ViT-Tiny in bfloat16, compiled on a GPU. First comes the model alone on one constant batch, with kernels
+launched one by one and, on a GPU, also replayed as a CUDA graph. Then `wellcond.train` on a folder of photographs that
+are decoded once: with crops and flips, with mixed images and soft labels, without graphs (on a GPU), and with the
+probe; at other sizes only some of these, as compiling takes most of the time. Then timm's own train.py on the same
+folder, if given. A loop's images per second are those of its steady part, between two synchronisations with the device;
+the ratio is to the faster of the two rates of the model alone.
 """
 
 import gc
@@ -39,8 +39,8 @@ __all__ = ["read_rate", "run", "steady_rate", "timm_rate"]
 
 SEED = 0
 MODEL = "vit_tiny_patch16_224"
-IMAGES = 20_000  # in the folder: fewer than in real data sets, so epochs start more often than they would there
-WARM = 50  # steps that are not counted, compilation included; also the steps between two synchronisations
+IMAGES = 20_000  # in the folder: fewer than in real data sets, so epochs start more often than with those
+WARM = 50  # first steps, not counted, including compilation; also the steps between two synchronisations
 STEADY_IMAGES = 102_400
 PROBE_EVERY = 1000
 QUICK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
     classes: int
     batch: int
     ours: tuple[str, ...] = EVERYTHING
-    """Which of our trainings are timed."""
+    """Which trainings by `wellcond.train` are timed."""
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def run(
     data_dir: Path | None = None,
     timm_train: Path | None = None,
 ) -> Path:
-    """Time training on `device`; writes JSON to `output` after each setting, and returns its path.
+    """Time training on `device`, write JSON to `output` after each setting, and return its path.
 
     `data_dir` is a folder with train/CLASS/FILE and val/CLASS/FILE to train on instead of one made of photographs;
     `timm_train` is timm's train.py.
@@ -109,7 +109,7 @@ def _settings(where: torch.device, batch_size: int | None, quick: bool, data_dir
 
 
 class _Bench:
-    """One setting."""
+    """The benchmark of one setting."""
 
     def __init__(self, setting: Setting, where: torch.device, scratch: Path, data_dir: Path | None, quick: bool):
         self.setting, self.where, self.scratch, self.quick = setting, where, scratch, quick
@@ -186,10 +186,10 @@ class _Bench:
         return rows
 
     def _tried(self, name: str, changes: dict[str, Any], steady: int) -> tuple[float, str]:
-        """Its rate and a note; a training that fails leaves the other rows intact."""
+        """Return a training's rate and a note; one that fails leaves the other rows intact."""
         try:
             return self._ours(name, changes, steady), ""
-        except Interrupted as stopped:  # a signal ends the benchmark, not this row alone
+        except Interrupted as stopped:  # a signal ends the benchmark, not just this row
             raise KeyboardInterrupt from stopped
         except Exception as error:
             return math.nan, f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -238,7 +238,7 @@ class _Bench:
 
 
 def steady_rate(rows: list[TrainRow], *, batch: int, first: int, last: int) -> float:
-    """Images per second from step `first` to step `last` of a run's rows.
+    """Return the images per second from step `first` to step `last` of a run's rows.
 
     Each row's rate covers the steps since the row before, and is taken after synchronising with the device.
     """
@@ -254,13 +254,13 @@ def steady_rate(rows: list[TrainRow], *, batch: int, first: int, last: int) -> f
 
 
 def _forget_compiled() -> None:
-    """Compile each model afresh: after a few, torch would give up, or make the batch size dynamic."""
+    """Make torch compile each model afresh: after a few, it would give up, or make the batch size dynamic."""
     torch.compiler.reset()
     gc.collect()
 
 
 def timm_rate(python: str, script: Path, options: Mapping[str, Any], *, batch: int) -> tuple[float, str]:
-    """Run timm's train.py: images per second in the steady part of its last epoch, and a note; NaN where it fails."""
+    """Run timm's train.py; return images per second in its last epoch's steady part, NaN if it fails, and a note."""
     command = [python, str(script.resolve())]
     for name, value in options.items():
         values = value if isinstance(value, list | tuple) else [value]
@@ -276,9 +276,9 @@ def timm_rate(python: str, script: Path, options: Mapping[str, Any], *, batch: i
 
 
 def read_rate(said: str, *, batch: int) -> float:
-    """Images per second from the first line of the last epoch to its last, in what timm's train.py printed.
+    """Return images per second from the first to the last line of the last epoch that timm's train.py printed.
 
-    What it prints in brackets are means over the epoch so far, so the time of a line is its number of steps times the
+    The numbers in brackets are means over the epoch so far, so the time of a line is its number of steps times the
     mean.
     """
     lines = [(int(epoch), int(step), float(rate)) for epoch, step, _, rate in TIMM_LINE.findall(said)]

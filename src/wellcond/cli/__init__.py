@@ -1,4 +1,4 @@
-"""The commands, one file each: read the options, call one function, print what it says.
+"""The commands, one file each: read the options, call one function, print its result.
 
     wellcond info              # versions, device, which fast paths are taken and why
     wellcond demo              # a report page in demo/
@@ -6,15 +6,15 @@
     wellcond train digits --output runs/a --set gray=dct --set probe_every=50
     wellcond report runs/a runs/b
     wellcond reproduce asa-fig1c --scale smoke
-    wellcond ledger --check    # is docs/claims.md what evidence/ says?
+    wellcond ledger --check    # does docs/claims.md match evidence/?
     wellcond theory asa-prop41 # bound, measured value, margin and verdict of a paper's statement
     wellcond bench graying     # ratios, and a JSON file with its environment
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure is one line; with
-WELLCOND_DEBUG=1, a traceback.
-Everything heavy is imported inside its command, so that `--help` and typing mistakes are answered at once. Commands
-that take names import the plug-ins of other packages first (plugins.py).
-`wellcond --install-completion` completes commands, recipes, claims and models in your shell.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 training diverged, 130 interrupted. A failure prints
+one line, or a traceback with WELLCOND_DEBUG=1.
+Heavy imports happen inside each command, so that `--help` and usage errors respond at once. Commands that take names
+import the plug-ins of other packages first (plugins.py).
+`wellcond --install-completion` sets up your shell to complete commands, recipes, claims and models.
 """
 
 import os
@@ -51,7 +51,7 @@ app: typer.Typer = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; whatever goes wrong ends as one line and an exit code."""
+    """Run the command line; any failure ends as one line and an exit code."""
     interrupt = partial(_interrupt, os.getpid())
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -67,11 +67,12 @@ def main() -> None:
 
 
 def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a command as Ctrl-C does, unless the command says otherwise, as training does: with 130.
+    """End a command on SIGTERM as on Ctrl-C, with code 130, unless it installs its own handler, as training does.
 
-    Torch and timm take seconds to import, and swallow exceptions meanwhile; there is nothing to clean up yet.
+    During imports, exit at once: torch and timm take seconds to import and swallow exceptions meanwhile, and there is
+    nothing to clean up yet.
     """
-    if os.getpid() != main_process:  # forked by a command: it ends as any process does
+    if os.getpid() != main_process:  # forked by a command: end like any other process
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     while frame is not None:
@@ -83,7 +84,7 @@ def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """A ValueError is our own and its message is enough; anything else also gets its type, and how to see more."""
+    """Format an error: a ValueError is our own, and its message suffices; others get their type and a hint for more."""
     message = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return message

@@ -10,12 +10,12 @@ from wellcond.cli.plugins import with_plugins
 __all__ = ["bench"]
 
 bench: typer.Typer = typer.Typer(
-    help="Measure speed against the plain way; print ratios and write JSON.", no_args_is_help=True
+    help="Benchmark against plain implementations; print ratios and write JSON.", no_args_is_help=True
 )
 
 
 def _device_that_is_there(name: str | None) -> str | None:
-    """Reject a device that does not exist before anything is measured, with a message of our own."""
+    """Reject a device that does not exist before anything is measured, with our own error message."""
     if name is None:
         return None
     import torch
@@ -33,14 +33,14 @@ def _device_that_is_there(name: str | None) -> str | None:
 
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda or cuda:1; by default the GPU where there is one.", callback=_device_that_is_there),
+    typer.Option(help="cpu, cuda or cuda:1; by default the GPU if there is one.", callback=_device_that_is_there),
 ]
 BenchOutput = Annotated[
-    Path | None, typer.Option("--output", help="JSON file to write; by default one under benchmarks/.", dir_okay=False)
+    Path | None, typer.Option("--output", help="JSON file to write; by default one in benchmarks/.", dir_okay=False)
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Images in a batch; by default what suits the device.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per batch; the default depends on the device.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Small sizes and few repeats: some ten seconds, to see that it runs.")
+    bool, typer.Option("--quick", help="Small sizes and few repeats: about ten seconds, to check that it runs.")
 ]
 
 
@@ -68,7 +68,7 @@ def bench_kappa(
 def bench_probe(
     output: BenchOutput = None, device: Device = None, batch_size: BatchSize = None, quick: Quick = False
 ) -> None:
-    """What a probe costs beside the training of a ViT-B/16."""
+    """The cost of a probe relative to training a ViT-B/16."""
     from wellcond.bench import probe
 
     probe.run(output=output, device=device, batch_size=batch_size, quick=quick)
@@ -77,7 +77,7 @@ def bench_probe(
 @bench.command("attention")
 @with_plugins
 def bench_attention(output: BenchOutput = None, device: Device = None, quick: Quick = False) -> None:
-    """Every attention over the length: time and memory, against torch's own and the published order of operations."""
+    """Every attention by length: time and memory, against torch's own and the published order of operations."""
     from wellcond.bench import attention
 
     attention.run(output=output, device=device, quick=quick)
@@ -93,7 +93,7 @@ def bench_train(
         Path | None, typer.Option(help="Folder with train/ and val/ to train on.", exists=True, file_okay=False)
     ] = None,
     timm_train: Annotated[
-        Path | None, typer.Option(help="timm's train.py, to be timed beside ours.", exists=True, dir_okay=False)
+        Path | None, typer.Option(help="timm's train.py, to time for comparison.", exists=True, dir_okay=False)
     ] = None,
 ) -> None:
     """The training loop against the model alone, and against timm's train.py."""
@@ -109,9 +109,9 @@ def bench_lra(
     output: BenchOutput = None,
     device: Device = None,
     quick: Quick = False,
-    task: Annotated[list[str] | None, typer.Option(help="listops, text, …; by default all.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="listops, text, …; repeatable; by default all.")] = None,
 ) -> None:
-    """A training step of the Long Range Arena: our loop, a whole step as one CUDA graph, and the published order."""
+    """A Long Range Arena training step: our loop, a whole step as one CUDA graph, and the published order."""
     from wellcond.bench import lra
 
     try:

@@ -11,8 +11,8 @@ from rich.text import Text
 __all__ = ["info"]
 
 
-def info(as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False) -> None:
-    """Show versions, devices, and which fast paths are available, which will be taken, and why."""
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False) -> None:
+    """Show versions and devices, which fast paths are available, which will be taken, and why."""
     from wellcond.environment import environment
     from wellcond.numerics.fastpaths import fast_paths
     from wellcond.plugins import find_plugins

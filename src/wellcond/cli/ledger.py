@@ -11,20 +11,18 @@ EVIDENCE, README, PACKAGED = Path("evidence"), Path("README.md"), Path("src/well
 
 
 def ledger(
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 where page and evidence differ.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if page and evidence differ.")] = False,
     evidence: Annotated[Path, typer.Option(help="Folder of the evidence.", file_okay=False, exists=True)] = EVIDENCE,
-    page: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("docs/claims.md"),
+    page: Annotated[Path, typer.Option(help="The page to write or check.", dir_okay=False)] = Path("docs/claims.md"),
     reference: Annotated[
         Path | None,
-        typer.Option(help=f"What pages know of the evidence; in a clone, {PACKAGED}.", dir_okay=False),
+        typer.Option(help=f"File with what pages use from the evidence; in a clone, {PACKAGED}.", dir_okay=False),
     ] = None,
 ) -> None:
-    """Write docs/claims.md, every claim with its verdict, from evidence/ alone; in a clone, the README's table, too."""
+    """Write docs/claims.md, every claim with its verdict, from evidence/ alone; in a clone, also the README's table."""
     from wellcond.claims import ledger as book
 
-    ours = evidence == EVIDENCE and PACKAGED.parent.is_dir()  # in a clone, and of its own evidence
+    ours = evidence == EVIDENCE and PACKAGED.parent.is_dir()  # in a clone, with its own evidence
     more = (reference or (PACKAGED if ours else None), README if ours else None)
     if not check:
         typer.echo(f"wrote {book.run(evidence, page, *more)}")

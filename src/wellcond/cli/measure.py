@@ -16,44 +16,44 @@ def measure(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name that timm knows, hf-hub: and local-dir: too.", metavar="MODEL", autocompletion=complete_models
+            help="A timm model name, also hf-hub:… or local-dir:….", metavar="MODEL", autocompletion=complete_models
         ),
     ],
     more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")] = None,
     model_kwargs: Annotated[
         list[str] | None,
-        typer.Option(help="Settings of the model, as timm has them: img_size=64,depth=6.", metavar="KEY=VALUE,…"),
+        typer.Option(help="Model settings, as for timm: img_size=64,depth=6.", metavar="KEY=VALUE,…"),
     ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Its weights, safetensors or torch's.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File of weights to load: safetensors or PyTorch.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict/--no-strict", help="Refuse weights that only the model or only the file has.")
+        bool, typer.Option("--strict/--no-strict", help="Reject a checkpoint with missing or unexpected weights.")
     ] = True,
-    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights of the checkpoint.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="Use the averaged (EMA) weights of the checkpoint.")] = False,
     pretrained: Annotated[
         bool | None,
         typer.Option(
             "--pretrained/--no-pretrained",
-            help="The weights that belong to the name, or random ones; by default the former, where the hub answers.",
+            help="Use the pretrained weights of the name, or random ones; by default pretrained if available.",
         ),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A folder or .tar of images; by default crops of two photographs.")
+        Path | None, typer.Option(help="Folder or .tar of images; by default crops of two photographs.")
     ] = None,
     sites: Annotated[
         str | None,
         typer.Option(
-            help="Where to measure: in, tokens, embed, and by default sa,+sa,mlp,+mlp (those there are).",
+            help="Sites to measure: tokens, embed, in, sa, +sa, mlp, +mlp; by default sa,+sa,mlp,+mlp, if present.",
             autocompletion=complete_sites,
         ),
     ] = None,
     blocks: Annotated[
-        str, typer.Option(help="Which blocks: numbers, names or patterns, e.g. 0,5,blocks.1?; -1 is the last.")
+        str, typer.Option(help="Blocks to measure: numbers, names or patterns, e.g. 0,5,blocks.1?; -1 is the last.")
     ] = "*",
-    samples: Annotated[int | None, typer.Option(min=1, help="How many images; by default 64, on a CPU 16.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of images; by default 64, on a CPU 16.")] = None,
     exact: Annotated[
         str,
         typer.Option(
-            help="float32 or float64; auto is float32, and float64 for sites where κ is beyond what float32 can see.",
+            help="float32, float64, or auto: float32, and float64 for sites where κ is beyond float32's ceiling.",
             autocompletion=completing("auto", "float32", "float64"),
         ),
     ] = "auto",
@@ -61,17 +61,17 @@ def measure(
         str | None, typer.Option(help="Gray the tokens first: svd or dct.", autocompletion=completing("svd", "dct"))
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="The exponent of --gray, above 0 and up to 1; by default 0.95.")
+        float | None, typer.Option(help="Exponent of --gray, above 0 and up to 1; by default 0.95.")
     ] = None,
-    spectrum: Annotated[bool, typer.Option("--spectrum", help="Also the singular values.")] = False,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Also record the singular values.")] = False,
     untrained: Annotated[
-        bool, typer.Option("--untrained", help="Also the same model with random weights, beside it.")
+        bool, typer.Option("--untrained", help="Also measure the model with random weights, for comparison.")
     ] = False,
     device: Device = None,
-    seed: Annotated[int, typer.Option(help="Which images are chosen, and how random weights begin.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of images and of random weights.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder for rows and page; by default measure-MODEL.")] = None,
 ) -> None:
-    """Measure which blocks of a model are ill-conditioned: a table, and a page."""
+    """Measure which blocks of a model are ill-conditioned; print a table and write a page."""
     if epsilon is not None and gray is None:
         raise typer.BadParameter("nothing is grayed: add --gray svd or --gray dct", param_hint="--epsilon")
     settings = _key_values([*(model_kwargs or []), *(more or [])])  # timm's --model-kwargs takes several, typer's one
@@ -104,7 +104,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _key_values(pairs: list[str]) -> dict[str, Any]:
-    """img_size=64,depths=(2,2) pool=avg: numbers, tuples and the like as Python writes them, anything else as text."""
+    """Parse img_size=64,depths=(2,2) pool=avg: numbers, tuples and the like as Python literals, the rest as text."""
     found: dict[str, Any] = {}
     for pair in (part for text in pairs for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text)):
         key, equals, value = pair.strip().partition("=")

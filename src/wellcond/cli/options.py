@@ -1,7 +1,7 @@
-"""Options that several commands share, and what the shell completes them with.
+"""Options that several commands share, and their shell completion.
 
-`wellcond --install-completion` teaches a shell to complete commands, options, recipes, claims, models, attentions and
-sources. A key press should not wait for torch: recipes load without it, other names are read from source files.
+`wellcond --install-completion` sets up a shell to complete commands, options, recipes, claims, models, attentions and
+sources. A key press should not wait for torch: recipes load without it, other names are parsed from source files.
 """
 
 import os
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def starting(names: list[str], incomplete: str) -> list[str]:
-    """Those of the names that a half-typed word may become."""
+    """Return the names that start with a half-typed word."""
     return [name for name in names if name.startswith(incomplete)]
 
 
 def completing(*words: str) -> Callable[[str], list[str]]:
-    """Completes one of these words."""
+    """Return a completer for these words."""
 
     def complete(incomplete: str) -> list[str]:
         return starting(list(words), incomplete)
@@ -55,12 +55,12 @@ def complete_recipes(incomplete: str) -> list[str]:
 
 
 def complete_settings(incomplete: str) -> list[str]:
-    """`lr=` of `l`; the words that a setting can be of `gray=`, attentions of `attention=`, models of `model=`."""
+    """Complete `l` to `lr=`, `gray=` to the values of the setting, `attention=` to attentions, `model=` to models."""
     from wellcond.train.config import Config
     from wellcond.train.settings import fields_of
 
     before, mark = _broken_off()
-    if mark == ":":  # of --data-dir cifar10:FOLDER: the shell knows folders
+    if mark == ":":  # of --data-dir cifar10:FOLDER: the shell completes folders
         return []
     incomplete = f"{before}{mark}{incomplete}"
     words = {field.name: field.choices for field in fields_of(Config)}
@@ -74,7 +74,7 @@ def complete_settings(incomplete: str) -> list[str]:
 
 
 def _broken_off() -> tuple[str, str]:
-    """(gray, =) while bash completes gray=d: it takes = and : for ends of words, and wants what follows alone."""
+    """Return (gray, =) while bash completes gray=d: it ends words at = and :, and expects only what follows."""
     words, at = os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD") or 0)
     for mark in (at, at - 1):  # nothing follows yet, or something does
         if 0 < mark < len(words) and words[mark] in ("=", ":"):
@@ -83,7 +83,7 @@ def _broken_off() -> tuple[str, str]:
 
 
 def print_settings(wanted: bool) -> None:
-    """Every field of a training by group: its name, its default, what it does, and its range if that is a surprise."""
+    """Print every training setting by group: its name, default, description, and its range if that is a surprise."""
     if not wanted:
         return
     from rich.console import Console
@@ -124,7 +124,7 @@ def complete_attentions(incomplete: str) -> list[str]:
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """Sources, with the colon after which something has to stand; folders are the shell's own."""
+    """Complete sources, with a colon if something has to follow; the shell completes folders."""
     found = _names_in("data/*.py", r'^@register_source\(("\w+"(?:, takes="[^"]*")?)', "")
     words = [re.findall(r'"([^"]*)"', one) for one in found]
     alone = {word for word, *takes in words if takes and (not takes[0] or takes[0].startswith("["))}
@@ -132,13 +132,13 @@ def complete_data(incomplete: str) -> list[str]:
 
 
 def complete_sites(incomplete: str) -> list[str]:
-    """The last of several: `sa,+s` may become `sa,+sa`."""
+    """Complete the last of several sites: `sa,+s` may become `sa,+sa`."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{site}" for site in starting(list(SITES), last)]
 
 
 def _names_in(files: str, pattern: str, incomplete: str) -> list[str]:
-    """Names read from files of ours: to import them would import torch."""
+    """Complete names found in our source files: importing those would import torch."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parents[1].glob(files))]
     found = [name for text in texts for name in re.findall(pattern, text, re.MULTILINE)]
     return starting(list(dict.fromkeys(found)), incomplete)
@@ -151,7 +151,7 @@ def complete_scales(incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """timm's names. They are read from its files: to import timm takes seconds."""
+    """Complete timm's names, parsed from its source files: importing timm takes seconds."""
     found = find_spec("timm")
     folders = [Path(folder) / "models" for folder in (found.submodule_search_locations if found else None) or ()]
     files = [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.glob("*.py"))]
@@ -162,21 +162,21 @@ def complete_models(incomplete: str) -> list[str]:
 Device = Annotated[
     str | None,
     typer.Option(
-        help="cpu, cuda or cuda:1; by default the GPU where there is one.", autocompletion=completing("cpu", "cuda")
+        help="cpu, cuda or cuda:1; by default the GPU if there is one.", autocompletion=completing("cpu", "cuda")
     ),
 ]
 Scale = Annotated[
     str,
-    typer.Option(help="smoke (a CPU, seconds), lab (a GPU, real data) or paper.", autocompletion=complete_scales),
+    typer.Option(help="smoke (CPU, seconds), lab (GPU, real data) or paper.", autocompletion=complete_scales),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any fields of a training: key=value … (`wellcond train --settings` lists them).",
+        help="Training settings, key=value … (`wellcond train --settings` lists them).",
         metavar="KEY=VALUE …",
         autocompletion=complete_settings,
     ),
 ]
 More = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE", autocompletion=complete_settings)]
-"""Settings after the first of --set: typer's options take one value each."""
+"""The settings after the first one of --set: typer's options take one value each."""

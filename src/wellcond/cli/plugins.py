@@ -1,4 +1,4 @@
-"""Commands that take the names of attentions, families, sources or claims: they import plug-ins before they run."""
+"""Import plug-ins before commands that take names of attentions, families, sources or claims."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def with_plugins(command: Callable[P, R]) -> Callable[P, R]:
-    """The command, with the plug-ins imported before it runs; one that fails is named in a warning."""
+    """Wrap a command so that plug-ins are imported before it runs; a warning names each one that fails."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""`wellcond report`: a page on what was measured in runs."""
+"""`wellcond report`: a page about runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,13 @@ __all__ = ["report"]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or .jsonl files of a probe.", metavar="RUN")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or a probe's .jsonl files.", metavar="RUN")],
     output: Annotated[
         Path | None,
-        typer.Option(help="The page, or a folder for it; by default report.html in a single run's folder, or here."),
+        typer.Option(help="File or folder for the page; by default report.html in a single run's folder, or here."),
     ] = None,
 ) -> None:
-    """Write a page on how runs trained and what their probes measured; several are compared."""
+    """Write a page on how runs trained and what their probes measured; several runs are compared."""
     from wellcond.report import report_runs
 
     typer.echo(f"wrote {report_runs(runs, output)}")

@@ -1,4 +1,4 @@
-"""`wellcond reproduce`: run claims, each or all of them, as far as the time allows."""
+"""`wellcond reproduce`: run some or all claims, as far as time allows."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,39 +14,39 @@ def reproduce(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Ids of claims: asa-fig1c asa-fig2 …; docs/claims.md lists them.",
+            help="Claim ids, e.g. asa-fig1c asa-fig2; docs/claims.md lists them.",
             metavar="ID…",
             autocompletion=complete_claims,
         ),
     ] = None,
     whole_queue: Annotated[
-        bool, typer.Option("--all", help="All claims that are built, those that matter most first.")
+        bool, typer.Option("--all", help="Run all implemented claims, the most important first.")
     ] = False,
     scale: Scale = "lab",
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Paired seeds; by default 3, and 2 more where these leave it open (2 at smoke scale)."
+            min=1, help="Number of paired seeds; by default 3, and 2 more if these are undecided (2 at smoke scale)."
         ),
     ] = None,
     data_dir: Annotated[
         list[str] | None,
         typer.Option(
-            help="A set to run, and where it lies: cifar10=FOLDER; once for each set. Generated sets need no =FOLDER.",
+            help="Data set to run and its folder: cifar10=FOLDER; repeatable. Generated sets need no =FOLDER.",
             metavar="NAME=PATH",
         ),
     ] = None,
     settings: Settings = None,
     grid_epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of the trainings that choose each arm's learning rate.")
+        int | None, typer.Option(min=1, help="Epochs of the runs that choose each arm's learning rate.")
     ] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(help="Start no run that will not be done by then, save, and say what is left: 90s, 9m, 1h30m."),
+        typer.Option(help="Start no run that cannot finish in this time, save, and list what is left: 90s, 9m, 1h30m."),
     ] = None,
     no_training: Annotated[
         bool,
-        typer.Option("--no-training", help="Train nothing: write the evidence anew, of the results that there are."),
+        typer.Option("--no-training", help="Train nothing: rewrite the evidence from existing results."),
     ] = False,
     jobs: Annotated[
         int,
@@ -55,21 +55,21 @@ def reproduce(
             "-j",
             min=1,
             metavar="N",
-            help="Runs trained at once, in so many processes: over all GPUs, or sharing the one.",
+            help="Runs trained at once, each in its own process: over all GPUs, or sharing a single one.",
         ),
     ] = 1,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="Train this arm alone, and read what there is of the others; once for each.", metavar="NAME"),
+        typer.Option(help="Train only this arm, and read finished runs of the others; repeatable.", metavar="NAME"),
     ] = None,
     device: Device = None,
     output: Annotated[Path, typer.Option(help="Folder for the runs.", file_okay=False)] = Path("runs"),
-    evidence: Annotated[Path, typer.Option(help="Folder for what is kept.", file_okay=False)] = Path("evidence"),
+    evidence: Annotated[Path, typer.Option(help="Folder for the evidence.", file_okay=False)] = Path("evidence"),
 ) -> None:
-    """Run claims, or go on with them where they stopped, and write their evidence and verdicts."""
+    """Run claims, or resume them where they stopped, and write their evidence and verdicts."""
     from wellcond.claims.reproduce import WrongUsage, reproduce
 
-    # Settings after the first of --set come as arguments: typer's options take one value each.
+    # Settings after the first one of --set arrive as arguments: typer's options take one value each.
     more = [one for one in ids or [] if "=" in one]
     if not ids and not whole_queue:
         raise typer.BadParameter(f"name claims, or --all ({', '.join(complete_claims(''))})", param_hint="ID")

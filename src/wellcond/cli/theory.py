@@ -15,25 +15,25 @@ def theory(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Which statements, e.g. asa-prop41 sky-lemma3; by default all.",
+            help="Statements to check, e.g. asa-prop41 sky-lemma3; by default all.",
             metavar="ID",
             autocompletion=complete_statements,
         ),
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=40, help="Draws for each case, by default 400; more go deeper.")
+        int | None, typer.Option(min=40, help="Draws per case; by default 400. More draws find rarer violations.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Where the random numbers begin.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     trained: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Matrices of trained blocks, one file or several; by default evidence/trained's, if here.",
+            help="File of matrices of trained blocks; repeatable; by default those in evidence/trained, if present.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the JSON files.", file_okay=False)] = Path("evidence/theory"),
-    page: Annotated[Path | None, typer.Option(help="Also write this page, and its plots.", dir_okay=False)] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write this page, with its plots.", dir_okay=False)] = None,
 ) -> None:
     """Check the propositions, lemmas and theorems of both papers; "does not hold" is a result, not a failure."""
     from wellcond.theory.registry import DRAWS, STATEMENTS

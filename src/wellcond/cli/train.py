@@ -31,55 +31,53 @@ def train(
         ),
     ],
     more: More = None,
-    output: Annotated[
-        Path | None, typer.Option(help="The run's folder; by default runs/RECIPE.", file_okay=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; by default runs/RECIPE.", file_okay=False)] = None,
     scale: Scale = "lab",
     settings: Settings = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="How often the training goes through the data; by default the recipe's.")
+        int | None, typer.Option(min=1, help="Number of passes over the data; by default the recipe's.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The learning rate at its highest; by default the recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size, summed over all processes.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; by default the recipe's.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Another model, by timm's name.", autocompletion=complete_models)
+        str | None, typer.Option(help="Another model, by its timm name.", autocompletion=complete_models)
     ] = None,
     model_kwargs: Annotated[
         list[str] | None,
-        typer.Option(help="Its settings, in place of the recipe's: img_size=32,depth=6.", metavar="KEY=VALUE,…"),
+        typer.Option(help="Model settings, in place of the recipe's: img_size=32,depth=6.", metavar="KEY=VALUE,…"),
     ] = None,
     pretrained: Annotated[
-        bool | None, typer.Option("--pretrained", help="Start from the weights that belong to the name.")
+        bool | None, typer.Option("--pretrained", help="Start from the pretrained weights of the model name.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
     data_dir: Annotated[
         str | None,
         typer.Option(
-            help="The data: a folder, or wds:…, hf:…, cifar10:FOLDER, … (docs/data.md).", autocompletion=complete_data
+            help="Data: a folder, or wds:…, hf:…, cifar10:FOLDER, … (docs/data.md).", autocompletion=complete_data
         ),
     ] = None,
     amp_dtype: Annotated[
         str | None,
         typer.Option(
-            help="The precision of the passes: float32, tf32, bfloat16 or float16.",
+            help="Precision of forward and backward pass: float32, tf32, bfloat16 or float16.",
             autocompletion=completing("float32", "tf32", "bfloat16", "float16"),
         ),
     ] = None,
     on_divergence: Annotated[
         str | None,
         typer.Option(
-            help="stop, or rollback: to a good state, with half the learning rate.",
+            help="stop, or rollback to a good state with half the learning rate.",
             autocompletion=completing("stop", "rollback"),
         ),
     ] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(help="Save and end before this time is over: 90s, 9m, 1h30m; the same command goes on."),
+        typer.Option(help="Save and stop within this time: 90s, 9m, 1h30m; the same command resumes."),
     ] = None,
     tracker: Annotated[
         str | None,
         typer.Option(
-            help="tensorboard, wandb or trackio, beside the rows that are always written.",
+            help="tensorboard, wandb or trackio, in addition to the rows that are always written.",
             autocompletion=completing("tensorboard", "wandb", "trackio"),
         ),
     ] = None,
@@ -92,13 +90,13 @@ def train(
         bool,
         typer.Option(
             "--settings",
-            help="List every field that --set knows, by group, and exit.",
+            help="List all settings for --set, by group, and exit.",
             callback=print_settings,
             is_eager=True,
         ),
     ] = False,
 ) -> None:
-    """Train a recipe, or go on with it where it stopped; under torchrun on many processes."""
+    """Train a recipe, or resume it where it stopped; with torchrun, on several processes."""
     from wellcond.cli import training
     from wellcond.train.processes import check_device
 

@@ -1,4 +1,4 @@
-"""`wellcond train`: a recipe, its changes, the run, and the page about it, whatever way it ends."""
+"""`wellcond train`: a recipe and its changes, the run, and its page, written when the run finishes or diverges."""
 
 import contextlib
 import os
@@ -32,16 +32,16 @@ def configure(
     output: Path | None = None,
     world: int = 1,
 ) -> Config:
-    """A recipe with the options given, then with each `key=value`; what was not given, as it suits data and device.
+    """Return a recipe with the given options, then each `key=value`, applied; the rest is chosen for data and device.
 
-    The choices are told, each with the way to change it. Where `output` holds a run, it goes on with its own.
+    The choices are printed, each with the way to change it. If `output` holds a run, its choices are kept.
     """
     given = {key: value for key, value in options.items() if value is not None}
     config = recipe(name, scale=scale).changed(given).changed(settings)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     before = None
     if output is not None and (output / CONFIG).is_file():
-        with contextlib.suppress(ValueError, OSError):  # whatever it is, the loop says so
+        with contextlib.suppress(ValueError, OSError):  # the training loop reports what is wrong
             before = Run.open(output).config
     config, said = choose(config, device=where.partition(":")[0], scale=scale, world=world, before=before)
     if _is_main():
@@ -52,7 +52,7 @@ def configure(
 
 
 def rehearse(config: Config) -> None:
-    """Build everything that a training needs, and say what that is."""
+    """Build everything that training needs, and print what that is."""
     from wellcond.train.dry_run import dry_run
 
     for line in [*dry_run(config).lines(), "Nothing was trained."]:
@@ -60,9 +60,9 @@ def rehearse(config: Config) -> None:
 
 
 def run(config: Config, output: Path, *, device: str | None = None) -> int:
-    """Trains, writes the page, and returns the exit code: 0 done, 3 diverged, 130 interrupted after saving.
+    """Train, write the page, and return the exit code: 0 done, 3 diverged, 130 interrupted after saving.
 
-    0 also where the time limit was reached, which was asked for.
+    Reaching the time limit also returns 0, since it was requested.
     """
     console = Console(stderr=True)
     main = _is_main()
@@ -99,7 +99,7 @@ def _page(output: Path, console: Console) -> None:
 
 @contextlib.contextmanager
 def _plain_warnings(console: Console) -> Iterator[None]:
-    """Our own warnings as one line each, for people who read a log and not our code; others' as ever."""
+    """Show our own warnings as one line each, for people who read a log and not our code; others as usual."""
     ours, others = Path(__file__).parents[1], warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:

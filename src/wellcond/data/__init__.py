@@ -1,10 +1,10 @@
-"""Data: what models are trained on, from folders, archives, shards and hubs, and what is embedded for those without.
+"""Data sets to train on: from folders, archives, shards and hubs, and small ones that are built in.
 
-    data = open_data("digits", image_size=8)                        # embedded
+    data = open_data("digits", image_size=8)                        # built in
     data = open_data("folder:imagenette", image_size=224)           # train/CLASS/FILE and val/CLASS/FILE
     batches = TrainBatches(data.train.to("cuda"), batch_size=256, seed=0, device="cuda", …)
 
-`register_source` adds a kind of data: docs/data.md.
+`register_source` adds a kind of data; see docs/data.md.
 """
 
 from wellcond.data import (  # noqa: F401 (they register their words)

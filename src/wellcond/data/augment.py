@@ -1,17 +1,17 @@
-"""How training images are varied: the settings, checked when they are made, and what they do to whole batches.
+"""Augmentation of training images: the settings, checked on creation, and the operations on whole batches.
 
-    Augmentation(padding=4, flip=0.5)                               # what CIFAR is usually trained with
+    Augmentation(padding=4, flip=0.5)                               # the usual choice for CIFAR
     Augmentation(scale_min=0.08, flip=0.5, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
-    Augmentation()                                                  # the images as they are
+    Augmentation()                                                  # no augmentation
 
     floats = vary_images(pixels, draws, augmentation)               # uint8 → float32 in 0 … 255
-    places = draw_places(draws, augmentation, h, w)                 # the same for many batches at once:
-    floats = vary_images(pixels, draws, augmentation, places)       # few small kernels are left for each
+    places = draw_places(draws, augmentation, h, w)                 # drawn for many batches at once,
+    floats = vary_images(pixels, draws, augmentation, places)       # few small kernels remain for each
     floats = erase_boxes(normalised, draws, noise, augmentation)
     mixed = mix_images(floats, mixing)                              # neighbours: 0 with 1, 2 with 3, …
 
-Every image draws its own crop, flip, colours and erased box: `draws` are (images, DRAWS) uniform numbers, a row for
-each image. Batches are varied on their device, one or several in a row. Letters: b images, c channels, h × w pixels.
+Each image has its own crop, flip, colours and erased box: `draws` holds (images, DRAWS) uniform random numbers, one row
+per image. Batches are augmented on their device, one or several at a time. Shapes: b images, c channels, h × w pixels.
 """
 
 import math
@@ -32,63 +32,63 @@ __all__ = [
     "mix_labels", "vary_images",
 ]  # fmt: skip
 
-TRIES = 10  # of a box's area and shape, before the whole image is taken (crop) or nothing is (erasing), as usual
-# Which column of the draws serves what.
+TRIES = 10  # at a box's area and shape; if none fits, the whole image is taken (crop) or nothing (erasing), as usual
+# The columns of `draws` that each operation uses.
 PLACE, FLIP, COLORS, ERASE, ERASE_PLACE = slice(0, 2), 2, slice(3, 6), 6, slice(7, 9)
 CROP_TRIES, ERASE_TRIES = slice(9, 9 + 2 * TRIES), slice(9 + 2 * TRIES, 9 + 4 * TRIES)
 DRAWS = ERASE_TRIES.stop
-GRAY = (0.299, 0.587, 0.114)  # how bright red, green and blue look, as in Pillow's conversion to "L"
+GRAY = (0.299, 0.587, 0.114)  # brightness of red, green and blue, as in Pillow's conversion to "L"
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is done to a training image, in this order, and to its label. Nothing, unless asked for."""
+    """Augmentation of training images and their labels, applied in this order. By default nothing is done."""
 
     padding: int = 0
-    """Pixels of black added on each side before a crop of the image's own size."""
+    """Black pixels added on each side before cropping back to the image's size."""
     scale_min: float = 1.0
-    """The smallest share of the area that a random crop takes, to be resized; 1 is off. Not with `padding`."""
+    """The smallest share of the area that a random resized crop takes; 1 is off. Not with `padding`."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height of such a crop, from and to."""
+    """The range of the crop's width over height."""
     flip: float = 0.0
     """The probability that an image is mirrored left to right."""
     auto_augment: str = ""
-    """timm's name of a policy, as "rand-m9-mstd0.5-inc1". It needs PIL images, so the data has to be streamed."""
+    """A policy by timm's name, such as "rand-m9-mstd0.5-inc1". It needs PIL images, so the data has to be streamed."""
     color_jitter: float = 0.0
     """Brightness, contrast and saturation are each multiplied by a factor between 1 − this and 1 + this."""
     erasing: float = 0.0
-    """The probability that a box of 2 % to a third of the image is erased."""
+    """The probability that a box covering 2 % to a third of the image is erased."""
     erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
-    """Erased by the mean, one random colour, or noise."""
+    """What fills the erased box: the mean, one random colour, or noise."""
     mixup: float = 0.0
     """Alpha of the Beta distribution of mixup; 0 is off."""
     cutmix: float = 0.0
-    """Alpha of the Beta distribution of CutMix; 0 is off. With mixup on as well, `mix_switch` chooses."""
+    """Alpha of the Beta distribution of CutMix; 0 is off. If mixup is on as well, `mix_switch` chooses."""
     mix_prob: float = 1.0
     """The probability that mixing happens at all."""
     mix_switch: float = 0.5
-    """The probability of CutMix where both are on."""
+    """The probability of CutMix if both are on."""
     mix_per: Literal["batch", "pair"] = "batch"
-    """One draw of the above for a whole batch, as in timm's default, or one for each pair of images."""
+    """Whether to draw the above once per batch, as timm does by default, or once per pair of images."""
     label_smoothing: float = 0.0
-    """This much of the label is spread over all the classes."""
+    """The share of the label that is spread over all classes."""
 
     def __post_init__(self) -> None:
         self.check()
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed with others: mixup or cutmix."""
+        """Whether images are mixed with others, by mixup or CutMix."""
         return self.mix_prob > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     @property
     def soft_labels(self) -> bool:
-        """Whether labels come as one row of probabilities per image instead of one number."""
+        """Whether each label is a row of class probabilities instead of one number."""
         return self.mixes or self.label_smoothing > 0
 
     def check(self) -> None:
-        """Raises ValueError for values that mean nothing."""
+        """Raise ValueError for invalid values."""
         for name in ("flip", "erasing", "mix_prob", "mix_switch"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a probability, from 0 to 1")
@@ -110,7 +110,7 @@ class Augmentation:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
 
     def check_batches(self, batch_size: int, *, streamed: bool) -> None:
-        """Raises ValueError for what batches of this size, from the cache or streamed, cannot do."""
+        """Raise ValueError if batches of this size, cached or streamed, cannot be augmented like this."""
         if self.mixes and batch_size % 2:
             raise ValueError(f"mixup and CutMix mix pairs, but the batch size is {batch_size}; make it even")
         if self.auto_augment and not streamed:
@@ -126,7 +126,7 @@ class Augmentation:
 def vary_images(
     pixels: Tensor, draws: Tensor, augmentation: Augmentation, places: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Crop, flip and colour: (b, c, h, w) uint8 to float32 between 0 and 255."""
+    """Crop, flip and jitter the colours: (b, c, h, w) uint8 to float32 between 0 and 255."""
     y, x = draw_places(draws, augmentation, *pixels.shape[2:]) if places is None else places
     if augmentation.scale_min < 1:
         h, w = pixels.shape[2:]
@@ -140,7 +140,7 @@ def vary_images(
 
 
 def draw_places(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
-    """Where each image's rows (b, h) and columns (b, w) come from: pixels' numbers, or grid_sample's −1 … 1."""
+    """Return where each image's rows (b, h) and columns (b, w) come from: indices, or grid_sample's −1 … 1."""
     flipped = draws[:, FLIP, None] < augmentation.flip
     if augmentation.scale_min < 1:
         y, x = _draw_crops(draws, augmentation, h, w)
@@ -152,7 +152,7 @@ def draw_places(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tu
 
 
 def _take(pixels: Tensor, row: Tensor, column: Tensor, *, inside: bool) -> Tensor:
-    """Each pixel from where it comes, black from beyond the border: a crop of an image that is never padded."""
+    """Gather pixels from these rows and columns, black beyond the border: a padded crop without the padded image."""
     _, c, h, w = pixels.shape
     source = (row.clamp(0, h - 1)[:, :, None] * w + column.clamp(0, w - 1)[:, None, :]).flatten(1)  # (b, h·w)
     found = pixels.flatten(2).gather(2, source[:, None].expand(-1, c, -1)).view_as(pixels)
@@ -171,17 +171,17 @@ def _draw_crops(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tu
 
 
 def _positions(size: int, start: Tensor, length: Tensor) -> Tensor:
-    """Where the pixels of a crop enlarged to `size` come from, in grid_sample's −1 … 1. (b, size)."""
+    """Return where the pixels of a crop resized to `size` come from, in grid_sample's −1 … 1. (b, size)."""
     start, length = start[:, None], length[:, None]
     place = (torch.arange(size, device=start.device) + 0.5) * (length / size) - 0.5
-    place = start + torch.minimum(place.clamp_min(0), length - 1)  # what lies beyond the crop is not seen
+    place = start + torch.minimum(place.clamp_min(0), length - 1)  # nothing is sampled beyond the crop
     return (2 * place + 1) / size - 1
 
 
 def _draw_boxes(
     draws: Tensor, area: tuple[float, float], ratio: tuple[float, float], h: int, w: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Height and width of each image's box, whole numbers as floats, and whether one of the tries fitted. (b,) each."""
+    """Return height and width of each image's box, whole numbers as floats, and whether any try fitted. (b,) each."""
     share = area[0] + (area[1] - area[0]) * draws[:, :TRIES]
     log_ratio = math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[:, TRIES:]
     wide = (share * (h * w) * log_ratio.exp()).sqrt().round()
@@ -192,7 +192,7 @@ def _draw_boxes(
 
 
 def _color(floats: Tensor, draws: Tensor, strength: float) -> Tensor:
-    """Brightness, contrast, saturation, in this order, each within 0 and 255."""
+    """Jitter brightness, contrast and saturation, in this order, clamping to 0 … 255 after each."""
     low = max(0.0, 1 - strength)
     brightness, contrast, saturation = (low + (1 + strength - low) * draws).T[:, :, None, None, None]
     floats = (floats * brightness).clamp(0, 255)
@@ -208,7 +208,7 @@ def _gray(floats: Tensor) -> Tensor:
 
 
 def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentation: Augmentation) -> Tensor:
-    """A box of each image drawn for it is replaced by `noise` (b, c or c·h·w), or by 0, which is the mean by now."""
+    """Replace a box in each image drawn for it by `noise` (b, c or c·h·w), or by 0, the mean after normalisation."""
     _, c, h, w = images.shape
     high, wide, found = _draw_boxes(draws[:, ERASE_TRIES], ERASED_AREA, ERASED_RATIO, h, w)
     found &= (draws[:, ERASE] < augmentation.erasing) & (high < h) & (wide < w)
@@ -223,7 +223,7 @@ def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentatio
 
 
 class StepPart(NamedTuple):
-    """Which images of a step a batch holds: `offset` … `offset + size` of the `total` that all the ranks see in it."""
+    """Which images of a step a batch holds: `offset` … `offset + size` of the `total` over all ranks."""
 
     step: int
     offset: int
@@ -233,22 +233,22 @@ class StepPart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """What mixup and CutMix do to each image of some batches and its neighbour."""
+    """How mixup and CutMix combine each image of some batches with its neighbour."""
 
     share: Tensor
-    """(b,) float32: how much of the label stays the image's own."""
+    """(b,) float32: the weight of the image's own label."""
     keep: Tensor
-    """(b,) float32: how much of each pixel does; 1 for CutMix, which takes whole pixels."""
+    """(b,) float32: the weight of the image's own pixels; 1 for CutMix, which takes whole pixels."""
     box: Tensor | None
-    """(b, 4) float32, whole numbers: top, bottom, left, right of what CutMix takes from the neighbour; mixup's box is
-    empty. None without CutMix."""
+    """(b, 4) float32, whole numbers: top, bottom, left, right of the box that CutMix takes from the neighbour, empty
+    for mixup. None without CutMix."""
 
 
 def draw_mixing(
     augmentation: Augmentation, parts: Sequence[StepPart], *, seed: int, epoch: int, h: int, w: int,
     device: torch.device,
 ) -> Mixing:  # fmt: skip
-    """For the images of these batches, one after the other. Each step has numbers of its own; they are sent at once."""
+    """Draw the mixing for these batches, concatenated. Each step has its own numbers; all are sent in one copy."""
     both = augmentation.mixup > 0 and augmentation.cutmix > 0
     drawn = [_draw_pairs(augmentation, part, make_key(seed, epoch, part.step), h, w) for part in parts]
     mixes, cuts, share_up, share_cut, y, x = np.concatenate(drawn, axis=1)
@@ -258,7 +258,7 @@ def draw_mixing(
     box = np.stack([y - half_h, y + half_h, x - half_w, x + half_w]).clip(0, [[h], [h], [w], [w]])
     box = np.where(cuts, box, 0)
     keep = np.where(cuts, 1, share)
-    share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # what really stays
+    share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # clipped at the border
 
     firsts = np.cumsum([0, *(pairs.shape[1] for pairs in drawn[:-1])])
     which = [_pair_of(augmentation, part) + first for part, first in zip(parts, firsts, strict=True)]
@@ -269,7 +269,7 @@ def draw_mixing(
 
 
 def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w: int) -> NDArray[np.float64]:
-    """(6, pairs): whether to mix, which way, a share for each way, and the middle of a box that the border may cut."""
+    """Return (6, pairs): whether to mix, which way, a share for each way, and a box's centre, which may be clipped."""
     draw = np.random.default_rng(key)
     pairs = 1 if augmentation.mix_per == "batch" else (part.total + 1) // 2
     unused = np.ones(pairs)
@@ -282,7 +282,7 @@ def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w:
 
 
 def _pair_of(augmentation: Augmentation, part: StepPart) -> NDArray[np.int64]:
-    """Which of the pairs drawn for a step each image belongs to."""
+    """Return which of the step's pairs each image belongs to."""
     if augmentation.mix_per == "batch":
         return np.zeros(part.size, np.int64)
     return np.arange(part.offset, part.offset + part.size) // 2
@@ -300,15 +300,15 @@ def mix_images(images: Tensor, mixing: Mixing) -> Tensor:
 
 
 def mix_labels(labels: Tensor, mixing: Mixing | None, *, num_classes: int, smoothing: float) -> Tensor:
-    """(b, num_classes) float32, each row a distribution."""
+    """Return soft labels, (b, num_classes) float32, each row a distribution."""
     own = labels[:, None] == torch.arange(num_classes, device=labels.device)
     soft = own.float() * (1 - smoothing) + smoothing / num_classes
     return soft if mixing is None else torch.lerp(_neighbours(soft), soft, mixing.share[:, None])
 
 
 def _neighbours(rows: Tensor) -> Tensor:
-    """0 and 1 change places, 2 and 3, …; an odd last one stays itself. So does that of every batch of several in a row
-    as long as only the last is odd."""
+    """Swap rows 0 and 1, 2 and 3, …; an odd last one stays in place. Works for several concatenated batches as well, if
+    only the last has an odd size."""
     even = len(rows) // 2 * 2
     swapped = rows[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
     return swapped if even == len(rows) else torch.cat([swapped, rows[even:]])

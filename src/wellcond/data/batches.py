@@ -1,13 +1,13 @@
-"""Batches of cached images: for training, shuffled and varied on the device, and for evaluation, each image once.
+"""Batches of cached images: for training, shuffled and augmented on the device; for evaluation, each image once.
 
     batches = TrainBatches(data.train.to("cuda"), batch_size=512, seed=0, device="cuda",
                            augmentation=Augmentation(padding=4, flip=0.5), num_classes=10)
-    for images, labels in batches.epoch(3, start=17):      # steps 17, 18, … of epoch 3, to the same bits as always
+    for images, labels in batches.epoch(3, start=17):      # steps 17, 18, … of epoch 3, always bit-identical
     for images, labels in EvalBatches(data.val, batch_size=512, device="cuda"):
 
-What a step sees depends on (seed, epoch, step) alone. `batch_size` is one process's: with `world` processes a step
-takes `batch_size × world` images of one global order, and process `rank` the rank-th part of them. So two processes
-with 256 each see what one with 512 sees.
+What a step sees depends only on (seed, epoch, step). `batch_size` is per process: with `world` processes, a step takes
+`batch_size × world` images of one global order, and process `rank` gets the rank-th part of them. So two processes with
+256 each see what one with 512 sees.
 """
 
 import math
@@ -37,10 +37,10 @@ __all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
 
 VARIED, NOISE = 1, 2  # streams of random numbers
 AHEAD = 2  # groups of batches copied to the device while it computes
-# Several batches are varied at once and handed out one by one: a small batch takes a GPU less time than Python needs to
-# ask for it. No image's result depends on which others are in its group.
-TOGETHER = 2048  # images that are varied at once,
-TOGETHER_BYTES = 128 << 20  # if they are no more than this as float32
+# Several batches are augmented together and handed out one by one: for a small batch, Python takes longer to launch the
+# kernels than the GPU to run them. No image's result depends on the others in its group.
+TOGETHER = 2048  # images that are augmented at once,
+TOGETHER_BYTES = 128 << 20  # if they take no more bytes than this as float32
 DRAWN = 16_384  # images whose random numbers are drawn at once
 
 
@@ -71,7 +71,7 @@ class Share:
             )
 
     def at(self, step: int) -> tuple[int, int, int, int]:
-        """(from, to) in the order, the place of `from` within the step's images, and how many those are."""
+        """Return (from, to) in the order, the place of `from` within the step's images, and how many those are."""
         start = step * self.total
         total = min(self.total, self.count - start)
         low, high = self.rank * total // self.world, (self.rank + 1) * total // self.world
@@ -83,7 +83,7 @@ class Share:
 
 
 class TrainBatches:
-    """An epoch of cached images, shuffled and varied; see the top of this file."""
+    """Epochs of cached images, shuffled and augmented; see the top of this file."""
 
     def __init__(
         self, images: Images, *, batch_size: int, seed: int, rank: int = 0, world: int = 1,
@@ -100,10 +100,10 @@ class TrainBatches:
         self.normalise: Normalising = Normalising(images, self.device)
         images_together = min(TOGETHER, TOGETHER_BYTES // (4 * math.prod(images.shape)))
         self.together: int = max(1, images_together // batch_size)
-        """Batches that are varied at once."""
+        """How many batches are augmented at once."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
+        """Yield normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) if soft."""
         self.share.check_start(start)
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images))
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
@@ -145,7 +145,7 @@ class TrainBatches:
 
 
 class _Draws(NamedTuple):
-    """What was drawn for the images of a group of batches."""
+    """The random draws for the images of a group of batches."""
 
     rows: Tensor
     uniform: Tensor
@@ -156,7 +156,7 @@ def finish_batch(
     images: Tensor, labels: Tensor, how: Augmentation, *, num_classes: int, seed: int, epoch: int, step: int,
     offset: int, total: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Mixes the images where asked for, and makes labels soft where they have to be."""
+    """Mix the images if asked for, and make labels soft if they have to be."""
     part = StepPart(step, offset, len(images), total)
     return _finish(images, labels, how, [part], num_classes=num_classes, seed=seed, epoch=epoch)
 
@@ -175,7 +175,7 @@ def _finish(
 
 
 class EvalBatches:
-    """Every image once over all the ranks, in a fixed order, as many batches on each rank; the last may be smaller."""
+    """Every image once across all ranks, in a fixed order, cut alike on each rank; the last batch may be smaller."""
 
     def __init__(
         self, images: Images, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu"
@@ -196,16 +196,16 @@ class EvalBatches:
 
 
 def eval_cuts(count: int, *, batch_size: int, world: int) -> list[slice]:
-    """The same cuts for each rank's rows, such that none is empty anywhere: sharded models wait for every rank."""
+    """Return the same cuts for each rank's rows, if possible with none empty: sharded models wait for every rank."""
     longest, shortest = -(-count // world), count // world
     starts = list(range(0, longest, batch_size))
     if len(starts) > 1 and shortest == starts[-1] and batch_size > 1:
-        starts[-1] -= 1  # the longest rank's last batch would be one image, and the others' none
+        starts[-1] -= 1  # the last batch would be one image on some ranks and none on the others
     return [slice(low, high) for low, high in zip(starts, [*starts[1:], longest], strict=True)]
 
 
 class Normalising:
-    """From 0 … 255 to mean 0 and deviation 1 over the training part."""
+    """Normalise 0 … 255 to mean 0 and standard deviation 1 over the training part."""
 
     def __init__(self, images: Images, device: torch.device) -> None:
         self.scale: Tensor = (1 / (255 * images.std)).to(device)[:, None, None]
@@ -216,7 +216,7 @@ class Normalising:
 
 
 def fetch_batches(images: Images, parts: list[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """(pixels, labels) on the device. Where the images are elsewhere, a thread gathers the next ones meanwhile."""
+    """Yield (pixels, labels) on the device. If the images are elsewhere, a thread gathers the next ones meanwhile."""
 
     def fetch(rows: Tensor) -> tuple[Tensor, Tensor]:
         found = images.gather(rows), images.labels[rows]
@@ -240,6 +240,6 @@ def fetch_batches(images: Images, parts: list[Tensor], device: torch.device) -> 
                     yield move(waiting.popleft().result())
             while waiting:
                 yield move(waiting.popleft().result())
-        finally:  # whoever stops in the middle of an epoch does not wait for what nobody reads
+        finally:  # if the caller stops mid-epoch, do not wait for batches that nobody reads
             for future in waiting:
                 future.cancel()

@@ -1,10 +1,10 @@
-"""Small sets, decoded once: uint8 files that are mapped into memory, so that no epoch decodes anything again.
+"""Cache of decoded images for small sets: uint8 files, memory-mapped, so that each image is decoded only once.
 
     data = open_cached(source, image_size=64, cache_dir=Path("cache"))
 
 A set's folder, NAME-64px-HASH, holds train.npy and val.npy (rows, 3, 64, 64), their labels and sums, and cache.json
-with the source, its fingerprint, the size, the counts and what was skipped. It is written aside and renamed; one whose
-source changed, or which misses something, is built anew. Of several processes one builds, and the others wait for it.
+with the source, its fingerprint, the size, the counts and what was skipped. It is written to a temporary folder and
+renamed. If its source has changed, or something is missing, it is rebuilt, by one process while others wait.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ __all__ = ["CACHE_LIMIT", "Progress", "default_cache_dir", "open_cached"]
 FORMAT = 1
 CACHE_LIMIT = 16 << 30
 """Bytes of decoded pixels above which a set is streamed from its files instead."""
-CHUNK = 512  # images decoded between two calls of the progress
+CHUNK = 512  # images decoded between two progress calls
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is done, how many are done, and of how many."""
+"""Called with what is being done, how many are done, and of how many."""
 
 
 def default_cache_dir() -> Path:
-    """$WELLCOND_CACHE, or where this system keeps caches."""
+    """Return $WELLCOND_CACHE, or a folder in $XDG_CACHE_HOME or ~/.cache."""
     if os.environ.get("WELLCOND_CACHE"):
         return Path(os.environ["WELLCOND_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wellcond"
@@ -48,7 +48,7 @@ def default_cache_dir() -> Path:
 def open_cached(
     source: Source, *, image_size: int, cache_dir: Path, limit: int = CACHE_LIMIT, progress: Progress | None = None
 ) -> DataSet:
-    """The set from its cache, which is built if need be; streamed from its files if it is larger than `limit` bytes."""
+    """Open a set from its cache, built if need be, or stream it from its files if it is larger than `limit` bytes."""
     from filelock import FileLock
 
     slug = re.sub(r"[^A-Za-z0-9._-]+", "_", source.name)[:60] or "data"
@@ -57,11 +57,11 @@ def open_cached(
     if found is not None:
         return found
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder) + ".lock"):  # the system lets go of it when its holder dies
+    with FileLock(str(folder) + ".lock"):  # the system releases it if its holder dies
         found = _load(folder, source, image_size, limit)
         if found is not None:
             return found
-        for left in cache_dir.glob(f".{folder.name}.*.tmp"):  # of one that died while it was building
+        for left in cache_dir.glob(f".{folder.name}.*.tmp"):  # left by a process that died while building
             shutil.rmtree(left, ignore_errors=True)
         aside = cache_dir / f".{folder.name}.{secrets.token_hex(4)}.tmp"
         aside.mkdir()
@@ -121,7 +121,7 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
         )
         _reserve(aside / f"{split}.npy")
         labels: list[int] = []
-        with contextlib.closing(_decode(part, image_size)) as images:  # an interruption stops its threads, too
+        with contextlib.closing(_decode(part, image_size)) as images:  # an interruption stops its threads too
             for done, row, decoded in images:
                 if isinstance(decoded, str):
                     skipped.append((part.name(row), decoded))
@@ -150,7 +150,7 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
 
 
 def _reserve(path: Path) -> None:
-    """Takes the disk space now, as an error: a mapped file that finds no space later on kills the process."""
+    """Allocate the disk space now, which may raise: later, a mapped file on a full disk would kill the process."""
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
@@ -161,7 +161,7 @@ def _say_skipped(skipped: Skipped) -> str:
 
 
 def _decode(part: Part, image_size: int) -> Generator[tuple[int, int, "np.ndarray[Any, Any] | str"], None, None]:
-    """(how many are done, row, pixels or why there are none), in order. Pillow decodes outside of Python's lock."""
+    """Yield (number done, row, pixels or why there are none), in order. Pillow releases the GIL while it decodes."""
 
     def one(row: int) -> "np.ndarray[Any, Any] | str":
         try:
@@ -179,11 +179,11 @@ def _decode(part: Part, image_size: int) -> Generator[tuple[int, int, "np.ndarra
                 for row, decoded in zip(rows, pool.map(one, rows), strict=True):
                     yield row + 1, row, decoded
         finally:
-            pool.shutdown(cancel_futures=True)  # after an interruption, what is being decoded is the last
+            pool.shutdown(cancel_futures=True)  # after an interruption, start no more
 
 
 def _fit(image: Any, image_size: int) -> "np.ndarray[Any, Any]":
-    """(3, size, size): the shorter side resized, the middle of the longer one kept; nothing done where it fits."""
+    """Return (3, size, size): shorter side resized, centre of the longer one cropped; nothing done if it fits."""
     from PIL import Image
 
     width, height = image.size
@@ -198,7 +198,7 @@ def _fit(image: Any, image_size: int) -> "np.ndarray[Any, Any]":
 
 
 def _put(aside: Path, folder: Path) -> None:
-    if folder.exists():  # stale: whoever has it mapped keeps what is mapped
+    if folder.exists():  # stale; processes that have it mapped keep their mapping
         old = aside.with_suffix(".old.tmp")
         os.replace(folder, old)
         shutil.rmtree(old, ignore_errors=True)
@@ -209,7 +209,7 @@ def _put(aside: Path, folder: Path) -> None:
 
 
 def _load(folder: Path, source: Source, image_size: int, limit: int) -> DataSet | None:
-    """The set, or None if the cache is missing, stale, incomplete or larger than it may be."""
+    """Load the set; None if the cache is missing, stale, incomplete or larger than the limit."""
     try:
         about = read_json(folder / "cache.json")
         if (about["format"], about["fingerprint"], about["image_size"]) != (FORMAT, source.fingerprint, image_size):
@@ -228,7 +228,7 @@ def _load(folder: Path, source: Source, image_size: int, limit: int) -> DataSet 
 
 
 def _map(folder: Path, split: str, count: int) -> Images:
-    # "c" maps privately: torch wants memory it could write to, and the file never changes.
+    # "c" is copy-on-write: torch wants writable memory, and writes never reach the file.
     pixels = torch.from_numpy(np.load(folder / f"{split}.npy", mmap_mode="c")[:count])
     labels, sums = (torch.from_numpy(np.load(folder / f"{split}.{kind}.npy")) for kind in ("labels", "sums"))
     if len(labels) != count or len(pixels) != count:

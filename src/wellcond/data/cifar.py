@@ -1,9 +1,9 @@
-"""CIFAR-10 and CIFAR-100 in their python version, as torchvision unpacks them.
+"""CIFAR-10 and CIFAR-100 in their Python version, as unpacked by torchvision.
 
     source = cifar_source("cifar10", Path("data"))      # data/cifar-10-batches-py/data_batch_1, …
 
-These files are pickles, which can run anything. They are read by an unpickler that builds arrays and plain values and
-refuses all else, so a file from a stranger does no harm.
+These files are pickles, which can run arbitrary code. They are read by an unpickler that builds only arrays and plain
+values and refuses everything else, so untrusted files do no harm.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ SIDE = 32
 
 
 def cifar_source(which: str, path: Path) -> Source:
-    """`path` is the folder with the files, or the one above it."""
+    """Return the source for CIFAR files; `path` is the folder that holds them, or its parent."""
     files: dict[str, Any] = SETS[which]
     folder = path / files["folder"] if (path / files["folder"]).is_dir() else path
     needed = [*files["train"], *files["val"], files["meta"]]
@@ -92,7 +92,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_arrays(file: Path) -> Any:
-    """What a pickle of arrays, lists, dicts, strings and numbers holds; ValueError for any other."""
+    """Load a pickle of arrays, lists, dicts, strings and numbers; raise ValueError for any other."""
     with open(file, "rb") as opened:
         try:
             return _ArraysOnly(opened, encoding="latin1").load()

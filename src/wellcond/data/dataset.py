@@ -1,7 +1,7 @@
 """Images and labels as tensors, in memory, memory-mapped or on the GPU, and the parts of a data set.
 
 data.train.pixels                      # (50000, 3, 32, 32) uint8; data.train.labels: (50000,) int64
-train = data.train.to("cuda")          # on the GPU where it fits; otherwise as it was, and train.device says so
+train = data.train.to("cuda")          # on the GPU if it fits; otherwise unchanged, as train.device shows
 train.gather(torch.tensor([4, 17]))    # (2, 3, 32, 32) uint8
 """
 
@@ -16,20 +16,20 @@ from wellcond.data.draws import make_key
 
 __all__ = ["DataSet", "Images", "fits_on", "hold_out", "pixel_sums", "split_rows"]
 
-GPU_SHARE = 0.4  # of the free memory: the rest belongs to the model and its activations
+GPU_SHARE = 0.4  # of the free memory; the rest is for the model and its activations
 CHUNK_BYTES = 64 << 20
 
 
 class Images:
-    """uint8 pixels (rows, channels, height, width) with their labels, and the training part's mean and deviation."""
+    """uint8 pixels (rows, channels, height, width) with labels, and the training part's mean and standard deviation."""
 
     def __init__(
         self, pixels: Tensor, labels: Tensor, *, mean: Tensor, std: Tensor, rows: Tensor | None = None,
         sums: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`rows` picks some of the pixels and labels, so that a part of a mapped file needs no copy.
+        """`rows` selects some of the pixels and labels, so that a part of a mapped file needs no copy.
 
-        `mean` and `std` are per channel, of pixels scaled to [0, 1]. `sums` are `pixel_sums(pixels)`, if at hand.
+        `mean` and `std` are per channel, of pixels scaled to [0, 1]. `sums` is `pixel_sums(pixels)`, if known already.
         """
         assert (pixels.dtype, labels.dtype) == (torch.uint8, torch.int64), (pixels.dtype, labels.dtype)
         assert labels.shape == pixels.shape[:1], (labels.shape, pixels.shape)
@@ -48,7 +48,7 @@ class Images:
 
     @property
     def pixels(self) -> Tensor:
-        """All of them. A part of a mapped file is copied into memory by this; `gather` copies what is asked for."""
+        """All pixels. For a part of a mapped file, this copies them into memory; `gather` copies only some."""
         return self._pixels if self.rows is None else self._pixels[self.rows]
 
     @property
@@ -64,83 +64,83 @@ class Images:
 
     @property
     def device(self) -> torch.device:
-        """Where the pixels are."""
+        """The device of the pixels."""
         return self._pixels.device
 
     @property
     def nbytes(self) -> int:
-        """What the images take, a byte for each value."""
+        """The size of the images in bytes, one for each value."""
         channels, height, width = self.shape
         return len(self) * channels * height * width
 
     def gather(self, rows: Tensor) -> Tensor:
-        """These images, in this order, uint8, where the pixels are."""
+        """Return these images, in this order, as uint8 on the pixels' device."""
         rows = rows.to(self.device)
         return self._pixels.index_select(0, rows if self.rows is None else self.rows[rows])
 
     def to(self, device: torch.device | str, *, share: float = GPU_SHARE) -> "Images":
-        """Moved there if the pixels take no more than `share` of the memory that is free; otherwise unchanged.
+        """Move to the device if the pixels take no more than `share` of its free memory; otherwise return self.
 
         On the CPU a mapped file stays mapped: the system keeps in memory what is used.
         """
         return self._moved(torch.device(device)) if fits_on(device, self.device, self.nbytes, share) else self
 
     def part(self, rows: Tensor) -> "Images":
-        """Some of the images, without a copy, with the same mean and deviation."""
+        """Return some of the images, without a copy, with the same mean and standard deviation."""
         rows = rows if self.rows is None else self.rows[rows]
         return Images(self._pixels, self._all_labels, mean=self.mean, std=self.std, rows=rows, sums=self._sums)
 
     def measured(self) -> "Images":
-        """The same with their own mean and deviation, computed exactly from integers."""
+        """Return the same images with their own mean and standard deviation, computed exactly from integers."""
         sums = self._sums if self._sums is not None else pixel_sums(self._pixels)
         sums = sums if self.rows is None else sums[self.rows]
         count = 255 * len(self) * self.shape[1] * self.shape[2]
-        total, squares = sums.sum(0).double().unbind(1)  # of integers, and exact below 2⁵³
+        total, squares = sums.sum(0).double().unbind(1)  # of integers, so exact below 2⁵³
         mean = total / count
         std = (squares / (255 * count) - mean**2).clamp_min(0).sqrt()
-        std = torch.where(std > 0, std, torch.ones_like(std))  # a channel of one value: subtract it, divide by nothing
+        std = torch.where(std > 0, std, torch.ones_like(std))  # a constant channel is only centred
         return self.normalised_by(mean, std)
 
     def normalised_by(self, mean: Tensor, std: Tensor) -> "Images":
-        """The same images with another mean and deviation."""
+        """Return the same images with another mean and standard deviation."""
         return Images(self._pixels, self._all_labels, mean=mean, std=std, rows=self.rows, sums=self._sums)
 
     def like(self, train: "Images") -> "Images":
-        """Normalised as the training part is."""
+        """Return the same images, normalised as the training part is."""
         return self.normalised_by(train.mean, train.std)
 
     def content(self) -> list[bytes]:
-        """What changes when the data does, beside the labels: exact sums over all pixels."""
+        """Return what changes when the data does, besides the labels: statistics from exact sums over all pixels."""
         own = self.measured()
         return [own.mean.numpy().tobytes(), own.std.numpy().tobytes()]
 
     def _moved(self, device: torch.device) -> "Images":
         pixels = torch.empty((len(self), *self.shape), dtype=torch.uint8, device=device)
-        for chunk in split_rows(len(self), self.nbytes):  # a mapped file should not be copied whole on its way
+        for chunk in split_rows(len(self), self.nbytes):  # a mapped file should not be read into memory whole
             pixels[chunk].copy_(self.gather(torch.arange(chunk.start, chunk.stop)))
         return Images(pixels, self.labels.to(device), mean=self.mean, std=self.std)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set, checked: every class has images in both parts, and the labels are places in `classes`."""
+    """A checked data set: every class has images in both parts, and the labels are indices into `classes`."""
 
     name: str
     classes: list[str]
     train: Any
-    """Parts are `loading.Part`s: `Images`, `ImageFiles`, `SequenceSet`, or what a source of your own gives."""
+    """Parts are `loading.Part`s: `Images`, `ImageFiles`, `SequenceSet`, or what a source of your own returns."""
     val: Any
-    """What is looked at while training: the set's own validation part, or what `holdout` took from `train`."""
+    """Evaluated during training: the set's own validation part, or what `holdout` took from `train`."""
     skipped: list[tuple[str, str]]
     """Files that could not be read, and why."""
     test: Any = None
-    """For the end: the set's own test part, or with a holdout its validation part; None where there is neither."""
+    """Evaluated at the end: the set's own test part, or with a holdout its validation part; otherwise None."""
 
 
 def hold_out(data: DataSet, share: float, *, seed: int) -> DataSet:
-    """`share` of every class of `train` becomes `val`; what was `val` becomes `test`, unless there is a test part.
+    """Move `share` of every class of `train` to `val`; the old `val` becomes `test`, unless there is a test part.
 
-    Which samples, depends on the seed and the labels alone. The mean and deviation are those of what is left to train.
+    The choice depends only on the seed and the labels. Mean and standard deviation are those of the rest of `train`.
     """
     if share == 0:
         return data
@@ -166,7 +166,7 @@ def hold_out(data: DataSet, share: float, *, seed: int) -> DataSet:
 
 
 def fits_on(device: torch.device | str, now: torch.device, nbytes: int, share: float) -> bool:
-    """Whether to move so many bytes from `now` to `device`: they are not there, and take no more than `share` of it."""
+    """Whether to move `nbytes` from `now` to `device`: they are elsewhere, and fit in `share` of its free memory."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -176,7 +176,7 @@ def fits_on(device: torch.device | str, now: torch.device, nbytes: int, share: f
 
 
 def pixel_sums(pixels: Tensor) -> Tensor:
-    """(rows, channels, 2) int64: the sum of the pixels and of their squares, exactly."""
+    """Return (rows, channels, 2) int64: the exact sums of the pixels and of their squares."""
     sums = torch.empty((*pixels.shape[:2], 2), dtype=torch.int64)
     for chunk in split_rows(len(pixels), pixels.numel()):
         values = pixels[chunk].flatten(2).to(torch.int32)
@@ -186,7 +186,7 @@ def pixel_sums(pixels: Tensor) -> Tensor:
 
 
 def split_rows(count: int, nbytes: int) -> Iterator[slice]:
-    """Slices over `count` rows of some `CHUNK_BYTES` each."""
+    """Yield slices over `count` rows, of about `CHUNK_BYTES` each."""
     step = max(1, count * CHUNK_BYTES // max(1, nbytes))
     for start in range(0, count, step):
         yield slice(start, min(count, start + step))

@@ -1,9 +1,9 @@
-"""The embedded default: 1,797 handwritten digits, 8 × 8 and gray, that come with scikit-learn.
+"""The built-in default: 1,797 handwritten digits, 8 × 8 and gray, that come with scikit-learn.
 
     data = load_digits(image_size=8)
     data.train.pixels.shape           # (1437, 1, 8, 8)
 
-The digits are stored writer after writer, so the last fifth is validation: mostly hands that training has not seen.
+The digits are stored writer by writer. The last fifth is for validation: mostly writers that training has not seen.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ VALIDATION = 360
 
 
 def load_digits(*, image_size: int = SIDE) -> DataSet:
-    """Ten classes, one channel. Another size than 8 enlarges the digits, smoothly."""
+    """Load the digits: ten classes, one channel. If `image_size` is not 8, they are resized smoothly."""
     images, targets = _stored()
     pixels = images[:, None] * (255 / GRAYS)
     if image_size != SIDE:
@@ -37,7 +37,7 @@ def load_digits(*, image_size: int = SIDE) -> DataSet:
 
 @cache
 def _stored() -> tuple[Tensor, Tensor]:
-    """Read once: a process may train on them many times."""
+    """Return images and labels, read only once: a process may train on them many times."""
     from sklearn import datasets
 
     pixels, targets = datasets.load_digits(return_X_y=True)

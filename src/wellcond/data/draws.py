@@ -1,11 +1,11 @@
-"""Random numbers that belong to an image, not to a moment.
+"""Random numbers that depend on the image, not on when they are drawn.
 
     draw_uniform(seed=0, epoch=3, rows=torch.tensor([17, 4]), count=8)      # (2, 8) float32 in [0, 1)
     order = draw_order(seed=0, epoch=3, count=50_000)                       # a permutation
 
-Each number is a hash of (seed, epoch, row, which), by the finalizer of SplitMix64. So an image's crop is the same
-whichever batch, rank or step it comes in, on a CPU as on a GPU, and nothing has to be replayed to go on in the middle
-of an epoch. The global generators of torch, numpy and Python are neither read nor moved.
+Each number is a hash of (seed, epoch, stream, row, column), by the finalizer of SplitMix64. So an image's crop is the
+same in any batch, rank or step, on a CPU or a GPU, and nothing has to be replayed to resume in the middle of an epoch.
+The global generators of torch, NumPy and Python are neither read nor advanced.
 """
 
 import torch
@@ -19,7 +19,7 @@ WORD = (1 << 64) - 1
 
 
 def make_key(*numbers: int) -> int:
-    """One 64-bit number out of several, in their order: what a generator for this purpose is seeded with."""
+    """Hash several numbers, in this order, into one 64-bit number: the seed of a generator for one purpose."""
     key = 0
     for number in numbers:
         key = _scramble((key + STEP + number) & WORD)
@@ -27,20 +27,20 @@ def make_key(*numbers: int) -> int:
 
 
 def draw_uniform(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
-    """(rows, count) float32 in [0, 1), 24 bits each. Another `stream` gives other numbers for another purpose."""
+    """Return (rows, count) float32 in [0, 1), 24 bits each. Use another `stream` for another purpose."""
     return _top_bits(_draw_words(make_key(seed, epoch, stream), rows, count))
 
 
 def draw_normal(*, seed: int, epoch: int, rows: Tensor, count: int, stream: int = 0) -> Tensor:
-    """(rows, count) float32 from the standard normal distribution, by Box and Muller's formula."""
-    words = _draw_words(make_key(seed, epoch, stream), rows, (count + 1) // 2)  # 48 bits of each make two numbers
+    """Return (rows, count) float32 from the standard normal distribution, by the Box-Muller transform."""
+    words = _draw_words(make_key(seed, epoch, stream), rows, (count + 1) // 2)  # 48 bits of each word make two numbers
     radius = (-2 * torch.log1p(-_top_bits(words))).sqrt()  # 1 − u is never 0
     angle = 2 * torch.pi * _top_bits(words << 24)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
 
 
 def draw_order(*, seed: int, epoch: int, count: int) -> Tensor:
-    """The order of an epoch: a permutation of `count` rows, int64 on the CPU."""
+    """Return the order of an epoch: a permutation of `count` rows, int64 on the CPU."""
     generator = torch.Generator().manual_seed(make_key(seed, epoch) >> 1)
     return torch.randperm(count, generator=generator)
 
@@ -52,7 +52,7 @@ def _draw_words(key: int, rows: Tensor, count: int) -> Tensor:
 
 
 def _top_bits(words: Tensor) -> Tensor:
-    """The highest 24 bits as a number in [0, 1): as many as a float32 holds."""
+    """Return the highest 24 bits, as many as a float32 holds, as a number in [0, 1)."""
     return ((words >> 40) & 0xFFFFFF).float() * 2**-24
 
 
@@ -63,7 +63,7 @@ def _scramble(word: int) -> int:
 
 
 def _scramble_all(words: Tensor) -> Tensor:
-    """The same on int64, which wraps around; a shift to the right keeps the sign, so its copies are masked away."""
+    """`_scramble` for int64 tensors, which wrap around. A right shift copies the sign bit, so the copies are masked."""
     words = (words ^ ((words >> 30) & (WORD >> 30))) * _signed(FIRST)
     words = (words ^ ((words >> 27) & (WORD >> 27))) * _signed(SECOND)
     return words ^ ((words >> 31) & (WORD >> 31))
@@ -74,7 +74,7 @@ def _signed(word: int) -> int:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a device without waiting for it: an ordinary `.to` would first wait for all that the GPU still has to do."""
+    """Copy to a device without synchronising: a plain `.to` would first wait for all the work queued on the GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # only from pinned memory a copy goes on by itself
+        tensor = tensor.pin_memory()  # only copies from pinned memory are asynchronous
     return tensor.to(device, non_blocking=True)

@@ -1,15 +1,15 @@
-"""Images where they lie, in folders, tar archives, arrays or tables: found, opened, decoded, listed with their labels.
+"""Find, open and decode images in folders, tar archives, arrays or tables, and list them with their labels.
 
     for name, file in walk_images(Path("photos"), skipped): …           # "cat/1.jpg", photos/cat/1.jpg
     for member in list_members(Path("train.tar"), skipped): …           # files and folders, as tarfile has them
     decode_image(ImageFile("cat/1.jpg", "photos/cat/1.jpg").open)       # a PIL image, RGB, the right way up
     part = FilePart([ImageFile(name="cat/1.jpg", path="data/train/cat/1.jpg")], labels=[0])
-    part.read(0)                                                        # wrap many of these in strict_decoding()
-    listing.check()                  # ValueError for an empty class, or classes that train and val do not share
+    part.read(0)                                                        # wrap many such calls in strict_decoding()
+    listing.check("pets")            # ValueError for an empty class, or classes that train and val do not share
 
-An archive's members are known by their place in it, so any of them can be read at any time, by any process. One odd
-file does not stop a set: a link to nothing, a FIFO, a device, a name that is not UTF-8, a file or a header that is too
-large to be honest. It is named in `skipped` with the reason, or raises when it is opened.
+Members of an archive are addressed by their offset, so any process can read any of them at any time. One bad file (a
+dangling link, a FIFO, a device, a name that is not UTF-8, a file or a header of implausible size) does not spoil a set:
+it is listed in `skipped` with the reason, or raises when it is opened.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ __all__ = [
 ]  # fmt: skip
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-MOST_BYTES = 1 << 29  # of one image's file; images.MOST_PIXELS take less, uncompressed
-MOST_HEADER = 1 << 20  # bytes of one header in an archive, which holds names
+MOST_BYTES = 1 << 29  # of one image's file; MOST_PIXELS take less, even uncompressed
+MOST_HEADER = 1 << 20  # bytes of one header in an archive; it holds names
 NOT_UTF8 = "its name is not UTF-8; rename it"
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -47,7 +47,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-MOST_PIXELS = 89_478_485  # of one image, a quarter of a GiB as RGB: from here on Pillow itself warns
+MOST_PIXELS = 89_478_485  # of one image, a quarter of a GiB as RGB; above this Pillow itself warns
 
 Skipped = list[tuple[str, str]]
 Opener = Callable[[], BinaryIO]
@@ -63,10 +63,10 @@ class ImageFile(NamedTuple):
     path: str
     offset: int = 0
     size: int = -1
-    """-1 is the whole file."""
+    """-1 for the whole file."""
 
     def open(self) -> BinaryIO:
-        """OSError or ValueError where that cannot be, or should not."""
+        """Open the file. Raises OSError or ValueError if that is impossible or unsafe."""
         if self.size < 0:
             return open_file(self.path)
         _check_bytes(self.size)
@@ -76,13 +76,13 @@ class ImageFile(NamedTuple):
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """An ordinary file of a bearable size; ValueError or OSError for anything else."""
+    """Open a regular file of plausible size; raise ValueError or OSError for anything else."""
     _check_bytes(check_regular(path).st_size)
     return open(path, "rb")
 
 
 def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
-    """Before a file is opened: to open a FIFO would wait for ever, and to read a device may never end."""
+    """Return the stat of a regular file, else raise: opening a FIFO may block for ever, reading a device never end."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -104,11 +104,11 @@ def _dangling(path: str | os.PathLike[str]) -> str:
 
 
 def is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is no photo but macOS's notes
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is macOS metadata, not a photo
 
 
 def is_utf8(name: str) -> bool:
-    """Other bytes of a name come as lone surrogates, which no text file of ours can hold."""
+    """Whether a name is valid UTF-8. Other bytes come as lone surrogates, which none of our text files can hold."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -117,12 +117,12 @@ def is_utf8(name: str) -> bool:
 
 
 def printable(name: str) -> str:
-    r"""For people, and for JSON: what is not UTF-8 as \xe9."""
+    r"""Return a name for display and for JSON, with bytes that are not UTF-8 as \xe9."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def walk_images(folder: Path, skipped: Skipped) -> Iterator[tuple[str, Path]]:
-    """Every image file below, with its name relative to the folder; whether it can be opened, shows when it is.
+    """Yield every image file below the folder, with its relative name, without testing whether it can be opened.
 
     Links are followed, since data sets are often made of them, but no folder is entered twice.
     """
@@ -149,9 +149,10 @@ def walk_images(folder: Path, skipped: Skipped) -> Iterator[tuple[str, Path]]:
 
 
 def list_members(path: Path, skipped: Skipped, *, name: str = "") -> Iterator[tarfile.TarInfo]:
-    """The files and folders in an archive that is not compressed; a hard link comes as the file that it stands for.
+    """Yield the files and folders in an uncompressed archive; a hard link comes as the file that it refers to.
 
-    TarError, OSError or ValueError if it cannot be opened; where it is damaged later on, what comes before is given.
+    Raises TarError, OSError or ValueError if it cannot be opened. If it is damaged later on, what comes before that is
+    yielded.
     """
     name = name or path.name
     size = check_regular(path).st_size
@@ -176,7 +177,7 @@ def list_members(path: Path, skipped: Skipped, *, name: str = "") -> Iterator[ta
 
 
 class _Headers(io.FileIO):
-    """An archive of which tarfile reads nothing but headers: their own words may claim any length."""
+    """An archive from which tarfile reads only headers, of limited size: a damaged one may claim any length."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= MOST_HEADER:
@@ -188,10 +189,10 @@ class _Headers(io.FileIO):
 
 
 def decode_image(opener: Opener) -> "Image":
-    """The picture in a file as 8-bit RGB, the right way up: turned as its EXIF says, on white where it is transparent.
+    """Decode an image file to 8-bit RGB, rotated as its EXIF data says, with transparency blended onto white.
 
-    Sixteen bits become eight by scaling (Pillow alone would clip them to white). A file that ends too early raises,
-    whatever Pillow was told elsewhere in the process.
+    Sixteen bits are scaled to eight (Pillow alone would clip them to white). A truncated file raises, whatever Pillow's
+    settings elsewhere in the process.
     """
     with strict_decoding():
         return decode_opened(opener)
@@ -199,12 +200,12 @@ def decode_image(opener: Opener) -> "Image":
 
 @contextlib.contextmanager
 def strict_decoding() -> Iterator[None]:
-    """Truncated files raise, and Pillow's warnings are not heard, in the whole process: enter it outside of threads."""
+    """Make truncated files raise and silence Pillow's warnings, in the whole process: enter it outside of threads."""
     from PIL import ImageFile
 
     truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        # Pillow warns of EXIF data it cannot read and of very large pictures; neither changes what is measured.
+        # Pillow warns about EXIF data it cannot read and about very large images; neither changes what is measured.
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
@@ -212,16 +213,16 @@ def strict_decoding() -> Iterator[None]:
 
 
 def decode_opened(opener: Opener) -> "Image":
-    """`decode_image` for those who are inside `strict_decoding` already, as threads have to be."""
+    """`decode_image` for callers that are inside `strict_decoding` already, as threads have to be."""
     from PIL import Image, ImageOps
 
-    with opener() as file, Image.open(file) as opened:  # it reads the header alone
+    with opener() as file, Image.open(file) as opened:  # reads only the header
         width, height = opened.size
         if width * height > MOST_PIXELS:  # however small the file is
             raise ValueError(f"it has {width} × {height} pixels, and may have up to {MOST_PIXELS:,}: scale it down")
         opened.load()
         image: Image.Image = opened
-        with contextlib.suppress(Exception):  # damaged EXIF data on a sound picture
+        with contextlib.suppress(Exception):  # damaged EXIF data in an intact image
             image = ImageOps.exif_transpose(opened)
         image.load()
         return _to_rgb(image)
@@ -265,7 +266,7 @@ def say_why(error: Exception) -> str:
 
 
 class Part(Protocol):
-    """The training or the validation images of a source."""
+    """The training or validation images of a source."""
 
     @property
     def labels(self) -> Sequence[int]: ...
@@ -288,7 +289,7 @@ class FilePart:
 
 
 def shorter_side(part: "Part", row: int) -> int:
-    """In pixels; of a file by its header alone."""
+    """Return the shorter side of an image in pixels; of a file, only the header is read."""
     if not isinstance(part, FilePart):
         return min(part.read(row).size)
     from PIL import Image
@@ -315,7 +316,7 @@ class ArrayPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a source holds."""
+    """The contents of a source."""
 
     classes: list[str]
     train: Part
@@ -329,7 +330,7 @@ class Listing:
 
 
 def check_labels(labels: Sequence[int], classes: list[str], where: str) -> None:
-    """Raises ValueError unless the labels are places in `classes`, and every class has one."""
+    """Raise ValueError unless the labels are indices into `classes` and every class has one."""
     if not len(labels):
         raise ValueError(f"no images in {where}")
     found = torch.as_tensor(labels)
@@ -352,21 +353,21 @@ class Source:
     """A data set by name, before it is read."""
 
     name: str
-    """Short, for people."""
+    """A short name for display."""
     where: str
-    """All that tells it from another of that name."""
+    """Whatever distinguishes it from others of that name."""
     fingerprint: str
     """Changes when the data does."""
     list: Callable[[Path], Listing]
-    """Reads what there is. It is given a folder that lasts until the images are decoded, to unpack into."""
+    """Lists the images. Its argument is a folder to unpack into, which lasts until the images are decoded."""
     random_access: bool = True
-    """Whether the files can be read in any order later on, without that folder."""
+    """Whether the files can be read later on, in any order and without that folder."""
     note: str = ""
-    """What its user must know, one sentence."""
+    """What the user must know, in one sentence."""
 
 
 class ImageFiles:
-    """One part of a set that is too large for the cache: the images are decoded when they are needed."""
+    """One part of a set that is too large for the cache: images are decoded on demand."""
 
     device: torch.device = torch.device("cpu")
     channels = 3
@@ -393,51 +394,51 @@ class ImageFiles:
         return 3, self.image_size, self.image_size
 
     def name(self, row: int) -> str:
-        """The name of an image's file."""
+        """Return the name of an image's file."""
         return self.source.name(int(self.rows[row]))
 
     def read(self, row: int) -> "Image":
-        """An image, decoded."""
+        """Decode an image."""
         return self.source.read(int(self.rows[row]))
 
     def part(self, rows: Tensor) -> "ImageFiles":
-        """Some of the images, by number."""
+        """Return some of the images, by index."""
         return ImageFiles(self.source, image_size=self.image_size, rows=self.rows[rows])
 
     def measured(self) -> "ImageFiles":
-        """Itself: measuring would mean to decode everything, so these keep ImageNet's mean and deviation."""
+        """Return self: measuring would mean decoding everything, so ImageNet's mean and standard deviation are kept."""
         return self
 
     def normalised_by(self, mean: Tensor, std: Tensor) -> "ImageFiles":
-        """Itself: streamed images take ImageNet's mean and deviation."""
+        """Return self: streamed images use ImageNet's mean and standard deviation."""
         assert torch.equal(mean, self.mean), "streamed images are normalised by ImageNet's numbers"
         assert torch.equal(std, self.std), "streamed images are normalised by ImageNet's numbers"
         return self
 
     def like(self, train: "ImageFiles") -> "ImageFiles":
-        """Itself, normalised as the training images are."""
+        """Return self, normalised as the training images are."""
         return self.normalised_by(train.mean, train.std)
 
     def content(self) -> list[bytes]:
-        """What changes when the data does, beside the labels: their names, since they are not decoded yet."""
+        """Return what changes when the data does, besides the labels: file names, since nothing is decoded yet."""
         return ["\n".join(self.source.name(row) for row in self.rows.tolist()).encode()]
 
     def to(self, device: torch.device | str, *, share: float = 0.0) -> "ImageFiles":
-        """Itself: there is nothing to move yet."""
+        """Return self: there is nothing to move yet."""
         return self
 
 
 def stat_line(path: Path | str) -> str:
-    """What changes when a file does."""
+    """Return what changes when a file does: its size and modification time."""
     try:
         found = os.stat(path)
-    except OSError as error:  # a link to nothing, say: reading it will say so
+    except OSError as error:  # a dangling link, say; reading it will report it
         return error.strerror or str(error)
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def compare_classes(train: Iterable[str], val: Iterable[str], *, where: str) -> None:
-    """Raises ValueError unless both parts have the same classes: labels would mean different things otherwise."""
+    """Raise ValueError unless both parts have the same classes: labels would mean different things otherwise."""
     trained, seen = set(train), set(val)
     for only, having, lacking in ((trained - seen, "train", "val"), (seen - trained, "val", "train")):
         if only:
@@ -447,6 +448,6 @@ def compare_classes(train: Iterable[str], val: Iterable[str], *, where: str) -> 
 
 
 def sort_names(names: Iterable[str]) -> list[str]:
-    """By number if all are whole numbers, else by name."""
+    """Sort distinct names, as numbers if all are whole numbers, else as text."""
     found = set(names)
     return sorted(found, key=int) if all(name.isdecimal() for name in found) else sorted(found)

@@ -1,13 +1,13 @@
-"""Images of classes in folders, in tar archives and in shards, on disk as torchvision, timm and WebDataset read them.
+"""Labelled images in folders, tar archives and shards, in the layouts of torchvision, timm and WebDataset.
 
     folder_source(Path("imagenette"))            # train/CLASS/FILE and val/CLASS/FILE; or one with train.tar, or shards
-    folder_source(Path("photos"))                # CLASS/FILE: one picture of five is held out for validation
+    folder_source(Path("photos"))                # CLASS/FILE: one image in five is held out for validation
     archive_source([Path("train.tar")], [Path("val.tar")], name="pets")    # members train/CLASS/FILE
-    shard_source("shards/{train,val}-*.tar")                               # members KEY.jpg and KEY.cls, or the same
+    shard_source("shards/{train,val}-*.tar")                               # members KEY.jpg and KEY.cls, or as above
 
-Nothing is extracted from an archive. A shard's label is what KEY.cls, KEY.label or the "label" of KEY.json says, as a
-number or a name; without these, the first folder of the member's name after the split. Compressed shards are unpacked
-first: their members cannot be looked up.
+Nothing is extracted from an archive. A label in a shard is the number or name in KEY.cls, KEY.label or the "label" (or
+"cls") of KEY.json; without these, it is the first folder in the member's name, after the split. Compressed shards are
+decompressed first, since their members cannot be looked up.
 """
 
 import errno
@@ -55,17 +55,17 @@ __all__ = [
     "shard_source",
 ]
 
-VALIDATION = ("val", "validation", "valid", "test")  # the first that exists
-HELD_OUT = 5  # one image of so many, where a folder has no validation part
+VALIDATION = ("val", "validation", "valid", "test")  # the first that exists is used
+HELD_OUT = 5  # one image in so many, if a folder has no validation part
 ENDINGS = (".tar", ".tar.gz", ".tgz")
 FOUND_SHARDS = "train-*.tar[.gz] and val-*.tar[.gz]"
-LABELS = {"cls": 1 << 10, "label": 1 << 10, "json": 1 << 24}  # endings of labels, and how many bytes they may have
-UNPACKED_TIMES, UNPACKED_BYTES = 100, 64 << 20  # what a compressed archive may unpack to: the larger of the two
+LABELS = {"cls": 1 << 10, "label": 1 << 10, "json": 1 << 24}  # extensions of label files, with size limits
+UNPACKED_TIMES, UNPACKED_BYTES = 100, 64 << 20  # how much a compressed archive may unpack to: the larger one
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "val"}
 
 
 def folder_source(path: Path) -> Source:
-    """What `path` holds: folders of classes, train.tar and val.tar, or shards."""
+    """Return the source in the folder `path`: class folders, train.tar and val.tar, or shards."""
     if not path.exists():
         raise ValueError(f"there is no folder {path}; name one with train/CLASS/FILE and val/CLASS/FILE")
     if not path.is_dir():
@@ -125,7 +125,7 @@ def _tree_source(path: Path, train: Path, val: Path) -> Source:
 
 
 def _divided_source(path: Path, folder: Path) -> Source:
-    """Pictures in folders of their classes, without a validation part: one of `HELD_OUT` of each class becomes it."""
+    """Return the source of class folders without a validation part: one in `HELD_OUT` images of each is held out."""
     skipped: Skipped = []
     found = sorted(walk_images(folder, skipped))
     lines = [f"{name} {stat_line(file)}" for name, file in found]
@@ -153,7 +153,7 @@ def _divided_source(path: Path, folder: Path) -> Source:
 
 
 def _held_out(names: Sequence[str], folder: Path) -> set[str]:
-    """One of `HELD_OUT` of each class, by a hash of the name: the same wherever the folder lies."""
+    """Choose one image in `HELD_OUT` of each class, by a hash of the name: the same wherever the folder is."""
     classes: dict[str, list[str]] = {}
     for name in names:
         classes.setdefault(PurePosixPath(name).parts[0], []).append(name)
@@ -175,7 +175,7 @@ def _folders(split: Path) -> list[str]:
 
 
 def _class_names(split: Path, names: Iterable[str], skipped: Skipped) -> list[str]:
-    """The folders below; each has to hold an image, and no image may lie beside them."""
+    """Return the class folders in `split`; each has to hold an image, and no image may lie outside them."""
     with_images = {PurePosixPath(name).parts[0] if "/" in name else "" for name in names}
     if not with_images:
         raise ValueError(f"no images in {split} or below (looked for {', '.join(SUFFIXES)} in any case){_say(skipped)}")
@@ -208,7 +208,7 @@ def _folder(rest: str, _settings: Settings) -> Source:
 
 
 def shard_source(pattern: str) -> Source:
-    """Shards by a folder or a pattern with *, ?, {train,val} and {000..009}."""
+    """Return the source for shards in a folder, or given by a pattern with *, ?, {train,val} and {000..009}."""
     train, val = find_shards(pattern)
     for files, split in ((train, "train"), (val, "val")):
         if not files:
@@ -267,7 +267,7 @@ def _name_classes(labels: set[str], where: str) -> list[str]:
 
 
 def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: Skipped) -> list[tuple[ImageFile, str]]:
-    """Images with the names of their classes, in the order of the archives."""
+    """Return images with their class names, in the order of the archives."""
     found: list[tuple[ImageFile, str]] = []
     for number, archive in enumerate(archives):
         images: dict[str, ImageFile] = {}
@@ -338,14 +338,14 @@ def _unpack(archive: Path, plain: Path, skipped: Skipped) -> None:
 
 
 def _key(name: str) -> tuple[str, str]:
-    """WebDataset's key and extension: the name is cut at the first dot of its last part."""
+    """Split a name into WebDataset's key and extension, at the first dot of its last part."""
     folder, slash, file = name.rpartition("/")
     key, _, ending = file.partition(".")
     return folder + slash + key, ending.lower()
 
 
 def _class_of(name: str) -> str:
-    """train/CLASS/… or CLASS/…; empty where there is no folder. `..` is the folder above, and no class."""
+    """Return the class in train/CLASS/… or CLASS/…; empty if there is no folder. `..` is never a class."""
     folders = [part for part in posixpath.normpath(name).split("/")[:-1] if part not in ("", ".", "..")]
     if folders and folders[0] in SPLITS:
         folders = folders[1:]
@@ -381,7 +381,7 @@ def _read_label(file: ImageFile, archive: Path) -> dict[str, str]:
 
 
 def find_shards(pattern: str) -> tuple[list[Path], list[Path]]:
-    """The training and the validation shards of a folder or a pattern, in the order of their names."""
+    """Return the training and the validation shards of a folder or a pattern, sorted by name."""
     found: list[Path] = []
     if Path(pattern).is_dir():
         found = [file for file in Path(pattern).iterdir() if file.name.endswith(ENDINGS) and not file.is_dir()]
@@ -402,7 +402,7 @@ def find_shards(pattern: str) -> tuple[list[Path], list[Path]]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """{a,b} and {000..009}, as shells do it."""
+    """Expand {a,b} and {000..009} as shells do."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]

@@ -1,8 +1,8 @@
 """Gray images as sequences of pixels, for the Image task of the Long Range Arena.
 
 data = open_data("lra_image:cifar-10-batches-py")      # CIFAR-10: 45,000 + 5,000 + 10,000, 1,024 tokens of 0 to 255
-data = open_data("lra_image:wds:shards")               # in any other form that a source reads
-data = open_data("digit_tokens")                       # not CIFAR: scikit-learn's digits, 64 tokens, embedded
+data = open_data("lra_image:wds:shards")               # in any other form that some source reads
+data = open_data("digit_tokens")                       # not CIFAR: scikit-learn's digits, 64 tokens, built in
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from wellcond.data.sources import SOURCES, Settings, open_data, register_source
 __all__ = ["to_gray"]
 
 VOCAB = 256
-GRAY = (0.2989, 0.5870, 0.1140)  # of red, green and blue
+GRAY = (0.2989, 0.5870, 0.1140)  # weights of red, green and blue
 SIDE = 32
 HELD = 0.1
 CIFAR = (
@@ -31,7 +31,7 @@ CIFAR = (
 
 
 def to_gray(pixels: Tensor) -> Tensor:
-    """(rows, 3, height, width) uint8 to (rows, height, width) uint8, as TensorFlow's rgb_to_grayscale rounds."""
+    """Convert (rows, 3, height, width) uint8 to (rows, height, width), rounded as by TensorFlow's rgb_to_grayscale."""
     floats = pixels.float() * (1 / 255)
     weights = torch.tensor(GRAY, device=pixels.device)
     return (torch.einsum("rchw,c->rhw", floats, weights) * 255.5).to(torch.uint8)
@@ -62,13 +62,13 @@ def _image(
     images = open_data(rest, image_size=SIDE, cache_dir=settings.cache_dir, progress=settings.progress)
     train, test = (_in_order(_tokens(part, mask)) for part in (images.train, images.test or images.val))
     whole = replace(images, name="lra_image", train=train, val=test, test=None)
-    data = hold_out(whole, HELD, seed=0)  # of every class, and the same whatever the training's seed
+    data = hold_out(whole, HELD, seed=0)  # of every class, independent of the training's seed
     return replace(data, **{part: spread(getattr(data, part), samples) for part in ("train", "val", "test")})
 
 
 def _in_order(images: SequenceSet) -> SequenceSet:
-    """By class, and by pixels within it: files and shards give them in orders of their own, and what is held out, and
-    what a seed makes of it, should not depend on that."""
+    """Sort by class, and by pixels within it: files and shards come in different orders, and neither what is held out
+    nor what a seed makes of it should depend on that."""
     pixels = images.tokens.numpy()
     by_pixels = np.argsort(pixels.view(f"V{pixels.shape[1]}").ravel(), kind="stable")
     by_class = np.argsort(images.labels.numpy()[by_pixels], kind="stable")

@@ -2,7 +2,7 @@
 
     source = hub_source("uoft-cs/cifar10")            # or NAME:CONFIG
 
-The first column of images and the first of class labels are taken. Needs the package `datasets`.
+The first column of images and the first of class labels are used. Requires the package `datasets`.
 """
 
 import io
@@ -28,7 +28,7 @@ def hub_source(name: str) -> Source:
     path, _, config = name.partition(":")
     try:
         found = datasets.load_dataset(path, config or None)
-    except Exception as error:  # the hub, the network, the file system and the builder all have their own
+    except Exception as error:  # the hub, the network, the file system and the builder all raise their own
         raise ValueError(f"hf:{name} cannot be loaded: {error}") from error
     val = next((split for split in VALIDATION if split in found), None)
     if "train" not in found or val is None:
@@ -75,7 +75,7 @@ def _columns(datasets: Any, features: Any, name: str) -> tuple[str, str]:
 
 
 class _TablePart:
-    """Images in a column of a table, as the bytes of their files."""
+    """Images in a column of a table, stored as the bytes of their files."""
 
     def __init__(self, table: Any, column: str, labels: list[int]) -> None:
         self.table, self.column, self.labels = table, column, labels

@@ -1,11 +1,11 @@
-"""A few images for measuring, out of a folder, a tar archive, or what is embedded.
+"""A small sample of images for measurements: from a folder, a tar archive, or built in.
 
     sample = read_images("imagenette/val", transform, limit=64)   # spread over the classes, the same for the same seed
     model(sample.images)                                          # (64, 3, 224, 224)
     sample.skipped                                                # [("n01440764/a.JPEG", "image file is truncated")]
     sample = sample_images(transform, limit=64)                   # no data at hand: crops of two photographs
 
-A file that cannot be read, or that would fill the memory, is named and counted, and another takes its place.
+A file that cannot be read, or would exhaust memory, is listed in `skipped`, and another takes its place.
 """
 
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageSample", "read_images", "sample_images"]
 
-PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # scikit-learn's
+PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # from scikit-learn
 
 Transform = Callable[["Image"], Any]
 
@@ -58,17 +58,17 @@ class ImageSample:
     found: int
     """How many images there were to choose from."""
     source: str
-    """One phrase on where they come from."""
+    """Where they come from, in one phrase."""
 
 
 def read_images(folder: str | os.PathLike[str], transform: Transform, *, limit: int = 64, seed: int = 0) -> ImageSample:
-    """Up to `limit` images from a folder with sub-folders to any depth, or from a .tar archive, as one batch.
+    """Read up to `limit` images from a folder with subfolders of any depth, or from a .tar archive, as one batch.
 
-    The files are drawn in turn from each folder that holds some, in an order that depends on their names and the seed
-    alone, so that classes share the sample as evenly as they can. `transform` makes a tensor of an RGB PIL image, as
-    timm's `create_transform(**data_config)` does.
+    Files are drawn in turn from each folder that holds some, in an order that depends only on their names and the seed,
+    so that classes share the sample as evenly as possible. `transform` turns an RGB PIL image into a tensor, as timm's
+    `create_transform(**data_config)` does.
 
-    Raises ValueError if there is nothing to read, or if `transform` gives tensors of different shapes.
+    Raises ValueError if there is nothing to read, or if `transform` returns tensors of different shapes.
     """
     _check_limit(limit)
     path = Path(folder)
@@ -98,9 +98,9 @@ def read_images(folder: str | os.PathLike[str], transform: Transform, *, limit: 
 
 
 def sample_images(transform: Transform, *, limit: int = 64, seed: int = 0) -> ImageSample:
-    """Square crops of scikit-learn's two photographs, for those who have no images at hand.
+    """Return square crops of scikit-learn's two photographs, for when there are no images at hand.
 
-    The first two are the largest squares in the middle; the others lie anywhere and have half their height or more.
+    The first two are the largest central squares; the others lie at random places and have half their height or more.
     """
     _check_limit(limit)
     from PIL import Image
@@ -153,7 +153,7 @@ def _batch(images: Sequence[Tensor], names: Sequence[str]) -> Tensor:
 
 
 def _list_images(path: Path, skipped: Skipped) -> dict[str, Opener]:
-    """Every image by its name relative to `path`, with what opens it."""
+    """Map the name of every image, relative to `path`, to a function that opens it."""
     if not path.exists():
         raise ValueError(f"there is no folder {path}; name one that holds images, or a .tar archive of them")
     if path.is_dir():
@@ -187,7 +187,7 @@ def _list_archive(path: Path, skipped: Skipped) -> dict[str, Opener]:
 
 
 def _spread(names: list[str], seed: int) -> Iterator[str]:
-    """All the names, one folder after the other in turn; which comes when depends on the seed."""
+    """Yield all names, one from each folder in turn, in an order that depends on the seed."""
     draw = random.Random(seed)
     folders: dict[str, list[str]] = {}
     for name in sorted(names):

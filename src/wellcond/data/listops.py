@@ -1,13 +1,13 @@
 """ListOps, a task of the Long Range Arena: the value of a nested expression of MIN, MAX, MED and SM (sum modulo 10).
 
     data = open_data("lra_listops")                                            # generated, 96,000 + 2,000 + 2,000
-    data = open_data("lra_listops:lra_release/listops-1000")                   # basic_train.tsv and its neighbours
+    data = open_data("lra_listops:lra_release/listops-1000")                   # basic_train.tsv and the like
     data = open_data("lra_listops", options={"tokenizer": "brackets_kept"})
 
-Expressions are drawn from the published distribution: at depth 10, or else with probability 3/4, a digit; otherwise an
-operator with 2 to 10 arguments; kept if they have between 500 and 2,000 tokens, an operator and its closing bracket
-being two. Of the two tokenisers, the published tables used the one that drops every bracket (`brackets_dropped`, 14
-tokens), by mistake: where an operator's arguments end can no longer be seen. `brackets_kept` is the mended one.
+Expressions are drawn from the published distribution. A node is a digit with probability 3/4, and always at depth 10;
+otherwise it is an operator with 2 to 10 arguments. Expressions of between 500 and 2,000 tokens are kept, where an
+operator and its closing bracket are two. The published tables used a tokeniser that by mistake drops every bracket
+(`brackets_dropped`, 14 tokens), so that the end of an operator's arguments is lost. `brackets_kept` is the fixed one.
 """
 
 from pathlib import Path
@@ -44,17 +44,17 @@ WANTED = (
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, over all trees: the arguments of a node are neighbours in the next level."""
+    """The nodes of one depth, over all trees; the arguments of a node are adjacent in the next level."""
 
     tree: NDArray[np.int64]
     arguments: NDArray[np.int64]
-    """0 for a digit."""
+    """How many; 0 for a digit."""
     what: NDArray[np.int64]
-    """The digit, or which operator."""
+    """The digit, or the operator's index."""
 
 
 def generate(key: int, *, shortest: int = 500, longest: int = 2000, raw: int = RAW) -> tuple[Rows, int]:
-    """The expressions with more than `shortest` and less than `longest` tokens out of `raw`; and how many were drawn.
+    """Draw `raw` expressions; return those with more than `shortest` and fewer than `longest` tokens, and `raw`.
 
     All trees grow at once, level by level.
     """
@@ -68,7 +68,7 @@ def generate(key: int, *, shortest: int = 500, longest: int = 2000, raw: int = R
         what = np.where(is_operator, draw.integers(len(OPERATORS), size=len(tree)), draw.integers(10, size=len(tree)))
         levels.append(_Level(tree, arguments, what))
         lengths += np.bincount(tree, minlength=raw) + np.bincount(tree[is_operator], minlength=raw)
-        tree = np.repeat(tree, np.where(lengths[tree] < longest, arguments, 0))  # what is too long grows no further
+        tree = np.repeat(tree, np.where(lengths[tree] < longest, arguments, 0))  # trees that are too long stop growing
     kept = (lengths > shortest) & (lengths < longest)
     number = np.cumsum(kept) - 1
     levels = [_Level(number[lv.tree], lv.arguments, lv.what) for lv in (_some(lv, kept[lv.tree]) for lv in levels)]
@@ -80,7 +80,7 @@ def _some(level: _Level, chosen: NDArray[np.bool_]) -> _Level:
 
 
 def _write(levels: list[_Level], lengths: NDArray[np.int64]) -> Rows:
-    """Sizes and values from the leaves to the roots, then places in the text from the roots to the leaves."""
+    """Compute sizes and values from the leaves to the roots, then places in the text from the roots to the leaves."""
     sizes: list[NDArray[np.int64]] = []
     sizes_below = values_below = np.zeros(0, np.int64)
     for level in reversed(levels):
@@ -102,7 +102,7 @@ def _write(levels: list[_Level], lengths: NDArray[np.int64]) -> Rows:
         at, counts = places[inner], level.arguments[inner]
         tokens[at + size[inner] - 1] = CLOSE
         if not len(at):
-            break  # all below it is empty
+            break  # all levels below are empty
         below = sizes[depth + 1]
         before = np.cumsum(below) - below
         starts = np.cumsum(counts) - counts
@@ -113,7 +113,7 @@ def _write(levels: list[_Level], lengths: NDArray[np.int64]) -> Rows:
 def _apply(
     operators: NDArray[np.int64], values: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Each operator's value. The median of an even number is the mean of the middle two, rounded down."""
+    """Return each operator's value. The median of an even number is the mean of the middle two, rounded down."""
     of = np.repeat(np.arange(len(starts)), counts)
     ordered = np.sort(of * 10 + values) % 10  # within each operator's arguments
     median = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) // 2
@@ -122,7 +122,7 @@ def _apply(
 
 
 def drop_brackets(rows: Rows) -> Rows:
-    """As published: operators and digits alone, 14 tokens."""
+    """Keep only operators and digits, 14 tokens, as published."""
     kept = rows.tokens != CLOSE
     before = np.concatenate([[0], np.cumsum(kept)])
     ends = np.cumsum(rows.lengths)
@@ -140,7 +140,7 @@ _TABLE = _BYTES.tobytes()
 
 
 def tokens_of(source: bytes) -> bytes:
-    """The tokens, brackets kept, of `( ( ( [MAX 2 ) 9 ) ] )`; parentheses say nothing. ValueError for other words."""
+    """Tokenise `( ( ( [MAX 2 ) 9 ) ] )`, keeping brackets but not parentheses. Raises ValueError for other words."""
     short = source
     for operator, letter in zip(OPERATORS, "abcd", strict=True):
         short = short.replace(b"[" + operator.encode() + b" ", letter.encode() + b" ")
@@ -151,7 +151,7 @@ def tokens_of(source: bytes) -> bytes:
 
 
 def parse(path: Path, progress: Progress | None = None) -> Rows:
-    """A file with the columns Source and Target; brackets are kept."""
+    """Read a file with the columns Source and Target, keeping brackets."""
     texts, labels = [], []
     for number, (source, *targets) in read_lines(path, "lra_listops", progress):
         if number == 1 and source == b"Source":
@@ -198,7 +198,7 @@ def _same(rows: Rows) -> Rows:
 
 
 def _generated(settings: Settings, samples: int, longest: int, seed: int) -> list[list[Rows]]:
-    """Pieces of train, val and test: the first `samples` expressions of an endless list that the seed decides."""
+    """Return pieces of train, val and test: the first `samples` expressions of an endless list given by the seed."""
     if samples < 3:
         raise ValueError(f"samples is {samples}; train, val and test need one each")
     window = {"shortest": longest // 4, "longest": longest}
@@ -210,7 +210,7 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
     pieces: list[Rows] = []
     seen: set[bytes] = set()
     have = number = 0
-    last = 0  # the number of the last piece that had a new one
+    last = 0  # the number of the last piece with a new expression
     while have < samples:
         rows = _unseen(made.piece(number), seen).between(0, samples - have)
         last = number if len(rows.labels) else last
@@ -230,7 +230,7 @@ def _generated(settings: Settings, samples: int, longest: int, seed: int) -> lis
 
 
 def _unseen(rows: Rows, seen: set[bytes]) -> Rows:
-    """Without those that came before."""
+    """Return the rows that are not in `seen` yet, and add them."""
     from hashlib import blake2b
 
     ends = np.cumsum(rows.lengths, dtype=np.int64)

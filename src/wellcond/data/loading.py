@@ -1,13 +1,13 @@
-"""A batch, and where batches come from: what a training reads, whatever the data are.
+"""Batches for training and evaluation, for every kind of data.
 
     batches = train_batches(data.train, batch_size=256, seed=0, augmentation=…, num_classes=10, device="cuda")
-    for batch in batches.epoch(3, start=17):             # steps 17, 18, … of epoch 3, to the same bits as always
+    for batch in batches.epoch(3, start=17):             # steps 17, 18, … of epoch 3, always bit-identical
         model(*batch.inputs), batch.targets, batch.count
     for batch in eval_batches(data.val, batch_size=256, rank=0, world=8, device="cuda"):
 
-A part of a data set is anything with the methods of `Part`, of which sequences (`SequenceSet`) give batches themselves;
-cached images (`Images`) and streamed ones (`ImageFiles`) are served here. Lengths may vary from batch to batch:
-whoever captures or compiles looks at the shapes.
+A part of a data set is anything with the methods of `Part`. Batches of cached images (`Images`) and streamed ones
+(`ImageFiles`) are made here; sequences (`SequenceSet`) make their own. Lengths may vary from batch to batch, so code
+that captures or compiles has to check the shapes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,13 +28,13 @@ __all__ = ["Batch", "Batches", "Part", "eval_batches", "train_batches"]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one step reads."""
+    """The data of one step."""
 
     inputs: tuple[Tensor, ...]
-    """What the model is called with."""
+    """The arguments of the model."""
     targets: Tensor
     count: int
-    """How many samples count: none in a blank batch, which a process without data of its own runs beside the others."""
+    """How many samples count: 0 in a blank batch, which a process without data runs to keep up with the others."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -42,7 +42,7 @@ class Batch:
         return *self.inputs, self.targets
 
     def holding(self, tensors: Sequence[Tensor]) -> "Batch":
-        """The same batch with these in the place of its tensors."""
+        """Return the same batch with its tensors replaced by these."""
         *inputs, targets = tensors
         return replace(self, inputs=tuple(inputs), targets=targets)
 
@@ -53,40 +53,40 @@ class Batches(Protocol):
     steps_per_epoch: int
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from the one of number `start` on."""
+        """Yield the batches of an epoch, from number `start` on."""
         ...
 
 
 class Part(Protocol):
-    """What a training, or whoever holds out or compares data, asks of the training, validation or test part of a set.
+    """The training, validation or test part of a set, as needed to train on it, hold out some of it or compare it.
 
-    A part that is not made of images gives batches itself, by methods `train_batches` and `eval_batches` of the
-    settings of the functions below.
+    A part that is not made of images makes its own batches, in methods `train_batches` and `eval_batches` that take
+    the settings of the functions below.
     """
 
     labels: Tensor
-    """(samples,) int64, places in the set's classes."""
+    """(samples,) int64, indices into the set's classes."""
 
     def __len__(self) -> int: ...
     @property
     def device(self) -> torch.device:
-        """Where its samples are."""
+        """The device of its samples."""
         ...
 
     def to(self, device: torch.device | str) -> Any:
-        """Moved there, if it fits."""
+        """Move to the device if it fits there."""
 
     def part(self, rows: Tensor) -> Any:
-        """Some of the samples."""
+        """Return some of the samples."""
 
     def measured(self) -> Any:
-        """With the mean and deviation, if it needs any, of its own samples."""
+        """Return it with the mean and standard deviation of its own samples, if it needs any."""
 
     def like(self, train: Any) -> Any:
-        """With those of the training part."""
+        """Return it with the mean and standard deviation of the training part."""
 
     def content(self) -> list[bytes]:
-        """What changes when the samples do."""
+        """Return what changes when the samples do."""
         ...
 
 
@@ -94,9 +94,9 @@ def train_batches(
     part: Any, *, batch_size: int, seed: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu",
     augmentation: Augmentation | None = None, num_classes: int = 0, drop_last: bool = True, workers: int = 4,
 ) -> Batches:  # fmt: skip
-    """What is cached is moved to the device first, if it fits. `workers` are processes that decode streamed images.
+    """Return the batches of a training part. Cached images are moved to the device first, if they fit.
 
-    `num_classes` is wanted where labels become soft.
+    `workers` is how many processes decode streamed images; `num_classes` is needed if labels become soft.
     """
     augmentation = augmentation or Augmentation()
     shared: dict[str, Any] = {
@@ -113,7 +113,7 @@ def train_batches(
 def eval_batches(
     part: Any, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu", workers: int = 4
 ) -> Iterable[Batch]:
-    """Every sample once over all the ranks, and as many batches on each: the last ones may be blank."""
+    """Return every sample once across all ranks, in equally many batches on each: the last ones may be blank."""
     shared: dict[str, Any] = {"batch_size": batch_size, "rank": rank, "world": world, "device": device}
     if isinstance(part, Images):
         return _Once(EvalBatches(part, **shared), part, shared)
@@ -153,7 +153,7 @@ class _Once:
         for images, labels in self.pairs:
             yield Batch(inputs=(images,), targets=labels, count=len(images))
             made += 1
-        # Sharded models wait for every process, also for one without a (readable) image: it looks at a black one.
+        # Sharded models wait for every process, even one without a (readable) image: that one evaluates a black image.
         device = self.shared["device"]
         cuts = eval_cuts(len(self.part), batch_size=self.shared["batch_size"], world=self.shared["world"])
         for _ in range(made, len(cuts)):

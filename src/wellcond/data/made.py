@@ -1,11 +1,11 @@
-"""Sequences that were generated or read once, kept on disk in pieces: what was made before a kill is not made again.
+"""Sequences that are generated or parsed once and kept on disk in pieces, so that an interruption loses few of them.
 
     made = Made(cache_dir, "listops", {"seed": 0}, make)       # make(i) gives the Rows of piece i
-    made.piece(3)                                              # from its file; made and written if that is not there
-    made.fill(200, "wellcond.data.pathfinder:make_piece", …)   # all of them, by as many processes as there are cores
+    made.piece(3)                                              # from its file, or made and written if there is none
+    made.fill(200, "wellcond.data.pathfinder:make_piece", …)   # all of them, in one process per core
 
-A piece is a compressed .npz file, whose checksums tell a damaged one, which is made anew. The folder's name has a hash
-of the settings. Of several processes one makes a piece, and the others wait for it.
+A piece is a compressed .npz file; if its checksums show damage, it is made again. The folder's name contains a hash of
+the settings. If several processes need a piece, one makes it and the others wait.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.err
 
 
 class Made:
-    """Pieces of a set, by number."""
+    """The pieces of a set, by number."""
 
     def __init__(
         self, cache_dir: Path, name: str, key: Mapping[str, Any], make: Callable[[int], Rows], *,
         compression: int = zipfile.ZIP_DEFLATED,
     ) -> None:  # fmt: skip
-        """`key` is all that `make` depends on, as JSON has it. Another compression may take longer and be smaller."""
+        """`key` is all that `make` depends on, in JSON types. Another compression may be slower but smaller."""
         about = {"format": FORMAT, "name": name, **key}
         digest = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         self.folder: Path = cache_dir / f"{name}-{digest}"
@@ -53,7 +53,7 @@ class Made:
         self.about: dict[str, Any] = about
         self.compression = compression
         self.was_made: bool = False
-        """Whether `piece` has made any, since it was not found on disk."""
+        """Whether `piece` has had to make one that was not on disk."""
 
     def path(self, number: int) -> Path:
         return self.folder / f"{number:05d}.npz"
@@ -67,7 +67,7 @@ class Made:
         self.was_made = True
         with _saying_full(self.folder):
             self._begin()
-            with FileLock(self.folder / ".lock"):  # the system lets go of it when its holder dies
+            with FileLock(self.folder / ".lock"):  # the system releases it if its holder dies
                 found = self.read(number)
                 if found is None:
                     found = self.make(number)
@@ -75,7 +75,7 @@ class Made:
         return found
 
     def read(self, number: int) -> Rows | None:
-        """None where it is missing or damaged."""
+        """Read a piece; None if it is missing or damaged."""
         try:
             with open(self.path(number), "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 rows = Rows(file["tokens"], file["lengths"], file["labels"])
@@ -85,7 +85,7 @@ class Made:
         return rows if fits else None
 
     def write(self, number: int, rows: Rows) -> None:
-        for left in self.folder.glob(f".{number:05d}.*.tmp"):  # of one that was killed
+        for left in self.folder.glob(f".{number:05d}.*.tmp"):  # left by a process that was killed
             left.unlink(missing_ok=True)
         aside = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
         try:
@@ -101,15 +101,15 @@ class Made:
         self, count: int, maker: str, settings: Mapping[str, Any], *, unit: int, progress: Progress | None = None,
         workers: int | None = None,
     ) -> None:  # fmt: skip
-        """The first `count` pieces, by processes that call `maker` ("module:function") with a number and `settings`.
+        """Make the first `count` pieces in processes that call `maker` ("module:function") with number and `settings`.
 
-        They are started by name, not forked: whoever calls may hold a GPU, threads, or a script without a guard.
+        They are new interpreters, not forks: the caller may hold a GPU or threads, or be a script without a main guard.
         """
         missing = [number for number in range(count) if not self.path(number).exists()]
         if workers is None:
             workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             if min(workers, len(missing)) < 2:
-                return  # `piece` makes them
+                return  # `piece` will make them
         workers = min(workers, len(missing))
         from filelock import FileLock
 
@@ -151,7 +151,7 @@ class Made:
                 if progress is not None:
                     progress(f"generating {self.about['name']}", (count - len(missing())) * unit, count * unit)
         finally:
-            for process in running:  # after an interruption: what they have finished stays
+            for process in running:  # after an interruption; finished pieces stay
                 process.kill()
                 process.wait()
 
@@ -162,7 +162,7 @@ class Made:
 
 
 def work() -> None:
-    """A worker of `Made.fill`: makes the pieces that its input names, as long as the one who asked is there."""
+    """A worker of `Made.fill`: make the pieces listed on standard input, for as long as the parent process lives."""
     job = json.load(sys.stdin)
     module, _, function = job["maker"].partition(":")
     make = getattr(importlib.import_module(module), function)
@@ -189,5 +189,5 @@ def _saying_full(folder: Path) -> Any:
 
 
 def stat_key(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """What changes when these files do."""
+    """Return a key that changes when these files do."""
     return {"where": str(folder.resolve()), **{name: stat_line(folder / name) for name in names}}

@@ -5,10 +5,10 @@
     data = open_data("lra_pathfinder:lra_release/pathfinder32/curv_contour_length_14")
     pixels, label = draw_image(seed=0, index=17)                          # (1024,) uint8: image 17 of seed 0, always
 
-An image has two target curves of dashes that grow in turns and never cross, short distractor curves in what is left,
-and two markers: at the beginning of one target and at the end of the same one (label 1) or of the other (label 0). The
-background is 0 and the brightest pixel 255. Lengths below are pixels of a 32 × 32 image; dashes and markers are drawn
-twice as large and then reduced.
+An image has two target curves of dashes that grow in turns and never cross, short distractor curves in the remaining
+space, and two markers: one at the start of a target, the other at the end of the same target (label 1) or of the other
+one (label 0). The background is 0 and the brightest pixel 255. Lengths below are in pixels of a 32 × 32 image; dashes
+and markers are drawn twice as large and then reduced.
 """
 
 import math
@@ -34,21 +34,21 @@ __all__ = ["Contour", "draw_image", "draw_images"]
 Contour = Literal[14, 9, 6]
 SIDE = 32
 PIXELS = SIDE * SIDE
-LENGTH, MARGIN, FINE = 2, 1, 2  # of a dash, around it, and how much larger it is drawn
-REACH = LENGTH + 1 + MARGIN  # of a dash's picture around its starting point
+LENGTH, MARGIN, FINE = 2, 1, 2  # of a dash, around it, and the factor by which it is drawn larger
+REACH = LENGTH + 1 + MARGIN  # of a dash's picture, around its starting point
 SEED_DISTANCE = 7
 MARKER_RADIUS = 1.5
 TARGET_CONTRAST, DISTRACTOR_CONTRAST = 1.5, 2.0
-CROSSING = 1.8  # of two masks, each up to 1: they overlap
-DEAD_END = 1e-4  # the weight of all directions together
+CROSSING = 1.8  # sum of two masks, each up to 1, at which they overlap
+DEAD_END = 1e-4  # the total weight of all directions, below which a curve cannot go on
 OCCUPIED = 0.3
-LEAST_FREE = 0.01  # of the image, for one more distractor
+LEAST_FREE = 0.01  # share of the image, needed for one more distractor
 TRIES, SNAKE_TRIES = 3, 5
 DASHES_OF_DISTRACTORS = 20
 DEGREES = 360
-DRAWN = 1 << 10  # random numbers at once
-PIECE, SMALL_PIECE = 1000, 50  # images in a file, of a set that has more than that, and of a small one
-WORTH_WORKERS = 4  # pieces
+DRAWN = 1 << 10  # random numbers drawn at once
+PIECE, SMALL_PIECE = 1000, 50  # images per file, in a set of more than PIECE and in a smaller one
+WORTH_WORKERS = 4  # pieces; fewer are made in this process
 SAMPLES = 200_000
 VOCAB = 512
 WANTED = (
@@ -63,7 +63,7 @@ Floats = NDArray[np.float32]
 
 
 class _Picture(NamedTuple):
-    """Where a dash's line and its mask are not 0, as places in a flat image."""
+    """The nonzero pixels of a dash's line and of its mask: their flat indices and values."""
 
     line_at: NDArray[np.intp]
     line: Floats
@@ -79,7 +79,7 @@ def _reduce(fine: NDArray[Any], side: int) -> NDArray[np.uint8]:
 
 @cache
 def _dash(end: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """A dash from the middle of a square of 2 · REACH + 1 pixels to `end`, given in fine pixels, and its mask."""
+    """Draw a dash from the middle of a square of 2 · REACH + 1 pixels to `end`, given in fine pixels, and its mask."""
     from PIL import Image, ImageDraw
     from scipy.ndimage import binary_dilation
 
@@ -94,7 +94,7 @@ def _dash(end: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 @cache
 def _picture(end: tuple[int, int], y: int, x: int) -> _Picture:
-    """A dash that starts at (y, x), as far as it lies in the image."""
+    """Return a dash that starts at (y, x), clipped to the image."""
     places = np.arange(-REACH, REACH + 1)
     rows, columns = np.meshgrid(places + y, places + x, indexing="ij")
     inside = (rows >= 0) & (rows < SIDE) & (columns >= 0) & (columns < SIDE)
@@ -114,11 +114,11 @@ def _marker(y: int, x: int) -> tuple[NDArray[np.intp], Floats]:
     return places, pixels[places].astype(np.float32) / np.float32(255)
 
 
-# ---- directions: 360 that a curve may begin with, then those that it may go on in
+# ---- directions: 360 in which a curve may start, then those in which it may continue
 
 
 def _step(angle: float, distance: float) -> tuple[int, int]:
-    """To the pixel at this distance from (8, 8), rounded up: what is 0 but for rounding errors stays 0."""
+    """Return the step to the pixel at this distance, rounded up; adding 8 first rounds tiny errors to an exact 0."""
     return math.ceil(8 + distance * math.sin(angle)) - 8, math.ceil(8 + distance * math.cos(angle)) - 8
 
 
@@ -127,7 +127,7 @@ def _turned(angle: float) -> float:
 
 
 def _ring() -> list[tuple[int, int]]:
-    """The pixels on a circle of radius LENGTH + MARGIN around (0, 0)."""
+    """Return the pixels on a circle of radius LENGTH + MARGIN around (0, 0)."""
     radius = LENGTH + MARGIN
     angles = np.deg2rad(np.arange(0, 360, 360 / (2 * radius * np.pi)))
     return sorted({(math.floor(radius * math.sin(a)), math.floor(radius * math.cos(a))) for a in angles})
@@ -143,7 +143,7 @@ ENDS_BACK = [_step(_turned(angle), LENGTH * FINE) for angle in ANGLES]
 
 
 def _straightness() -> NDArray[np.float64]:
-    """(direction, direction on the ring): cos² of the turn, 0 from a right angle on."""
+    """Return (direction, direction on the ring): cos² of the turn, 0 for a right angle or more."""
     turn = np.abs(np.subtract.outer(ANGLES, ANGLES[DEGREES:]))
     return np.cos(np.minimum(np.minimum(turn, 2 * np.pi - turn), np.pi / 2)) ** 2
 
@@ -152,12 +152,12 @@ STRAIGHT = _straightness()
 
 
 class _Ends(NamedTuple):
-    """Where a dash may end that turns around a pixel."""
+    """The pixels where a dash that pivots about a given pixel may end."""
 
     which: NDArray[np.intp]
-    """Places in the ring that lie in the image."""
+    """Indices of the ring's pixels that lie in the image."""
     around: NDArray[np.intp]
-    """(5, ends): those pixels and their four neighbours, themselves where there is none."""
+    """(5, ends): those pixels and their four neighbours; for a neighbour outside, the pixel itself."""
 
 
 @cache
@@ -173,21 +173,21 @@ def _ends(y: int, x: int) -> _Ends:
     return _Ends(np.array(which, np.intp), np.array(around, np.intp).reshape(-1, 5).T.copy())
 
 
-# ---- free places for a curve to begin. A set of pixels is an integer, with empty columns between the rows.
+# ---- free places for a curve to start. A set of pixels is the bits of an integer, with empty columns between the rows.
 
 STRIDE = SIDE + 8
-ROOM = 4 * STRIDE + 4  # bits before the first pixel, so that shifting to any side loses nothing
+ROOM = 4 * STRIDE + 4  # bits before the first pixel, so that shifting in either direction loses nothing
 
 
 @cache
 def _footprint(end: tuple[int, int]) -> list[int]:
-    """By how much to shift the occupied pixels, for a dash in this direction to touch none of them.
+    """Return by how much to shift the occupied pixels to find where a dash in this direction would touch one of them.
 
-    Empty for a direction in which no curve begins. As published, those are most: where the footprint of some pixel at
-    the border lies wholly outside of the image, its dilation is minus infinity, and the direction is given up.
+    Empty for a direction in which no curve starts. As published, those are most: if the footprint of some pixel at the
+    border lies wholly outside the image, its dilation is minus infinity, and the direction is given up.
     """
     full = _dash(end)[1][: 2 * REACH - 1, : 2 * REACH - 1] == 255
-    offsets = np.argwhere(full) - (REACH - 1)  # from the pixel beside the dash's own, as published
+    offsets = np.argwhere(full) - (REACH - 1)  # from the pixel next to the dash's own, as published
     outside = np.ones((SIDE, SIDE), bool)
     for y, x in offsets:
         rows, columns = np.arange(SIDE) + y, np.arange(SIDE) + x
@@ -206,7 +206,7 @@ FRAME = np.pad(np.zeros((SIDE - 2, SIDE - 2), bool), 1, constant_values=True)
 
 
 def _free(occupied: int, end: tuple[int, int]) -> NDArray[np.intp]:
-    """The pixels, flat, at which a dash in this direction may begin."""
+    """Return the flat indices of the pixels at which a dash in this direction may start."""
     reached = 0 if _footprint(end) else WINDOW
     for shift in _footprint(end):
         reached |= occupied >> shift if shift >= 0 else occupied << -shift
@@ -219,7 +219,7 @@ def _free(occupied: int, end: tuple[int, int]) -> NDArray[np.intp]:
 
 @cache
 def _first_places(end: tuple[int, int]) -> list[tuple[int, int]]:
-    """Where the first target may begin: in the middle."""
+    """Return where the first target may start: in the middle."""
     border = np.ones((SIDE, SIDE), bool)
     border[2 * SEED_DISTANCE : -2 * SEED_DISTANCE, 2 * SEED_DISTANCE : -2 * SEED_DISTANCE] = False
     return [divmod(int(place), SIDE) for place in _free(_bits(border), end)]
@@ -232,7 +232,7 @@ class _Snake:
     """A growing curve."""
 
     def __init__(self, tail: tuple[int, int], direction: int) -> None:
-        """The first dash goes from `tail` in this direction."""
+        """Start with a dash from `tail` in this direction."""
         (dy, dx), (by, bx) = FORWARD[direction], BACK[direction]
         head = tail[0] + dy, tail[1] + dx
         self.pivot, self.direction = (head[0] + by, head[1] + bx), direction
@@ -241,7 +241,7 @@ class _Snake:
         self.tip = tail
 
     def grow(self, mask: Floats, draw: Callable[[], float]) -> _Picture | None:
-        """One dash more; the one before becomes part of the mask. None at a dead end."""
+        """Add a dash, and the one before it to the mask. Returns None at a dead end."""
         dy, dx = ONWARD[self.direction]
         y, x = self.pivot[0] + dy, self.pivot[1] + dx
         which, around = _ends(y, x)
@@ -268,7 +268,7 @@ def _cover(mask: Floats, picture: _Picture) -> None:
 
 
 def draw_image(*, seed: int, index: int, contour: int = 14) -> tuple[NDArray[np.uint8], int]:
-    """Image `index` of a set, flat, and its label; it depends on nothing else."""
+    """Return image `index` of a set, flat, and its label, which depend only on the arguments."""
     draw = _drawing(seed, index)
     label = int(draw() < 0.5)
     while (targets := _targets(contour, draw)) is None:
@@ -302,7 +302,7 @@ Tips = tuple[tuple[int, int], tuple[int, int]]
 
 
 def _targets(contour: int, draw: Callable[[], float]) -> tuple[list[_Picture], Floats, list[Tips]] | None:
-    """Both targets' dashes, the mask, and where each begins and ends; None at a dead end."""
+    """Return both targets' dashes, the mask, and where each target starts and ends; None at a dead end."""
     while not (places := _first_places(ENDS[direction := int(draw() * DEGREES)])):
         pass
     y, x = places[int(draw() * len(places))]
@@ -325,12 +325,12 @@ def _targets(contour: int, draw: Callable[[], float]) -> tuple[list[_Picture], F
             if picture is None:
                 return None
             pictures.append(picture)
-    _cover(mask, pictures[-1])  # of the second target alone, as published
+    _cover(mask, pictures[-1])  # of the second target only, as published
     return pictures, mask, list(zip(begins, (snake.tip for snake in snakes), strict=True))
 
 
 def _distractor(mask: Floats, dashes: int, draw: Callable[[], float]) -> list[_Picture]:
-    """A short curve in what is free, or none. The mask grows by it."""
+    """Draw a short curve in the free space and add it to the mask. Returns its dashes, or none if it found no place."""
     occupied = mask > OCCUPIED
     if PIXELS - np.count_nonzero(occupied) < LEAST_FREE * PIXELS:
         return []
@@ -365,7 +365,7 @@ def _seeded(occupied: int, draw: Callable[[], float]) -> _Snake | None:
 
 
 def draw_images(*, seed: int, first: int, count: int, contour: int = 14) -> Rows:
-    """Images `first`, `first` + 1, … of a set."""
+    """Return `count` images of a set: `first`, `first` + 1, …"""
     drawn = [draw_image(seed=seed, index=index, contour=contour) for index in range(first, first + count)]
     tokens = np.concatenate([pixels for pixels, _ in drawn])
     return Rows(tokens, np.full(count, PIXELS, np.int32), np.array([label for _, label in drawn], np.uint8))
@@ -394,7 +394,7 @@ def _pathfinder(
 
 
 def _split(whole: SequenceSet, seed: int | None) -> list[SequenceSet]:
-    """80 %, 10 % and 10 %: of a random order that the seed decides, or of images that have none to begin with."""
+    """Split 80 %, 10 % and 10 %, in a random order given by the seed; without one, images are random already."""
     count = len(whole)
     if count < 10:
         raise ValueError(f"{count} images are too few for train, val and test; ten are the least")
@@ -424,7 +424,7 @@ def _generated(settings: Settings, samples: int, contour: int, seed: int) -> lis
 
 
 def make_piece(number: int, *, seed: int, contour: int, piece: int) -> Rows:
-    """One file of a set."""
+    """Return one file of a set."""
     return draw_images(seed=seed, first=number * piece, count=piece, contour=contour)
 
 
@@ -448,7 +448,7 @@ def _read(folder: Path, settings: Settings) -> list[Rows]:
 
 
 def _read_images(folder: Path, listed: Path) -> Rows:
-    """The images that one file of metadata names. An empty file among them is left out: the easy level has one."""
+    """Read the images that one metadata file lists, leaving out empty files: the easy level has one."""
     from PIL import Image
 
     pixels, labels = [], []
@@ -472,7 +472,7 @@ def _read_images(folder: Path, listed: Path) -> Rows:
 
 
 def _lines(listed: Path) -> list[list[str]]:
-    """Folder, file, number, label, …: lines of text under the name of an array, in the arena's files, or an array."""
+    """Return rows of folder, file, number, label, …: from lines of text, as in the arena's .npy files, or an array."""
     content = listed.read_bytes()
     if content.startswith(b"\x93NUMPY"):
         return [[str(cell) for cell in row] for row in np.load(listed, allow_pickle=False)]

@@ -1,12 +1,12 @@
-"""Sequences of tokens with labels, as the Long Range Arena's tasks have them, and the batches they give.
+"""Labelled sequences of tokens, as in the Long Range Arena's tasks, and their batches.
 
     data = open_data("lra_listops")
     data.train                                   # SequenceSet(96,000 × 2048, 32 tokens, on cpu)
     data.train.part(torch.arange(64))            # some of them, without a copy
     for tokens, mask in (batch.inputs for batch in eval_batches(data.val, batch_size=32, device="cuda")): …
 
-Tokens are bytes, padded with 0, and a whole set is small (100,000 × 2,048 bytes): it is moved to the GPU once, where a
-batch is an index and a cast. What a step sees depends on (seed, epoch, step) alone, as with images.
+Tokens are bytes, padded with 0, and a whole set is small (100,000 × 2,048 bytes): it is moved to the GPU once, where
+making a batch is one lookup and one cast. What a step sees depends only on (seed, epoch, step), as with images.
 """
 
 import zlib
@@ -28,17 +28,17 @@ from wellcond.data.loading import Batch
 __all__ = ["MaskRule", "Rows", "SequenceSet", "check_choice", "check_count", "kept_tokens", "spread"]
 
 MaskRule = Literal["published", "fixed"]
-TOGETHER_BYTES = 16 << 20  # tokens that are gathered at once, as bytes: one request for several small batches
+TOGETHER_BYTES = 16 << 20  # of tokens gathered at once: one request for several small batches
 PAD = 0
-CROPPED_TO = 256  # a multiple of so many tokens: a GPU's libraries prepare themselves for each length anew
+CROPPED_TO = 256  # a multiple of so many tokens, since GPU libraries have to be set up for each new length
 
 
 class Rows(NamedTuple):
-    """Sequences of different lengths, one after the other."""
+    """Sequences of different lengths, concatenated."""
 
     tokens: NDArray[np.uint8]
     lengths: NDArray[np.int32]
-    """(rows,), or (rows, 2) of pairs."""
+    """(rows,), or (rows, 2) for pairs."""
     labels: NDArray[np.uint8]
 
     def between(self, low: int, high: int) -> "Rows":
@@ -46,31 +46,31 @@ class Rows(NamedTuple):
         return Rows(self.tokens[before : before + size], self.lengths[low:high], self.labels[low:high])
 
     def pick(self, chosen: NDArray[np.intp]) -> "Rows":
-        """These, in this order; not of pairs."""
+        """Return these rows, in this order; not for pairs."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         tokens = np.concatenate([self.tokens[ends[row] - self.lengths[row] : ends[row]] for row in chosen])
         return Rows(tokens, self.lengths[chosen], self.labels[chosen])
 
 
 def kept_tokens(length: int) -> int:
-    """How many tokens of a text or an expression are kept where it is padded to `length`: 2,000 of 2,048."""
+    """Return how many tokens of a text or an expression that is padded to `length` are kept: 2,000 of 2,048."""
     check_count("length", length, 16)
     return length * 125 // 128
 
 
 class SequenceSet:
-    """Tokens (rows, length), or (rows, 2, length) of pairs, with their labels."""
+    """Tokens (rows, length), or (rows, 2, length) for pairs, with their labels."""
 
     def __init__(
         self, tokens: Tensor, lengths: Tensor, labels: Tensor, *, vocab: int, mask: MaskRule = "published",
         rows: Tensor | None = None, unpadded: bool | None = None,
     ) -> None:  # fmt: skip
-        """`vocab` is the number of rows of an embedding. `mask` says which tokens count (True in a batch's mask):
+        """`vocab` is the number of rows of the embedding. `mask` says which tokens count (True in a batch's mask):
 
         - `published`: those that are not 0, in every task, so that black pixels count as padding
         - `fixed`: those within the true length, so that all pixels count
 
-        `rows` picks some of the sequences without a copy. `unpadded` is known of those whose whole is.
+        `rows` selects some of the sequences without a copy. A part is told `unpadded` by the set it is taken from.
         """
         assert (tokens.dtype, labels.dtype) == (torch.uint8, torch.int64), (tokens.dtype, labels.dtype)
         assert lengths.shape == tokens.shape[:-1], (lengths.shape, tokens.shape)
@@ -82,17 +82,17 @@ class SequenceSet:
         self.labels: Tensor = labels if rows is None else labels[rows]
         self.lengths: Tensor = lengths if rows is None else lengths[rows]
         self._tokens, self._all_lengths, self._all_labels = tokens, lengths, labels
-        self._longest: Sequence[int] = ()  # of all sequences, where they are in this order
+        self._longest: Sequence[int] = ()  # of all sequences, if they are sorted by length
         if unpadded is None:
             unpadded = mask == "fixed" and bool((lengths == tokens.shape[-1]).all())
         self.unpadded = unpadded
-        """Whether every token of every mask counts: batches of single sequences then have none, and models are faster.
+        """Whether every token counts: batches of single sequences then have no mask, and models are faster.
 
-        A part is as the whole is, so that its batches have the same form."""
+        A part takes this from the whole set, so that its batches have the same form."""
 
     @classmethod
     def of(cls, pieces: Sequence[Rows], *, length: int, vocab: int, mask: MaskRule = "published") -> "SequenceSet":
-        """Padded to `length`."""
+        """Make a set of these rows, padded to `length`."""
         lengths = np.concatenate([piece.lengths for piece in pieces])
         tokens = np.zeros((lengths.size, length), np.uint8)
         done, places = 0, np.arange(length)
@@ -113,12 +113,12 @@ class SequenceSet:
 
     @property
     def tokens(self) -> Tensor:
-        """All of them, uint8."""
+        """All tokens, uint8."""
         return self._tokens if self.rows is None else self._tokens[self.rows]
 
     @property
     def length(self) -> int:
-        """To which sequences are padded."""
+        """The length that sequences are padded to."""
         return self._tokens.shape[-1]
 
     @property
@@ -128,21 +128,21 @@ class SequenceSet:
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens are."""
+        """The device of the tokens."""
         return self._tokens.device
 
     @property
     def nbytes(self) -> int:
-        """What the sequences take, a byte for each token."""
+        """The size of the sequences in bytes, one for each token."""
         return len(self) * self._tokens[:1].numel()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """These sequences, in this order, uint8, where the tokens are."""
-        rows = rows.to(self.device)  # nothing is copied where they are there already
+        """Return these sequences, in this order, as uint8 on the tokens' device."""
+        rows = rows.to(self.device)  # no copy if they are there already
         return self._tokens.index_select(0, rows if self.rows is None else self.rows[rows])
 
     def to(self, device: torch.device | str, *, share: float = GPU_SHARE) -> "SequenceSet":
-        """Moved there if the tokens take no more than `share` of the memory that is free; otherwise unchanged."""
+        """Move to the device if the tokens take no more than `share` of its free memory; otherwise return self."""
         if not fits_on(device, self.device, self.nbytes, share):
             return self
         tokens = torch.empty((len(self), *self._tokens.shape[1:]), dtype=torch.uint8, device=device)
@@ -152,7 +152,7 @@ class SequenceSet:
         return SequenceSet(tokens, lengths, labels, vocab=self.vocab, mask=self.mask, unpadded=self.unpadded)
 
     def part(self, rows: Tensor) -> "SequenceSet":
-        """Some of the sequences, without a copy."""
+        """Return some of the sequences, without a copy."""
         rows = rows.to(self.device)
         rows = rows if self.rows is None else self.rows[rows]
         return SequenceSet(
@@ -161,9 +161,9 @@ class SequenceSet:
         )  # fmt: skip
 
     def by_length(self) -> "SequenceSet":
-        """The same sequences, the longest first, for `eval_batches`: each batch is as long as its longest needs it.
+        """Return the sequences sorted, longest first, so that `eval_batches` crops each batch to its longest sequence.
 
-        Where samples are long and short, most of what a model is given is padding otherwise. It waits for a GPU once.
+        If lengths vary a lot, a batch is mostly padding otherwise. This synchronises with the GPU once.
         """
         if self.unpadded:
             return self
@@ -175,22 +175,22 @@ class SequenceSet:
         return found
 
     def window(self, number: int, samples: int) -> "SequenceSet":
-        """The `number`-th `samples` of an endless stream over the set: what the published code validates on.
+        """Return the `number`-th `samples` of an endless loop over the set: what the published code validates on.
 
-        val.window(step // eval_steps - 1, dev_batches * batch_size) is what comes next at this step.
+        val.window(step // eval_steps - 1, dev_batches * batch_size) is what it reads at this step.
         """
         return self.part((torch.arange(samples) + number * samples) % len(self))
 
     def measured(self) -> "SequenceSet":
-        """Itself: images have a mean and a deviation to be normalised by, tokens have not."""
+        """Return self: images are normalised by a mean and standard deviation, tokens are not."""
         return self
 
     def like(self, train: "SequenceSet") -> "SequenceSet":
-        """Itself, likewise."""
+        """Return self, likewise."""
         return self
 
     def content(self) -> list[bytes]:
-        """What changes when the data does, beside the labels."""
+        """Return what changes when the data does, besides the labels."""
         total = 0
         for chunk in split_rows(len(self), self.nbytes):
             tokens = self.gather(torch.arange(chunk.start, chunk.stop)).cpu().numpy()
@@ -198,9 +198,9 @@ class SequenceSet:
         return [total.to_bytes(4, "little"), self.lengths.to("cpu", torch.int32).numpy().tobytes()]
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """What a model is called with: tokens (b, length) int32 and mask (b, length) bool; of a pair, all four.
+        """Return a model's arguments: tokens (b, length) int32 and mask (b, length) bool; for pairs, two of each.
 
-        Without a mask where nothing is padding, `unpadded`.
+        Single sequences have no mask if nothing is padding (`unpadded`).
         """
         return self.batch(rows, len(rows), self.device).inputs
 
@@ -208,7 +208,7 @@ class SequenceSet:
         self, *, batch_size: int, seed: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None, num_classes: int = 0, drop_last: bool = True, workers: int = 0,
     ) -> "SequenceBatches":  # fmt: skip
-        """Shuffled anew each epoch. `workers` are for images; sequences need none."""
+        """Return training batches, reshuffled each epoch. `workers` is ignored: only images need them."""
         share = Share(len(self), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last, what="sequences")
         smoothing = _smoothing(augmentation)
         return SequenceBatches(
@@ -218,24 +218,24 @@ class SequenceSet:
     def eval_batches(
         self, *, batch_size: int, rank: int = 0, world: int = 1, device: torch.device | str = "cpu", workers: int = 0
     ) -> Iterator[Batch]:
-        """Every sequence once over all the ranks, in order, and as many batches on each; the last may be blank."""
+        """Yield every sequence once across all ranks, in order, equally many batches on each; the last may be blank."""
         device = torch.device(device)
         rows = torch.arange(len(self), device=self.device)[rank::world]
         for cut in eval_cuts(len(self), batch_size=batch_size, world=world):
             mine = rows[cut]
             count = len(mine)
-            mine = mine if count else rows.new_zeros(1)  # sharded models wait for every process: it looks at the first
+            mine = mine if count else rows.new_zeros(1)  # sharded models wait for every process: evaluate row 0
             first = rank + world * cut.start if count else 0
             yield self.batch(mine, count, device, length=self._longest[first] if self._longest else self.length)
 
     def batch(self, rows: Tensor, count: int, device: torch.device, *, length: int | None = None) -> Batch:
-        """These sequences on a device, cut off after `length` tokens or somewhat later. What travels are bytes."""
+        """Return these sequences on a device, sent as bytes, cropped to `length` tokens or slightly more."""
         tokens = self.gather(rows)
         if length is not None:
             tokens = tokens[..., : max(1, -(-length // CROPPED_TO)) * CROPPED_TO]
         tokens = send(tokens, device)
         targets = send(self.labels.index_select(0, rows), device)
-        ids = tokens.to(torch.int32)  # an embedding takes it as it is, at half the size of int64
+        ids = tokens.to(torch.int32)  # embeddings accept it as it is, at half the size of int64
         if self.unpadded and not self.pairs:
             return Batch(inputs=(ids,), targets=targets, count=count)
         if self.mask == "published":
@@ -295,7 +295,7 @@ class SequenceBatches:
 
 
 def spread(part: SequenceSet, samples: int | None) -> SequenceSet:
-    """At most so many of its sequences, evenly spread: of a set that is sorted by class, all classes."""
+    """Return at most `samples` sequences, evenly spread, so that a set sorted by class keeps all its classes."""
     if samples is not None:
         check_count("samples", samples, 1)
     if samples is None or samples >= len(part):

@@ -1,17 +1,17 @@
-"""Data sets by name, checked before any training starts: a source is a kind of data, under a word.
+"""Data sets by name, checked before any training starts. A source is a kind of data, registered under a word.
 
-data = open_data("digits", image_size=8)                             # embedded
+data = open_data("digits", image_size=8)                             # built in
 data = open_data("imagenette", image_size=64, holdout=0.1)           # a folder; 10 % of train is validation
 data = open_data("wds:shards/{train,val}-*.tar.gz", image_size=32)
 sorted(SOURCES)                                                      # ['cifar10', 'cifar100', 'digits', 'folder', …]
 
-To add one, write a function of what stands behind the colon and register it under its word:
+To add a source, write a function of the text after the colon and register it under a word:
 
     @register_source("pairs", takes="FILE")
     def pairs(rest: str, settings: Settings) -> DataSet: …
 
-It returns a `Source` (images in files: listing, decoding, caching and streaming are done for it), or a `DataSet` whose
-parts give batches themselves (see loading.py).
+It returns a `Source` (images in files, which are then decoded, cached and streamed for it), or a `DataSet` of `Images`,
+or one whose parts make their own batches (see loading.py).
 """
 
 import contextlib
@@ -29,33 +29,33 @@ from wellcond.words import meant
 
 __all__ = ["SOURCES", "Looked", "Settings", "look_at", "open_data", "register_source"]
 
-LOOKED_AT = 100  # images whose size is looked at
+LOOKED_AT = 100  # images whose size is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a source may want to know."""
+    """What a source may need to know."""
 
     image_size: int | None
-    """None: the set's own, where all its images have one."""
+    """None: the set's own, if all its images have the same size."""
     seed: int = 0
     cache_dir: Path
     progress: Progress | None = None
 
 
 Opener = Callable[..., Source | DataSet]
-"""Called with what stands behind the colon, the settings, and by name the options that its signature has."""
+"""Called with the text after the colon, the settings, and by keyword the options in its signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A source under its word."""
+    """A registered source."""
 
     open: Opener
     takes: str
-    """What stands behind the colon, for people: PATH, NAME; [PATH] where it may be left out; empty where it must be."""
+    """What to write after the colon, for messages: PATH, NAME; [PATH] if it is optional; empty if there is nothing."""
     wants: str = ""
-    """What is wanted there and how to get it, for one who left it out."""
+    """What that is and how to get it, for a message to someone who left it out."""
 
     @property
     def may_stand_alone(self) -> bool:
@@ -72,9 +72,9 @@ SOURCES: dict[str, Named] = {}
 
 
 def register_source(word: str, *, takes: str = "PATH", wants: str = "") -> Callable[[Opener], Opener]:
-    """Make `word:…` a kind of data; the function's keyword-only arguments are its options.
+    """Register a function as the source `word:…`; its keyword-only arguments are the source's options.
 
-    ValueError for a word that is taken, or that could be a drive or a path.
+    Raises ValueError for a word that is taken, or that could be a drive or a path.
     """
     if word in SOURCES:
         raise ValueError(f"there is a source called {word!r} already; the sources are {', '.join(sorted(SOURCES))}")
@@ -93,22 +93,22 @@ def open_data(
     seed: int = 0, cache_limit: int = CACHE_LIMIT, progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> DataSet:  # fmt: skip
-    """The data set that `spec` names:
+    """Open the data set that `spec` names:
 
-    - `digits`: scikit-learn's, embedded, 8 × 8, one channel
+    - `digits`: scikit-learn's, built in, 8 × 8, one channel
     - `folder:PATH`, or a plain path: train/CLASS/FILE with val/, validation/ or test/; or CLASS/FILE, of which one in
       five is held out; or train.tar with val.tar
-    - `wds:PATTERN`: shards of WebDataset's form, train-*.tar[.gz] and val-*.tar[.gz]; a folder or a pattern
+    - `wds:PATTERN`: shards in WebDataset's format, train-*.tar[.gz] and val-*.tar[.gz]; a folder or a pattern
     - `hf:NAME`: a Hugging Face data set (`hf:NAME:CONFIG`)
-    - `cifar10:PATH`, `cifar100:PATH`: the python version, as torchvision unpacks it
+    - `cifar10:PATH`, `cifar100:PATH`: the Python version, as unpacked by torchvision
     - `lra_listops`, `lra_pathfinder` (generated), `lra_text:PATH`, `lra_image:PATH`, `lra_retrieval:PATH`: the tasks of
       the Long Range Arena, sequences of tokens
-    - whatever else was registered
+    - any other registered source
 
     `options` are the source's own: `open_data("lra_listops", options={"tokenizer": "brackets_kept"})`.
-    Images come as RGB, the shorter side resized to `image_size` and the middle kept. Sets of up to `cache_limit` bytes
+    Images come as RGB, the shorter side resized to `image_size` and the centre kept. Sets of up to `cache_limit` bytes
     are decoded once into `cache_dir`; larger ones are streamed from their files (`ImageFiles`). With `holdout`, that
-    share of each training class, drawn by `seed`, is `val`, and the real validation part is `test`.
+    share of each training class, drawn by `seed`, becomes `val`, and the real validation part becomes `test`.
 
     Raises ValueError for a missing folder, no images, an empty class, labels that do not fit, and classes that train
     and val do not share.
@@ -128,20 +128,20 @@ def open_data(
 
 
 class Looked(NamedTuple):
-    """What a set of images in files is like, before any of them is decoded."""
+    """A summary of a set of images in files, made without decoding all of them."""
 
     train: int
     val: int
     classes: list[str]
     side: int
-    """The median of the shorter sides, in pixels, of some of them."""
+    """The median of the shorter sides of some of them, in pixels."""
     note: str = ""
 
 
 def look_at(spec: str, *, options: Mapping[str, Any] | None = None) -> Looked | None:
-    """How many images the set has and how large they are; None for one that is not made of image files.
+    """Return how many images the set has and how large they are; None if it is not made of image files.
 
-    Raises ValueError where `open_data` would for what is not there.
+    Raises ValueError for missing data, as `open_data` would.
     """
     import tempfile
 
@@ -153,7 +153,7 @@ def look_at(spec: str, *, options: Mapping[str, Any] | None = None) -> Looked | 
         count = len(listing.train.labels)
         sides = []
         for row in range(0, count, max(1, count // LOOKED_AT)):
-            with contextlib.suppress(Exception):  # damaged: it is named when all are decoded
+            with contextlib.suppress(Exception):  # a damaged file is reported when all are decoded
                 sides.append(shorter_side(listing.train, row))
     side = int(median(sides)) if sides else 0
     return Looked(count, len(listing.val.labels), listing.classes, side, found.note)

@@ -1,12 +1,12 @@
-"""Batches of images that are decoded when they are needed, for sets too large for the cache; timm's transforms.
+"""Batches of images that are decoded on demand, for sets too large for the cache, with timm's transforms.
 
     batches = StreamBatches(data.train, batch_size=256, seed=0, augmentation=…, num_classes=1000, workers=8)
-    for images, labels in batches.epoch(3, start=1000):     # as with TrainBatches, to the same bits as always
+    for images, labels in batches.epoch(3, start=1000):     # as with TrainBatches, always bit-identical
     batches.skipped                                         # [("train/n01440764/a.JPEG", "image file is truncated")]
 
-Each image's transform runs with generators seeded by (seed, epoch, row), whichever worker it is in. An image that
-cannot be read is named, and its place in a training batch taken by the next one; an evaluation leaves it out. Signals
-are the main process's, and a worker that dies is named with what may help.
+Each image's transform runs with generators seeded by (seed, epoch, row), in whichever worker. An image that cannot be
+read is listed in `skipped`; in a training batch the next one takes its place, and an evaluation leaves it out. Signals
+are handled by the main process alone. If a worker dies, the error names it and says what may help.
 """
 
 import os
@@ -32,7 +32,7 @@ __all__ = ["StreamBatches", "StreamEvalBatches"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WAITS = hasattr(signal, "sigwaitinfo")  # Linux
-TRIES = 100  # images in a row that cannot be read, before that is an error
+TRIES = 100  # unreadable images in a row, at which that is an error
 Sample = tuple[Tensor | None, int, list[tuple[str, str]]]
 
 
@@ -62,7 +62,7 @@ class StreamBatches:
         self.transform: Any = _train_transform(images, augmentation, interpolation)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) where they are soft."""
+        """Yield normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) if soft."""
         self.share.check_start(start)
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).tolist()
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
@@ -118,7 +118,7 @@ def _train_transform(images: ImageFiles, how: Augmentation, interpolation: str) 
     }  # fmt: skip
     if how.scale_min < 1:
         settings |= {"scale": (how.scale_min, 1.0), "ratio": how.crop_ratio}
-    else:  # the shorter side resized and the middle kept: no random crop unless asked for
+    else:  # resize the shorter side and keep the centre: no random crop unless asked for
         settings |= {"train_crop_mode": "rkrc", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
     return create_transform(images.image_size, **settings)
 
@@ -128,7 +128,7 @@ def _normalising(images: ImageFiles) -> dict[str, Any]:
 
 
 class _Decoded(Dataset[Sample]):
-    """Decoded and transformed images by row, each with generators of its own."""
+    """Decoded and transformed images by row, each with its own random generators."""
 
     def __init__(self, images: ImageFiles, transform: Any, *, seed: int, replace: bool) -> None:
         self.images, self.transform, self.seed, self.replace = images, transform, seed, replace
@@ -156,7 +156,7 @@ class _Decoded(Dataset[Sample]):
 
 @contextmanager
 def _own_generators(key: int) -> Iterator[None]:
-    """Transforms draw from the global generators; these are seeded for one image and put back as they were."""
+    """Seed the global generators, which transforms draw from, for one image, and restore them afterwards."""
     before = random.getstate(), np.random.get_state()  # noqa: NPY002 (timm's transforms use it)
     with torch.random.fork_rng(devices=[]):
         try:
@@ -196,10 +196,10 @@ def _load(decoded: _Decoded, parts: list[list[int]], workers: int, device: torch
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Workers begin with the signals blocked that the main process answers for all.
+    """Start workers with those signals blocked that the main process handles for all.
 
-    DataLoader lets the death of a worker raise wherever the main process is, in the middle of saving, say. Without its
-    handler for that, the death is found when the next batch is asked for.
+    When a worker dies, DataLoader's SIGCHLD handler raises wherever the main process is, in the middle of saving, say.
+    The handler is removed here, so that the death is noticed when the next batch is requested.
     """
     if not WAITS or threading.current_thread() is not threading.main_thread():
         yield
@@ -209,15 +209,15 @@ def _starting_workers() -> Iterator[None]:
     try:
         yield
     finally:
-        if on_death is not None:  # None is a handler that Python cannot put back
+        if on_death is not None:  # None is a handler that Python cannot restore
             signal.signal(signal.SIGCHLD, on_death)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _leave_signals(_worker: int) -> None:
-    """In a worker: Ctrl-C and SIGTERM come to all processes of a job, and the main one decides what they mean.
+    """In a worker: leave Ctrl-C and SIGTERM, which reach all processes of a job, to the main process.
 
-    It still ends its workers by SIGTERM; who has sent one, only a thread that waits for it can tell.
+    The main process still ends its workers by SIGTERM; only a thread that waits for the signal can tell who sent it.
     """
     if not WAITS:
         return

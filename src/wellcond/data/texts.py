@@ -1,14 +1,14 @@
 """Texts as bytes, for the Text and Retrieval tasks of the Long Range Arena, and stand-ins that need no download.
 
     data = open_data("lra_text:aclImdb")                  # IMDB: is a review positive? train/pos/*.txt, …
-    data = open_data("lra_text:imdb")                     # the same, train.tsv.gz and test.tsv.gz: label, rating, text
+    data = open_data("lra_text:imdb")                     # as train.tsv.gz and test.tsv.gz with label, rating, text
     data = open_data("lra_retrieval:aan")                 # AAN: does one paper cite the other?
-    data = open_data("imdb_pairs:aclImdb")                # not AAN: are two reviews of the same opinion?
-    data = open_data("made_up_text")                      # no text at all, but learnt within seconds, for tests
+    data = open_data("imdb_pairs:aclImdb")                # not AAN: do two reviews share an opinion?
+    data = open_data("made_up_text")                      # random words, but learnt within seconds, for tests
     data = open_data("made_up_pairs")
 
-A token is a byte plus 1, and 0 is padding; 4,000 bytes are kept and padded to 4,096. Text is validated on its test
-part, as published; with `holdout`, on a part of train.
+A token is a byte plus 1, and 0 is padding; 4,000 bytes are kept and padded to 4,096. The Text task is validated on its
+test part, as published, or with `holdout` on a part of train.
 """
 
 import gzip
@@ -41,18 +41,18 @@ AAN = (
     "google-research/long-range-arena; the texts may not be passed on, and imdb_pairs:FOLDER is a stand-in"
 )
 AAN_FILES = ("new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv")
-LINES = 2000  # between two calls of the progress
-HELD = 0.1  # of the reviews of which pairs are made
+LINES = 2000  # between two progress calls
+HELD = 0.1  # share of the training reviews whose pairs are for validation
 
 
 def encode(text: bytes, kept: int) -> NDArray[np.uint8]:
-    """Bytes plus 1. No byte of UTF-8 is 255, so that they fit; what is not UTF-8 is replaced."""
+    """Encode text as its bytes plus 1. UTF-8 has no byte 255, so they fit; what is not UTF-8 is replaced."""
     valid = text.decode(errors="replace").encode()
     return np.frombuffer(valid[:kept], np.uint8) + np.uint8(1)
 
 
 def read_lines(path: Path, what: str, progress: Progress | None) -> Iterator[tuple[int, list[bytes]]]:
-    """(number, columns) of each line of a TSV file, which may be compressed. Quotes mean nothing."""
+    """Yield (number, columns) for each line of a TSV file, which may be gzipped. Quotes have no special meaning."""
     size = path.stat().st_size
     with open(path, "rb") as raw:
         file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -87,7 +87,7 @@ def _label(cell: bytes, where: str) -> int:
 
 
 def _open_imdb(rest: str, settings: Settings, kept: int, what: str) -> list[Rows]:
-    """The reviews of train and of test."""
+    """Return the reviews of train and of test."""
     folder = Path(rest).expanduser()
     folder = folder / "aclImdb" if (folder / "aclImdb").is_dir() else folder
     tables = [_table(folder, split) for split in ("train", "test")]
@@ -177,7 +177,7 @@ def _retrieval(
 
 
 def _read_pairs(path: Path, kept: int, progress: Progress | None) -> Rows:
-    """Columns: label, id, id, text, text."""
+    """Read a file with the columns label, id, id, text, text."""
     texts, labels = [], []
     for number, cells in read_lines(path, "lra_retrieval", progress):
         if len(cells) != 5:
@@ -191,9 +191,10 @@ def _read_pairs(path: Path, kept: int, progress: Progress | None) -> Rows:
 
 
 def pair_up(rows: Rows, key: int) -> Rows:
-    """Pairs of texts: label 1 if both are of one class, and half of the pairs are.
+    """Make pairs of texts; the label is 1 if both are of the same class, as in half of the pairs.
 
-    As many of both classes are taken, each once as the first and once as the second of a pair, never with itself.
+    Equally many texts of each class are used, each once as the first and once as the second of a pair, never with
+    itself.
     """
     draw = np.random.default_rng(key)
     members = [draw.permutation(np.flatnonzero(rows.labels == label)) for label in (0, 1)]
@@ -205,7 +206,7 @@ def pair_up(rows: Rows, key: int) -> Rows:
     for own in (0, 1):
         first, other = members[own][:each], members[1 - own][:each]
         firsts.append(first)
-        # The first half goes with the second half of its own class, the second half with the other's first half.
+        # The first half is paired with the second half of its own class, the second half with the other's first half.
         seconds.append(np.concatenate([draw.permutation(first[half:]), draw.permutation(other[:half])]))
         labels.append(np.repeat([1, 0], half))
     order = draw.permutation(2 * each)
@@ -215,7 +216,7 @@ def pair_up(rows: Rows, key: int) -> Rows:
 
 
 def _paired(name: str, train: Rows, test: Rows, *, seed: int, **how: Any) -> DataSet:
-    """Reviews of train, val (a tenth of train) and test are never mixed."""
+    """Make pairs within train, val (a tenth of train) and test, never across them."""
     samples = how.pop("samples")
     order = np.random.default_rng(make_key(seed, 0x9A12)).permutation(len(train.labels))
     held = round(HELD * len(order))
@@ -244,7 +245,7 @@ WORDS = {
 
 
 def _make_up(count: int, kept: int, key: int, *, share: float) -> Rows:
-    """Words that tell a class, in this share, among words that do not."""
+    """Make texts in which this share of the words reveals the class."""
     draw = np.random.default_rng(key)
     labels = np.arange(count) % 2
     texts = []

@@ -1,1 +1,1 @@
-"""`wellcond demo`: what it trains, grays and shows."""
+"""`wellcond demo`: the training, graying and page behind it."""

@@ -1,10 +1,10 @@
-"""The demonstration: small transformers trained with and without their skips, photographs grayed, all on one page.
+"""The demo: train small transformers with and without their skips, gray photographs, and show it all on one page.
 
-    wellcond demo                  # demo/index.html, in about two minutes on two cores; the numbers beside it as JSON
+    wellcond demo                  # demo/index.html, in about two minutes on two cores, and the numbers as JSON
     run(Path("demo"))              # the same
 
-Nothing is downloaded: the digits and the photographs come with scikit-learn. Interrupted, the same command goes on;
-models that are trained already are not trained again.
+Nothing is downloaded: the digits and the photographs come with scikit-learn. After an interruption the same command
+resumes; models that are already trained are not trained again.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ GRAYING, TRAINING, PAGE = "graying.json", "training.json", "index.html"
 
 
 def run(output: Path, *, settings: Sequence[str] = (), evidence: Path | None = None) -> Path:
-    """Train, gray, measure; write the page, and the numbers behind it; returns the page's path.
+    """Train, gray and measure; write the page and the numbers behind it; return the page's path.
 
     Args:
-        settings: fields of the four trainings, `key=value`, e.g. `epochs=1` to see that it runs.
-        evidence: what the page shows of larger experiments; by default the folder of this project, where it is at hand.
+        settings: overrides for the four trainings, `key=value`, e.g. `epochs=1` to see that it runs.
+        evidence: the folder of larger experiments that the page shows; by default this project's, if there is one.
     """
-    altair()  # without which there would be no page, after minutes of training
+    altair()  # fails now if it is missing, not after minutes of training
     console = Console()
     with _one_thread():
         try:
             arms = demo_training.train_arms(output / "runs", settings=settings, console=console)
         except Interrupted as stopped:
-            raise KeyboardInterrupt(str(stopped)) from stopped  # the state is saved; the command ends with 130
+            raise KeyboardInterrupt(str(stopped)) from stopped  # the state is saved; the command exits with 130
         photographs = demo_graying.load_photographs()
         grayed = demo_graying.gray_photographs(photographs, console)
     found = evidence if evidence is not None else _evidence()
@@ -53,14 +53,14 @@ def run(output: Path, *, settings: Sequence[str] = (), evidence: Path | None = N
 
 
 def _evidence() -> Path | None:
-    """evidence/ of the tree this file lies in; an installed copy has none."""
+    """Return evidence/ of the source tree that this file is in; None for an installed copy."""
     folder = Path(__file__).parents[3] / "evidence"
     return folder if folder.is_dir() else None
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads, and lose seconds waiting for them on a busy machine."""
+    """Use one thread: with matrices this small, more gain nothing and cost seconds of waiting on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,9 +1,9 @@
-"""A part of the demonstration: two photographs grayed by both methods, and measured.
+"""A part of the demo: gray two photographs by both methods, and measure them.
 
-    results = gray_photographs(load_photographs(), console)       # name → what each method and epsilon gave
+    results = gray_photographs(load_photographs(), console)       # name → results of each method and epsilon
     measure(load_photographs()[0], "svd", 0.95).kappa             # one of them
 
-The photographs are scikit-learn's own, so nothing is downloaded, and all of it runs on the CPU.
+The photographs come with scikit-learn, so nothing is downloaded. Everything runs on the CPU.
 """
 
 from collections.abc import Sequence
@@ -38,15 +38,15 @@ __all__ = [
 
 SIZE, PATCH = 224, 16
 EPSILONS = (0.95, 0.7, 0.5)  # those with a row in the table
-CURVE = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)  # where the page's slider stops
-# ImageNet's, with which most timm models are trained.
+CURVE = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)  # the stops of the page's slider
+# ImageNet's, which most timm models are trained with.
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
 STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grayed:
-    """The tokens of a photograph after graying (before it, with the method "none"), measured."""
+    """Measurements of a photograph's tokens after graying, or before it with the method "none"."""
 
     method: str
     epsilon: float
@@ -76,7 +76,7 @@ class Photograph:
 
 
 def gray_photographs(photographs: Sequence[Photograph], console: Console) -> dict[str, list[Grayed]]:
-    """Every photograph by every method and epsilon, measured; the first of each list is the photograph as it is."""
+    """Gray and measure every photograph by every method and epsilon; each list begins with the photograph as it is."""
     work = [(photo, method, epsilon) for photo in photographs for method, epsilon in _settings()]
     if not console.is_terminal:
         console.print(f"Graying {len(photographs)} photographs in {len(work)} ways …", highlight=False)
@@ -89,7 +89,7 @@ def gray_photographs(photographs: Sequence[Photograph], console: Console) -> dic
 
 
 def load_photographs() -> list[Photograph]:
-    """scikit-learn's two sample photographs: the square in their middle, 224 pixels wide."""
+    """Load scikit-learn's two sample photographs: their central squares, resized to 224 pixels."""
     from PIL import Image
     from sklearn.datasets import load_sample_image
 
@@ -122,7 +122,7 @@ def measure(photo: Photograph, method: str, epsilon: float) -> Grayed:
 
 
 def explain_paths() -> dict[str, tuple[str, str]]:
-    """For each method the path that graying takes here, and why."""
+    """Return for each method the path that graying takes here, and why."""
     shape = ((SIZE // PATCH) ** 2, 3 * PATCH**2)
     return {m: explain_graying(m, shape, torch.float32, torch.device("cpu"), EPSILONS[0]) for m in METHODS}
 
@@ -133,7 +133,10 @@ def _settings() -> list[tuple[str, float]]:
 
 
 def _matched(image: Tensor, like: Tensor) -> Tensor:
-    """Graying at a small epsilon goes far beyond the range of pixels: cut off there, mostly black and white is left."""
+    """Return `image` with the brightness and contrast of `like`, channel by channel.
+
+    Graying at a small epsilon goes far beyond the range of pixels; clipped there, it would be mostly black and white.
+    """
     mean, std = image.mean((1, 2), keepdim=True), image.std((1, 2), keepdim=True)
     return (image - mean) / std.clamp_min(1e-6) * like.std((1, 2), keepdim=True) + like.mean((1, 2), keepdim=True)
 
@@ -170,5 +173,5 @@ def terminal_table(results: dict[str, list[Grayed]]) -> Table:
 
 
 def shown(found: list[Grayed]) -> list[Grayed]:
-    """Those that have a row in the table."""
+    """Return those that have a row in the table."""
     return [one for one in found if one.method == "none" or one.epsilon in EPSILONS]

@@ -1,4 +1,4 @@
-"""The page of the demonstration: what is proven and decided, a photograph to gray, four small transformers.
+"""The page of the demo: what is proven and decided, a photograph to gray, four small transformers.
 
 build(arms, photographs, grayed, paths=…, folder=Path("demo"), evidence=Path("evidence")).write("demo/index.html")
 """
@@ -48,7 +48,7 @@ from wellcond.words import VERDICTS
 __all__ = ["build"]
 
 NAMES = {"svd": "SVD", "dct": "DCT"}
-QUALITY = 82  # of the pictures
+QUALITY = 82  # of the pictures, as JPEG
 USAGE = """\
 import timm, wellcond
 
@@ -69,7 +69,7 @@ def build(
     folder: Path,
     evidence: Path | None,
 ) -> Page:
-    """The page; `folder` is where it will lie, `evidence` what larger experiments have left, if anything."""
+    """Build the page. `folder` is where it will be written, `evidence` the folder of larger experiments, if any."""
     hero = photographs[0].name
     plain, one = grayed[hero][0], _pick(grayed[hero], "svd", EPSILONS[0])
     page = Page(
@@ -276,7 +276,7 @@ def _headline(arms: Sequence[TrainedArm]) -> Html:
 
 
 def _seen(arms: Sequence[TrainedArm]) -> list[str]:
-    """What the skip does to κ, in sentences."""
+    """Return sentences about what the skip does to κ."""
     with_skip, without = (mean_log_kappa(arm, "trained") for arm in arms[:2])
     if not with_skip:
         return []

@@ -1,11 +1,11 @@
-"""A part of the demonstration: four small transformers on the embedded digits, trained and measured alike.
+"""A part of the demo: train four small transformers on scikit-learn's digits, and measure them alike.
 
-    arms = train_arms(Path("demo/runs"), console=console)        # or reads what is trained already
+    arms = train_arms(Path("demo/runs"), console=console)        # or read those that are already trained
     arms[0].title, arms[0].result["metrics"]["top1"]             # "both skips", 0.82
     arms[0].run.probe                                            # what the probe measured while it trained
 
-All four get the same steps, the same learning rate and one seed. That is enough to see condition numbers, and too
-little to rank accuracies: demo_page.py says so.
+All four get the same steps, the same learning rate and one seed. That is enough to see condition numbers but too little
+to rank accuracies, as page.py says.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-mlp": ("no MLP skip", {"remove_skips": ["mlp"]}),
     "dct": ("both, DCT-grayed", {"gray": "dct", "epsilon": 0.95}),
 }
-# The mean of all tokens instead of a class token, and weights in proportion to their width: with timm's defaults, which
-# are made for wider models and longer training, the first epochs would show nothing.
+# Mean pooling instead of a class token, and initial weights that depend on the layers' width: with timm's defaults,
+# made for wider models and longer training, the first epochs would show nothing.
 MODEL: dict[str, Any] = {
     "img_size": 8, "patch_size": 2, "depth": 4, "embed_dim": 64, "num_heads": 4, "class_token": False,
     "global_pool": "avg", "weight_init": "jax",
@@ -52,7 +52,7 @@ class TrainedArm:
     config: Config
     result: Result
     run: Run
-    """Its folder: losses, accuracies on the digits that were not trained on, and what the probe measured."""
+    """Its folder: losses, accuracies on digits not trained on, and the probe's measurements."""
 
 
 def configure(arm: str, settings: Sequence[str] = ()) -> Config:
@@ -60,13 +60,13 @@ def configure(arm: str, settings: Sequence[str] = ()) -> Config:
 
 
 def train_arms(root: Path, *, console: Console, settings: Sequence[str] = ()) -> list[TrainedArm]:
-    """Train the four, or go on, or read what is there. Raises Interrupted after a signal, with the state saved."""
+    """Train the four models, resume, or read finished ones. Raises Interrupted after a signal, with the state saved."""
     runs = Runs(root, console=console, device="cpu")
     runs.expected = len(ARMS)
     found = []
     for arm, (title, _) in ARMS.items():
         config = configure(arm, settings)
-        name = f"{arm}-{_digest(config)}"  # another configuration is another folder: an old demo is not in the way
+        name = f"{arm}-{_digest(config)}"  # each configuration has its own folder: an old demo is not in the way
         result = runs.run(Planned(name=name, config=config, measure=("log_kappa",)))
         found.append(TrainedArm(name=arm, title=title, config=config, result=result, run=Run.open(root / name)))
     return found
@@ -77,13 +77,13 @@ def _digest(config: Config) -> str:
 
 
 def mean_log_kappa(arm: TrainedArm, when: str) -> dict[str, float]:
-    """Site → mean over the blocks, at the random start (`untrained`) or after (`trained`); {} if it diverged."""
+    """Return site → mean over blocks, at the random start (`untrained`) or the end (`trained`); {} if diverged."""
     found = arm.result["log_kappa"]
     return {site: fmean(found[when][site]) for site in SITES} if found else {}
 
 
 def as_record(arms: Sequence[TrainedArm]) -> dict[str, Any]:
-    """For a JSON file: every arm's result."""
+    """Return every arm's result, for a JSON file."""
     return {
         "what": "four small ViTs on scikit-learn's digits, one seed, one learning rate",
         "arms": {

@@ -1,1 +1,1 @@
-"""`wellcond measure`: which blocks of a model are ill-conditioned, and what trained models of others show."""
+"""`wellcond measure`: which blocks of a model are ill-conditioned, and records of two public trained models."""

@@ -1,13 +1,13 @@
-"""Measure a model once: which of its blocks are ill-conditioned? A table, the rows, and a page.
+"""Measure once which blocks of a model are ill-conditioned, and give a table, the rows and a page.
 
     measure("vit_tiny_patch16_224", checkpoint="last.pth.tar", data_dir="photos", untrained=True)
     # measure-vit_tiny_patch16_224/: config.json, probe.jsonl, untrained.jsonl, report.html
 
-Without data it measures crops of two embedded photographs. Without a checkpoint it takes the weights that belong to the
-name, where they can be had within seconds; where not, random ones, and says so above everything else. `untrained` also
-measures the same architecture with random weights: much of what looks like a result of training is there before.
-Sites that are at the ceiling of float32 are measured again in float64. Beside the numbers stand those of the models of
-our evidence whose token matrices have the nearest shape (report/reference.py).
+Without data it measures crops of scikit-learn's two photographs. Without a checkpoint it uses the pretrained weights of
+that name if they can be had within seconds; otherwise random ones, and says so above everything else. `untrained` also
+measures the same architecture with random weights: much of what looks like a result of training is there before. Sites
+at the ceiling of float32 are measured again in float64. For comparison, the table and the page show the models in our
+evidence whose token matrices have the nearest shape (report/reference.py).
 """
 
 import os
@@ -41,9 +41,9 @@ __all__ = ["EXACT", "Measurement", "measure"]
 
 EXACT = ("auto", "float32", "float64")
 SAMPLES = {"cpu": 16}
-"""How many images by default; 64 on a GPU. log κ differs little from image to image."""
+"""Default number of images; 64 on other devices. log κ differs little from image to image."""
 FITTING = {"img_size", "patch_size", "num_classes", "in_chans", "global_pool", "dynamic_img_size", "strict_img_size"}
-"""Settings of a model that its pretrained weights fit; with others they are not tried."""
+"""Model settings that pretrained weights can fit; with any other setting they are not tried."""
 PLAIN = (
     bool,
     int,
@@ -52,21 +52,21 @@ PLAIN = (
     list,
     tuple,
     type(None),
-)  # what JSON can hold; a class, say, is written by name
+)  # what JSON can hold; anything else, say a class, is written as its repr
 EPSILON = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What was measured, and where it lies."""
+    """The results of `measure`, and where the page is."""
 
     rows: list[records.Row]
     untrained: list[records.Row] | None
-    """The same architecture with random weights, where that was asked for."""
+    """The rows of the same architecture with random weights, if requested."""
     notes: list[str]
-    """What a reader must know, one sentence each, as the page has them."""
+    """What a reader must know, one sentence each, as on the page."""
     page: Path | None
-    """None where there is no Altair to draw it with."""
+    """None if Altair, which draws it, is not installed."""
 
 
 def measure(
@@ -96,18 +96,18 @@ def measure(
 
     Args:
         model_name, model_kwargs, checkpoint, ema, strict: see `build_model`.
-        pretrained: take the weights that belong to the name (True), random ones (False), or the former where they are
-            in the cache or the hub answers within seconds, else random ones (None, without a checkpoint).
-        data_dir: a folder of images, or a .tar of them; by default crops of two photographs.
+        pretrained: True uses the pretrained weights of that name, False random ones. None (without a checkpoint) uses
+            the pretrained ones if they are cached or the hub answers within seconds, else random ones.
+        data_dir: a folder or a .tar of images; by default crops of two photographs.
         output: a folder, by default `measure-` and the model's name. A folder that holds something else is refused.
         sites: as for `wellcond.Probe`; by default those of `sa`, `+sa`, `mlp` and `+mlp` that the model has.
         blocks, spectrum, attention: as for `wellcond.Probe`.
-        samples: how many images are read and measured; by default 64, on a CPU 16.
+        samples: how many images are read and measured; by default 16 on a CPU, else 64.
         exact: the precision of the measured pass; "auto" is float32, and float64 for the sites where some κ is beyond
-            what float32 can see.
-        gray, epsilon: put Token Graying before the model for this measurement, by default with an epsilon of 0.95.
-        untrained: measure the same architecture with random weights, too.
-        seed: which images are chosen, and how random weights begin.
+            what float32 can resolve.
+        gray, epsilon: apply Token Graying to the model for this measurement, by default with an epsilon of 0.95.
+        untrained: also measure the same architecture with random weights.
+        seed: for the choice of images and for random weights.
 
     Raises ValueError for whatever cannot be built, read or written, before anything is measured.
     """
@@ -134,7 +134,7 @@ def measure(
     samples = SAMPLES.get(where.type, 64) if samples is None else samples
     probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
     probed |= {"spectrum": spectrum, "attention": attention}
-    Probe(built.model, **probed)  # before images are read, since it may refuse its settings
+    Probe(built.model, **probed)  # before reading images, since it may reject its settings
     sample = _read(built, data_dir, samples, seed)
 
     if not built.trained:
@@ -178,13 +178,13 @@ def _device(wanted: str | None) -> torch.device:
 
 
 def _plain_name(model_name: str) -> str:
-    """The name for people and files: of a folder or the Hub only the last part, since paths mean nothing elsewhere."""
+    """Return a name for people and files: the last part of a folder or Hub path, since paths mean nothing elsewhere."""
     last = re.split(r"[/\\]", model_name.partition(":")[2].rstrip("/\\"))[-1] if ":" in model_name else model_name
     return re.sub(r"[^\w.+-]+", "-", last) or "model"
 
 
 def _refuse_run(name: str) -> None:
-    """A run's folder in the place of a model's name: say how its model is measured."""
+    """If the name is a run's folder, raise a ValueError that says how to measure the run's model."""
     file = Path(name) / CONFIG
     if not file.is_file() or records.read_json(file).get("what") != "wellcond train":
         return
@@ -213,7 +213,7 @@ def _build_with_weights(
     model_name: str, seed: int, settings: dict[str, Any], pretrained: bool | None, weights: Mapping[str, Any],
     console: Console,
 ) -> tuple[BuiltModel, str]:  # fmt: skip
-    """The model, and why its weights are random, if they are."""
+    """Return the model, and why its weights are random; "" if they are not."""
     if weights["checkpoint"] is not None or weights["ema"] or pretrained:
         return _build(model_name, seed, model_kwargs=settings, pretrained=bool(pretrained), **weights), ""
     why = "as you asked" if pretrained is False else ""
@@ -223,7 +223,7 @@ def _build_with_weights(
     if not why:
         found = find_pretrained(model_name)
         why = "" if found.there else found.why
-        if why and model_name.startswith(HUB):  # not even its form is known without an answer
+        if why and model_name.startswith(HUB):  # without an answer not even the architecture is known
             raise ValueError(f"{model_name} cannot be had: {why}")
         if found.there and not model_name.startswith(FOLDER):
             said = f"Taking the pretrained weights of {model_name}, {found.why} (--no-pretrained takes random ones)."
@@ -232,7 +232,7 @@ def _build_with_weights(
         try:
             return _build(model_name, seed, model_kwargs=settings, pretrained=True, **weights), ""
         except ValueError as error:
-            if ":" in model_name:  # which names these weights
+            if ":" in model_name:  # such a name asks for these very weights
                 raise
             why = str(error)
     return _build(model_name, seed, model_kwargs=settings, **weights), why
@@ -243,7 +243,7 @@ def _build(model_name: str, seed: int, **how: Any) -> BuiltModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return build_model(model_name, **how)
-    except OSError as error:  # ours have a message; the system's have errno
+    except OSError as error:  # our own have a message, the system's an errno
         raise ValueError(
             f"{how['checkpoint']} cannot be read ({error.strerror})" if error.errno else str(error)
         ) from None
@@ -262,7 +262,7 @@ def _gray(built: BuiltModel, method: str | None, epsilon: float) -> list[str]:
 
 
 def _sites_of(built: BuiltModel) -> list[str]:
-    """The usual sites without those that no block has: a ConvMixer has no `+mlp`, parallel blocks have no `+sa`."""
+    """Return the default sites that some block has: a ConvMixer has no `+mlp`, parallel blocks have no `+sa`."""
     blocks = find_blocks(built.model)
     return [site for site in DEFAULT_SITES if any(site in block.taps for block in blocks)]
 
@@ -278,7 +278,7 @@ def _measure(
     model: nn.Module, run: str, probed: Mapping[str, Any], sample: ImageSample, device: torch.device, exact: str,
     console: Console,
 ) -> tuple[list[records.Row], list[str], tuple[int, int] | None]:  # fmt: skip
-    """The rows, what the probe noted, and (tokens, width) of its matrices where all have the same."""
+    """Return the rows, the probe's notes, and (tokens, width) of its matrices if all have the same."""
     probe = Probe(model, run=run, exact="float64" if exact == "float64" else True, **probed)
     _run(probe, sample, device, console)
     rows, notes = probe.rows(), list(probe.notes)
@@ -300,14 +300,14 @@ def _measure(
 
 @torch.no_grad()
 def _settle_norms(model: nn.Module, sample: ImageSample, device: torch.device) -> list[str]:
-    """Batch norms that have never seen data let a signal die; give them the statistics of these images."""
+    """Give batch norms the statistics of these images: a signal dies in batch norms that have never seen data."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         return []
     usual = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the mean over all batches, and there is one
+        norm.momentum = None  # a cumulative mean, here over one batch
         norm.train()
     model.to(device)(sample.images.to(device))
     for norm, momentum in zip(norms, usual, strict=True):
@@ -336,16 +336,16 @@ def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Conso
 
 
 def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, Any], seed: int) -> None:
-    """Give the model random weights and keep its surgery, which changes no name of a weight."""
+    """Give the model random weights but keep its surgery, which does not rename any weights."""
     classes = getattr(built.model, "num_classes", None)
-    if classes is not None:  # the checkpoint may have decided it
+    if classes is not None:  # the checkpoint may have set it
         settings = {**settings, "num_classes": classes}
     fresh = _build(model_name, seed, model_kwargs=settings)
     built.model.load_state_dict(fresh.model.state_dict())
 
 
 def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path | None:
-    """What can be read again by `wellcond.report.measured`, and the page where it can be drawn."""
+    """Write the files that `wellcond.report.measured` reads and, if it can be drawn, the page; return its path."""
     config = {"what": MARK, "model": measured.model, "trained": measured.trained, "why_random": measured.why_random}
     config |= {"shape": measured.shape, "notes": measured.notes, **more}
     try:
@@ -360,7 +360,7 @@ def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int)
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]] | None) -> None:
-    """The rows instead of those of an earlier measurement; None leaves none of them."""
+    """Write the rows in place of those of an earlier measurement; None removes the file."""
     if rows is None:
         path.unlink(missing_ok=True)
         return

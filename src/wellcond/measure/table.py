@@ -1,10 +1,10 @@
-"""log κ of a model in the terminal: blocks × sites, coloured from green (well conditioned) to red.
+"""Show a model's log κ in the terminal: blocks × sites, coloured from green (well conditioned) to red.
 
-    for table in kappa_tables(console, rows, untrained_rows):      # several where the terminal is narrow
+    for table in kappa_tables(console, rows, untrained_rows):      # several if the terminal is narrow
         console.print(table)
     console.print(*legend(console, rows, untrained_rows))
 
-Colours follow rich: none where there is no terminal, none with NO_COLOR. The marks say the same without them.
+Colours follow rich: there are none outside a terminal or with NO_COLOR. Numbers and marks say the same without them.
 """
 
 import math
@@ -22,7 +22,7 @@ from wellcond.words import SITES
 
 __all__ = ["kappa_table", "kappa_tables", "legend"]
 
-CEILING = 15.9  # ln κ beyond which float32 cannot see
+CEILING = 15.9  # the largest ln κ that float32 can resolve
 SCALE = (
     (0x2E, 0x9E, 0x5B),
     (0xB8, 0x96, 0x0B),
@@ -30,19 +30,19 @@ SCALE = (
 )  # green, yellow, red: legible on black and on white
 
 Row = Mapping[str, Any]
-Bands = Mapping[str, Mapping[str, Any]]  # whose, site → where they lie
+Bands = Mapping[str, Mapping[str, Any]]  # group of models → site → where their values lie
 
 
 def kappa_tables(
     console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None, reference: Bands | None = None
 ) -> list[Table]:
-    """`kappa_table` in as many parts, each of some sites, as the console's width asks for: none loses a digit."""
+    """Return `kappa_table` split by sites into as many parts as the console's width requires: no digit is cut off."""
     unlimited = console.options.update(width=10_000)
     tables, left = [], _sites(rows)
     while left:
         parts = [kappa_table(rows, untrained, reference, sites=left[:count]) for count in range(1, len(left) + 1)]
         widths = [Measurement.get(console, unlimited, part).maximum for part in parts]
-        count = max(1, sum(width <= console.width for width in widths))  # at least one, with wrapped lines
+        count = max(1, sum(width <= console.width for width in widths))  # at least one site, even if its lines wrap
         tables.append(parts[count - 1])
         left = left[count:]
     return tables
@@ -55,15 +55,15 @@ def kappa_table(
     *,
     sites: Collection[str] | None = None,
 ) -> Table:
-    """One line per block, one column per site; in brackets beside each number that of the untrained model, if given.
+    """Return a table with a line per block and a column per site; the untrained model's numbers, if any, in brackets.
 
-    At the end a line for each of `reference`: where other models lie.
+    The last lines, one for each of `reference`, show where other models lie.
     """
     kappas, starts = _Kappas(rows), _Kappas(untrained or ())
     sites = _sites(rows) if sites is None else sites
     blocks = list(dict.fromkeys(place[:2] for place in kappas.rows))
     table = Table(pad_edge=False)
-    table.add_column("block", overflow="fold")  # wrapped where even one site is too wide: nothing is cut off
+    table.add_column("block", overflow="fold")  # wraps if even one site is too wide: nothing is cut off
     for site in sites:
         table.add_column(Text(site), justify="right", overflow="fold")
 
@@ -82,7 +82,7 @@ def kappa_table(
 
 
 def legend(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | None = None) -> list[Text]:
-    """What the table's colours, brackets and marks mean, as far as it has them."""
+    """Explain the colours, brackets and marks that the table has."""
     lines = []
     if console.is_terminal and not console.no_color:
         colors = [Text(f" {value} ", Style(color=_color(value), reverse=True)) for value in (0, 4, 8, 12, 16)]
@@ -129,7 +129,7 @@ class _Kappas:
 
 
 def _color(value: float) -> str:
-    """Along the scale: its first colour at 0, its last at float32's ceiling and beyond."""
+    """Return the colour on the scale: its first at 0, its last at float32's ceiling and beyond."""
     place = min(max(value / CEILING, 0.0), 1.0) * (len(SCALE) - 1)
     left = min(int(place), len(SCALE) - 2)
     part = place - left

@@ -1,10 +1,11 @@
-"""Measure two models that others have trained, each beside its own random start, in float32 and in float64.
+"""Measure two public trained models, each next to its own random start, in float32 and in float64.
 
     python -m wellcond.measure.trained FOLDER      # evidence/trained/*.json, docs/trained/cifar10-vit.html
     measure_trained(CIFAR10_VIT, Path("FOLDER"))       # one of them, as a record
 
-FOLDER holds the files named in `trained_models.FILES`; none of them is ours to give away, so none is in this tree. The
-CIFAR-10 ViT is first checked by its accuracy: weights under wrong names would be measured without complaint.
+FOLDER holds the files named in `trained_models.FILES`; they are not ours to redistribute, so they are not in this
+repository. First the accuracy of the CIFAR-10 ViT is checked: weights loaded under wrong names would otherwise be
+measured without complaint.
 """
 
 import argparse
@@ -49,15 +50,15 @@ class Trained:
     """One trained model, and what to measure it on."""
 
     name: str
-    """timm's, see trained_models.py."""
+    """Its name in timm, see trained_models.py."""
     about: str
     source: str
     weights: Callable[[Path, Path], Path]
-    """Folder with the files, folder to write into → a checkpoint that fits the model."""
+    """(folder with the files, folder to write into) → path of a checkpoint that fits the model."""
     data: str | None
-    """Images in the folder with the files; None: crops of two photographs."""
+    """Images, as a path inside the folder with the files; None for crops of two photographs."""
     accuracy: float | None
-    """What its authors say it reaches on these images."""
+    """The accuracy that its authors report on these images."""
 
 
 def _as_it_is(folder: Path, _: Path) -> Path:
@@ -98,9 +99,9 @@ def measure_trained(
     samples: int = 64,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """A record of one model: log κ of trained and untrained by site, all rows, and how far float32 is from float64.
+    """Return a record of one model: log κ by site, trained and untrained, all rows, and float32's distance to float64.
 
-    Writes the page, if asked to. ValueError if the model does not reach its authors' accuracy.
+    Writes the page if `page` is given. ValueError if the accuracy differs from the authors' by more than 0.1 points.
     """
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = trained.weights(folder, Path(scratch))
@@ -152,7 +153,7 @@ def measure_trained(
 
 @torch.no_grad()
 def accuracy(built: BuiltModel, data: Path, *, limit: int = 10_000) -> float:
-    """The share of images in folders of their classes that the model puts into the right one."""
+    """Return the share of images that the model classifies correctly; they lie in folders named after their classes."""
     sample = read_images(data, built.transform(), limit=limit)
     folders = [name.split("/")[-2] for name in sample.names]
     classes = sorted(set(folders))
@@ -165,7 +166,7 @@ def accuracy(built: BuiltModel, data: Path, *, limit: int = 10_000) -> float:
 
 @torch.no_grad()
 def float64_rows(built: BuiltModel, sample: ImageSample) -> list[Row]:
-    """log κ of the same model and images with every number in float64, which sees condition numbers up to 4.5e15."""
+    """Return log κ of the same model and images, all in float64, which resolves condition numbers up to 4.5e15."""
     model = copy.deepcopy(built.model).double()
     with Probe(model, max_samples=len(sample.names), attention=False, run="float64") as probe:
         model(sample.images.double())
@@ -173,14 +174,14 @@ def float64_rows(built: BuiltModel, sample: ImageSample) -> list[Row]:
 
 
 def _images(built: BuiltModel, data: Path | None, samples: int, seed: int) -> ImageSample:
-    """The very images that `measure` takes."""
+    """Return the same images that `measure` reads."""
     if data is None:
         return sample_images(built.transform(), limit=samples, seed=seed)
     return read_images(data, built.transform(), limit=samples, seed=seed)
 
 
 def condition_of_weights(model: nn.Module) -> dict[str, float]:
-    """κ of every block's W_Q, W_K, W_V (all heads together) and W_O, by name, computed in float64."""
+    """Return κ of every block's W_Q, W_K, W_V (all heads together) and W_O, by name, computed in float64."""
     found: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         if name.endswith((".attn.qkv.weight", ".self_attn.in_proj_weight")):  # timm's and torch's names
@@ -192,7 +193,7 @@ def condition_of_weights(model: nn.Module) -> dict[str, float]:
 
 
 def _summary(done: Measurement, doubles: dict[str, list[Row]]) -> dict[str, Any]:
-    """Means over the blocks, by site, and the largest distance from float64 where float32 sees the number."""
+    """Return the means over blocks by site, and the largest distance from float64 of values that float32 resolves."""
     singles = {"trained": done.rows, UNTRAINED: done.untrained or []}
     apart = [
         abs(row["value"] - truth[row["block"], row["site"]])
@@ -213,7 +214,7 @@ def _summary(done: Measurement, doubles: dict[str, list[Row]]) -> dict[str, Any]
 
 
 def by_site(rows: list[Row], name: str = "log_kappa") -> dict[str, float]:
-    """The mean over the blocks at each site."""
+    """Return the mean over the blocks at each site."""
     sites = dict.fromkeys(row["site"] for row in rows if row["name"] == name)
     return {site: fmean(row["value"] for row in rows if (row["name"], row["site"]) == (name, site)) for site in sites}
 

@@ -1,11 +1,11 @@
-"""Two small vision transformers whose trained weights are public, written anew so that those weights fit.
+"""Two small vision transformers with public trained weights, reimplemented so that those weights fit.
 
     model = build_model("cifar10_vit", checkpoint="vit_cifar10.pth").model                # timm knows both names
     save_file(galileo_weights("encoder.pt"), "galileo_nano.safetensors")
     model = build_model("galileo_nano", checkpoint="galileo_nano.safetensors").model
 
-Importing this file registers them with timm, so that `measure` and all that takes timm's names takes these. Without
-weights each begins as its authors let it begin. Where the files come from: FILES.
+Importing this file registers them with timm, so `measure` and everything else that takes timm's names can use them.
+Without weights, each is initialised the way its authors do it. FILES says where the files come from.
 """
 
 import os
@@ -28,9 +28,9 @@ FILES = {
 
 
 class Cifar10Vit(nn.Module):
-    """128 wide, 6 deep, 8 heads, 64 patches of 4 × 4 pixels and a class token, of torch's own encoder layers.
+    """A ViT of torch's own encoder layers: 128 wide, 6 deep, 8 heads, 64 patches of 4 × 4 pixels and a class token.
 
-    These have the norm after the sum: x ↦ norm(x + attention(x)), not x + attention(norm(x)) as most ViTs.
+    Its norms come after the sum: x ↦ norm(x + attention(x)), not x + attention(norm(x)) as in most ViTs.
     """
 
     num_classes = 10
@@ -55,11 +55,11 @@ class Cifar10Vit(nn.Module):
 
 
 class GalileoNano(nn.Module):
-    """Galileo's encoder of the smallest size: 4 pre-norm blocks of 128, 8 heads, for satellite images.
+    """Galileo's smallest encoder, for satellite images: 4 pre-norm blocks, 128 wide, 8 heads.
 
-    Here it reads pictures as its Sentinel-2 bands blue, green and red at one time: 144 patches of 8 × 8 pixels, out of
-    the many kinds of tokens that it knows. Its norm and its four encodings (channels, time, month, place) are the
-    trained model's.
+    Here it reads pictures as its Sentinel-2 bands blue, green and red at a single time: 144 patches of 8 × 8 pixels,
+    one of the many kinds of tokens that it knows. Its norm and its four encodings (channels, time, month, place) are
+    those of the trained model.
     """
 
     num_classes = 0
@@ -87,12 +87,12 @@ class GalileoNano(nn.Module):
 
 
 def galileo_weights(path: str | os.PathLike[str], *, month: int = 5) -> dict[str, Tensor]:
-    """The weights of Galileo-Nano's encoder, under the names of `GalileoNano`; `month` counts from 0."""
+    """Return the weights of Galileo-Nano's encoder under the names of `GalileoNano`; `month` counts from 0."""
     theirs, _ = read_weights(path)
     ours = {
         "s2_rgb.weight": theirs["space_time_embed.S2_RGB.proj.weight"],
         "s2_rgb.bias": theirs["space_time_embed.S2_RGB.proj.bias"],
-        # S2_RGB is the second of the groups of channels that vary in space and time; the time is the first
+        # S2_RGB is the second channel group of those that vary in space and time; the time step is the first
         "encoding": torch.cat(
             [theirs["s_t_channel_embed"][1], theirs["pos_embed"][0], theirs["month_embed.weight"][month]]
         ),
@@ -112,7 +112,7 @@ def galileo_weights(path: str | os.PathLike[str], *, month: int = 5) -> dict[str
 
 @register_model
 def cifar10_vit(pretrained: bool = False, **settings: Any) -> Cifar10Vit:
-    """What timm.create_model("cifar10_vit") gives."""
+    """Return what timm.create_model("cifar10_vit") gives."""
     model: Any = Cifar10Vit()
     model.pretrained_cfg = _config(
         model,
@@ -128,7 +128,7 @@ def cifar10_vit(pretrained: bool = False, **settings: Any) -> Cifar10Vit:
 
 @register_model
 def galileo_nano(pretrained: bool = False, **settings: Any) -> GalileoNano:
-    """What timm.create_model("galileo_nano") gives."""
+    """Return what timm.create_model("galileo_nano") gives."""
     model: Any = GalileoNano()
     # The authors scale each band so that its usual range becomes 0 … 1, which pictures have already.
     model.pretrained_cfg = _config(
@@ -147,7 +147,7 @@ def _config(model: Any, pretrained: bool, settings: dict[str, Any], side: int, *
 
 
 def _xavier(model: nn.Module) -> None:
-    """Both models begin so: every linear map drawn after Xavier, without bias."""
+    """Initialise as the authors of both models do: linear weights Xavier uniform, biases zero."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             for part in module.weight.data.chunk(3) if name.endswith(".qkv") else [module.weight]:
@@ -157,7 +157,7 @@ def _xavier(model: nn.Module) -> None:
 
 
 def _places(side: int, *, spacing: float) -> Tensor:
-    """Sines and cosines of column and row, eight of each, (side², 32); neighbours are `spacing` apart."""
+    """Return sines and cosines of column and row, eight of each, (side², 32); neighbours are `spacing` apart."""
     rates = 10000.0 ** (-torch.arange(8) / 32)
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     angles = [(spacing * at.flatten().float())[:, None] * rates for at in (columns, rows)]

@@ -1,4 +1,4 @@
-"""Models: where each family keeps what, surgery on them, and files of weights that remember the surgery."""
+"""Models: the structure of each model family, surgery on models, and weight files that record the surgery."""
 
 from wellcond.models.attention_weights import AttentionWeights, attention_weights, set_attention_weights
 from wellcond.models.families import (

@@ -1,14 +1,14 @@
-"""The query, key, value and output weights of a block's attention, to read and to set, whatever its family.
+"""Read and set the query, key, value and output weights of a block's attention, whatever its family.
 
-    weights = attention_weights(model.blocks[0])            # copies; a block of the model, or one that find_blocks gave
-    weights.value, weights.num_heads                        # (heads · p, d), as nn.Linear has them: v = x Wᵀ + b
+    weights = attention_weights(model.blocks[0])            # copies; takes a block's module or a find_blocks result
+    weights.value, weights.num_heads                        # (heads · p, d), as in nn.Linear: v = x Wᵀ + b
     weights.per_head("value")                               # (heads, p, d)
     identity = torch.eye(weights.value.shape[1])
     set_attention_weights(model.blocks[0], replace(weights, value=identity, output=identity))
 
-What else stands between them is the module's own: norms of queries and keys, rotations, position biases, gates.
+Whatever else the module has is not included: norms of queries and keys, rotations, position biases, gates.
 
-Letters: d the width of the block, p that of a head.
+Notation: d is the width of the block, p that of a head.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ NAMES = ("query", "key", "value", "output")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """The weights of one attention, each as nn.Linear has it, (out, in). A bias is None where the module has none."""
+    """The weights of one attention, each (out, in) as in nn.Linear. A bias is None if the module has none."""
 
     query: Tensor
     """(heads · p, d)."""
     key: Tensor
-    """(heads · p, d); with grouped queries the heads of keys and values are fewer."""
+    """(heads · p, d); with grouped queries, keys and values have fewer heads."""
     value: Tensor
     """(heads · p, d)."""
     output: Tensor
@@ -47,11 +47,11 @@ class AttentionWeights:
 
     @property
     def head_dim(self) -> int:
-        """p, the width of one head's queries and keys."""
+        """The width p of one head's queries and keys."""
         return self.query.shape[0] // self.num_heads
 
     def per_head(self, name: str) -> Tensor:
-        """The `query`, `key` or `value` weights as (heads, p, d), those of the `output` as (heads, d, p)."""
+        """Return the `query`, `key` or `value` weights as (heads, p, d), or the `output` weights as (heads, d, p)."""
         if name not in NAMES:
             raise ValueError(f"{name!r} names no weights of an attention; they are {', '.join(NAMES)}")
         weight: Tensor = getattr(self, name)
@@ -62,7 +62,7 @@ class AttentionWeights:
 
 
 class _Slot(NamedTuple):
-    """Where one tensor is: all rows of a parameter, or some where it holds several projections."""
+    """The location of one tensor: all rows of a parameter, or some of them if it holds several projections."""
 
     owner: nn.Module
     parameter: Tensor
@@ -70,9 +70,9 @@ class _Slot(NamedTuple):
 
 
 def attention_weights(block: Block | nn.Module) -> AttentionWeights:
-    """Copies of the weights of the block's attention, in its dtype and on its device, without gradients.
+    """Return copies of the weights of the block's attention, with its dtype and device and without gradients.
 
-    Raises ValueError, saying why, for a block whose attention has no such weights, or none that wellcond knows.
+    Raises ValueError, saying why, if the block's attention has no such weights or wellcond does not know them.
     """
     slots, heads = _slots(block)
     found: dict[str, Any] = {name: slot.parameter.detach()[slot.rows].clone() for name, slot in slots.items()}
@@ -80,10 +80,11 @@ def attention_weights(block: Block | nn.Module) -> AttentionWeights:
 
 
 def set_attention_weights(block: Block | nn.Module, weights: AttentionWeights) -> None:
-    """Write the weights into the block's parameters, in place; optimisers that hold the parameters keep them.
+    """Write the weights into the block's parameters, in place, so that optimisers keep holding them.
 
-    Raises ValueError, before anything is changed, for a shape that does not fit, for a bias where the module has none
-    or none where it has one, and for parameters that cannot be written (sharded, parametrized, on the meta device).
+    Raises ValueError, before anything is changed, for a shape that does not fit, a bias given although the module has
+    none or left out although it has one, and parameters that cannot be written (sharded, parametrized, on the meta
+    device).
     """
     slots, heads = _slots(block)
     if weights.num_heads != heads:
@@ -112,7 +113,7 @@ def _check(name: str, slot: _Slot | None, wanted: Tensor | None) -> None:
 
 
 def _slots(block: Block | nn.Module) -> tuple[dict[str, _Slot], int]:
-    """Each tensor that the attention has, by the names of AttentionWeights, and the number of heads."""
+    """Return the slots of the attention's tensors, by their names in AttentionWeights, and the number of heads."""
     module = block.module if isinstance(block, Block) else block
     what = f"{block.name} ({type(module).__name__})" if isinstance(block, Block) else type(module).__name__
     kind = block.kind if isinstance(block, Block) else block_kind(module)
@@ -156,7 +157,7 @@ def _is_layer(root: nn.Module, path: str) -> bool:
 
 
 def _slot(root: nn.Module, path: str, what: str) -> _Slot | None:
-    """The parameter at "qkv:1/3", or the `what` of the layer there; None where there is none."""
+    """Return the parameter at a path such as "qkv:1/3", or the `what` of the layer there; None if there is none."""
     path, _, share = path.partition(":")
     owner, found = _get(root, path)
     if isinstance(found, nn.Module):

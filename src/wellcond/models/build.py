@@ -1,13 +1,13 @@
-"""A model by its timm name, with weights from a checkpoint, and what its images have to look like.
+"""Build a model from its timm name, with weights from a checkpoint, and the transform for its images.
 
     built = build_model("vit_tiny_patch16_224", checkpoint="last.pth.tar")
     built.model(read_images("photos", built.transform()).images)
     built.notes      # ["weights of last.pth.tar", "10 classes, as its head has them"]
     model = create_model("local-dir:folder", {"num_classes": 10}, pretrained=True)      # timm's, in training mode
 
-All of wellcond builds timm's models here: no pickle is ever run, whatever the version of timm. Weights that remember a
-surgery (graying, removed skips, another attention) get it from `build_model`, wherever they come from; the notes name
-it.
+All of wellcond builds timm models here: no pickle is ever executed, whatever the version of timm. If weights record a
+surgery (graying, removed skips, another attention), `build_model` repeats it on the model, wherever the weights come
+from, and says so in the notes.
 """
 
 import argparse
@@ -42,18 +42,18 @@ __all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_to
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A model in evaluation mode, and how it came about."""
+    """A model in evaluation mode, and how it was built."""
 
     model: nn.Module
     data_config: dict[str, Any]
-    """timm's: input_size, interpolation, mean, std, crop_pct, crop_mode, for the size the model was built with."""
+    """timm's input_size, interpolation, mean, std, crop_pct and crop_mode, for the size the model was built with."""
     notes: list[str]
-    """What a reader of its measurements must know, one phrase each."""
+    """What readers of its measurements need to know, one phrase each."""
     trained: bool
-    """Whether its weights come from somewhere; else they are random."""
+    """Whether its weights were loaded; otherwise they are random."""
 
     def transform(self) -> Callable[["Image"], Tensor]:
-        """What makes a tensor of an RGB picture: resize, crop and normalise, as the model expects it."""
+        """Return the transform from an RGB picture to a tensor: resize, crop and normalise as the model expects."""
         from timm.data.transforms_factory import create_transform
         from torchvision.transforms import Compose, Grayscale
 
@@ -76,16 +76,16 @@ def build_model(
     """Build a timm model and load its weights.
 
     Args:
-        name: a name that timm knows, `hf-hub:` and `local-dir:` included.
-        model_kwargs: for timm's `create_model`: img_size, depth, num_classes …
-        pretrained: take the weights that belong to the name (from the cache, or from the network where there is one).
-        checkpoint: take the weights of this file, safetensors or torch's. The number of classes follows the file's
-            head, unless model_kwargs say it.
-        ema: take the averaged weights in the checkpoint instead of the last ones.
-        strict: False leaves out names that only the model or only the file has; the notes count them.
+        name: a timm model name, including `hf-hub:` and `local-dir:` names.
+        model_kwargs: arguments for timm's `create_model`: img_size, depth, num_classes …
+        pretrained: load the pretrained weights of the name (from the cache, or from the network if there is one).
+        checkpoint: load the weights of this safetensors or torch file. The number of classes follows the file's head,
+            unless model_kwargs set it.
+        ema: load the averaged weights in the checkpoint instead of the last ones.
+        strict: False ignores names that only the model or only the file has; the notes name three and count the rest.
 
-    Raises ValueError for an unknown name (with the nearest known ones), for settings that the model does not take, and
-    for weights that do not fit, are damaged, or could not be read without running a pickle.
+    Raises ValueError for an unknown name (suggesting similar ones), for settings that the model does not accept, and
+    for weights that do not fit, are damaged, or cannot be read without running a pickle.
     """
     settings = dict(model_kwargs or {})
     if pretrained and checkpoint is not None:
@@ -109,15 +109,15 @@ def build_model(
 
 
 def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
-    """timm's `create_model`, which then runs no pickle: torch.load reads tensors alone, whoever calls it.
+    """Call timm's `create_model` without ever running a pickle: torch.load is restricted to tensors for all callers.
 
-    Raises ValueError for all that cannot be built, with the way out.
+    Raises ValueError if the model cannot be built; the message says what to do.
     """
     import timm
 
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
         raise ValueError(_unknown(name))
-    if pretrained and not (found := find_pretrained(name)).there:  # timm would try for a minute
+    if pretrained and not (found := find_pretrained(name)).there:  # timm would retry for a minute
         raise ValueError(_failure(name, settings, pretrained, ValueError(f"{found.why}.")))
     try:
         with _tensors_only():
@@ -131,10 +131,10 @@ def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = F
 
 
 def check_patches(model: nn.Module, name: str, size: tuple[int, int] | None = None) -> None:
-    """ValueError if images of `size`, by default the model's own, are smaller than one of its patches."""
+    """Raise ValueError if images of `size`, by default the model's own, are smaller than one of its patches."""
     try:
         embedding, projection = find_projection(model)
-    except ValueError:  # of a family that has none, or that is not known
+    except ValueError:  # its family has no patch projection, or is not known
         return
     own: Any = getattr(embedding, "img_size", None)
     if size is None or getattr(embedding, "dynamic_img_pad", False):
@@ -157,7 +157,7 @@ def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Ex
     import timm
 
     why = " ".join(str(error).split())[:500] or type(error).__name__
-    if isinstance(error, pickle.UnpicklingError) or "weights_only" in why:  # timm and torch advise to run the pickle
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in why:  # timm and torch advise running the pickle
         why = "its file of weights holds more than tensors, or is damaged, and is not unpickled. If you trust it, "
         why += "torch.load(file, weights_only=False) yourself and wellcond.save the model"
         pretrained = False
@@ -198,7 +198,7 @@ def _unknown(name: str) -> str:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Let torch.load read tensors alone, whatever its caller asks for: older versions of timm ask for free pickles."""
+    """Restrict torch.load to tensors, whatever its caller asks for: older versions of timm allow arbitrary pickles."""
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ[names[0]] = "1"
@@ -235,7 +235,7 @@ def _some(names: list[str]) -> str:
 
 
 def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
-    """The number of classes in the file (0: no head), if the head is all that keeps its weights from fitting."""
+    """Return the number of classes in the file (0: no head) if only the head keeps its weights from fitting."""
     state = model.state_dict()
     weights = match_names(weights, state)
     misfits = {
@@ -252,7 +252,7 @@ def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
 
 
 def _restore_surgery(model: nn.Module, name: str) -> list[str]:
-    """Weights that timm has loaded may be ours: without the surgery in their metadata they would be wrong unnoticed."""
+    """Repeat the surgery recorded in weights that timm has loaded, which without it would be silently wrong."""
     path = weights_behind(name)
     try:
         if path is None or path.suffix != ".safetensors":
@@ -284,14 +284,14 @@ def _surgery(loaded: Loaded) -> list[str]:
 
 
 def _attention(how: AttentionSettings) -> str:
-    """Its name and whatever was not left at its default: "skyformer (num_landmarks=64)"."""
+    """Return its name and the settings that differ from the defaults: "skyformer (num_landmarks=64)"."""
     usual = find_attention(how.name).core().settings
     chosen = [f"{key}={value!r}" for key, value in how.settings.items() if value != usual.get(key)]
     return f"{how.name} ({', '.join(chosen)})" if chosen else how.name
 
 
 def _data_config(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's data config, which knows the weights' image size and channels, with those of the model as it was built."""
+    """Return timm's data config, with the image size and channels of the model as built instead of the weights'."""
     from timm.data.config import resolve_model_data_config
 
     config = resolve_model_data_config(model)

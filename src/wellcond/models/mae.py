@@ -1,14 +1,14 @@
-"""Masked autoencoding: a ViT sees a quarter of the patches of each image and predicts the pixels of the others.
+"""Masked autoencoding: a ViT sees a quarter of the patches of each image and learns to predict the others' pixels.
 
     mae = MaskedAutoencoder("vit_base_patch16_224", gray="visible")      # or an encoder that you built with timm
     mae(images).loss.backward()
     model = timm.create_model("vit_base_patch16_224", global_pool="avg", drop_path_rate=0.1)
-    hand_over(mae.encoder, model)           # weights and surgery; the head stays fresh: fine-tune it whole
-    linear_probe(model)                     # or, without drop path: only a fresh head can be trained
+    hand_over(mae.encoder, model)           # copies weights and surgery; the head stays random: fine-tune all of it
+    linear_probe(model)                     # or (without drop path): freeze everything but a new head
 
-The encoder is timm's own VisionTransformer and stays one: its blocks, hooks and names of weights are timm's, so that
-the probe and all surgery work on it. It reads the visible patches through its own patch projection, side by side in
-one row; a grayed projection therefore grays exactly the visible tokens, in the order they have in the image.
+The encoder is timm's own VisionTransformer and stays one: its blocks, hooks and parameter names are timm's, so the
+probe and all surgery work on it. The visible patches go through its own patch projection, laid side by side in one
+row; a grayed projection therefore grays exactly the visible tokens, in their order in the image.
 """
 
 from collections.abc import Mapping
@@ -41,19 +41,19 @@ from wellcond.numerics.fused import tokens_of, untokens
 
 __all__ = ["MaskedAutoencoder", "MaskedOutput", "PixelDecoder", "hand_over", "linear_probe", "sincos_positions"]
 
-WAVELENGTH = 10_000.0  # of the slowest wave of the positions, over 2π, in patches
-PIXEL_EPSILON = 1e-6  # added to a patch's variance: a patch of one colour has none
+WAVELENGTH = 10_000.0  # upper bound of the wavelengths of the position waves, over 2π, in patches
+PIXEL_EPSILON = 1e-6  # added to a patch's variance, which is zero for a patch of one colour
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class MaskedOutput(NamedTuple):
-    """What one pass gives. A tuple, since DDP, FSDP and torch.compile look for tensors inside those."""
+    """The output of a forward pass. A tuple, because DDP, FSDP and torch.compile look for tensors inside tuples."""
 
     loss: Tensor
     """The mean squared error over all values of all masked patches, a scalar."""
     prediction: Tensor
-    """(b, n, c·p²): every patch, masked or not, its values in the order (channel, row, column)."""
+    """(b, n, c·p²): every patch, masked or not, with its values in the order (channel, row, column)."""
     mask: Tensor
     """(b, n), True where a patch was hidden from the encoder."""
 
@@ -62,20 +62,20 @@ class MaskedAutoencoder(nn.Module):
     """A ViT encoder and a light decoder, trained to fill in masked patches.
 
     Args:
-        encoder: a timm VisionTransformer, which is taken over as it is but for its head, which goes, and its position
-            embedding; or a name that timm knows, whose weights are then drawn as in the original ViT.
-        encoder_kwargs: with a name, for timm's `create_model`: img_size, patch_size, in_chans …
-        mask_ratio: the share of patches to hide, in (0, 1); at least one is hidden, and at least one is not.
-        normalize_pixels: predict each patch less its mean and over its standard deviation, instead of plain pixels.
-        gray: which tokens are grayed: None, "visible" (those the encoder sees, by themselves), or "all" (before they
-            are masked: what is hidden then leaks into what is seen, for graying mixes tokens). The target of the
-            prediction is the image as it came in, always.
-        graying: how; None leaves an encoder that is grayed as it is (with gray=None too: then its visible tokens are
-            grayed), and otherwise stands for DCT graying with epsilon 0.95.
-        keep_positions: leave the encoder's position embedding as it is, trained if it was, instead of the fixed sines
-            and cosines: for an encoder that was trained before.
+        encoder: a timm VisionTransformer, used as it is except that its head is removed and its position embedding
+            replaced (see `keep_positions`); or a timm model name, built with weights drawn as in the original ViT.
+        encoder_kwargs: arguments for timm's `create_model` if `encoder` is a name: img_size, patch_size, in_chans …
+        mask_ratio: the share of patches to hide, in (0, 1); at least one is hidden and at least one stays visible.
+        normalize_pixels: predict each patch minus its mean, divided by its standard deviation, instead of raw pixels.
+        gray: which tokens to gray: None, "visible" (only those that the encoder sees), or "all" (before masking: since
+            graying mixes tokens, the hidden ones then leak into the visible ones). The prediction target is always the
+            original image.
+        graying: how to gray. None keeps the graying of an encoder that is already grayed (with gray=None as well, and
+            then its visible tokens are grayed), and otherwise means DCT graying with epsilon 0.95.
+        keep_positions: keep the encoder's position embedding, and train it if it is trainable, instead of replacing it
+            by fixed sines and cosines; for an encoder that was trained before.
 
-    Masks are drawn from torch's generator of the images' device, or from the one given to `forward`.
+    Masks are drawn from torch's default generator for the images' device, or from the one given to `forward`.
     """
 
     def __init__(
@@ -123,23 +123,23 @@ class MaskedAutoencoder(nn.Module):
         ).to(device=embedding.proj.weight.device, dtype=embedding.proj.weight.dtype)
         if not keep_positions and self.encoder.embed_dim % 4:
             raise ValueError(f"fixed positions need an embed_dim that 4 divides, not {self.encoder.embed_dim}")
-        # From here on the encoder is changed: every reason to refuse it lies above, but for graying's own settings.
+        # The encoder is changed from here on: all checks come before, except those of the graying settings.
         if gray is not None and (graying is not None or graying_of(self.encoder) is None):
             how = graying or GrayingSettings(method="dct")
             gray_model(self.encoder, **asdict(how))
-        self.encoder.reset_classifier(0)  # DDP waits for the gradient of every parameter, and a head would get none
+        self.encoder.reset_classifier(0)  # DDP expects a gradient for every parameter, and a head would not get one
         if not keep_positions:
             self.encoder.pos_embed.requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
             self.set_positions()
 
     @torch.no_grad()
     def set_positions(self) -> None:
-        """Write the fixed positions anew: after `to_empty`, or timm's `init_weights`, which draws them at random."""
+        """Rewrite the fixed positions, e.g. after `to_empty`, or after timm's `init_weights` has drawn random ones."""
         self.decoder.set_positions()
         positions = self.encoder.pos_embed
         if not self.keep_positions and positions is not None:
             patches = self.grid_size[0] * self.grid_size[1]
-            positions.zero_()  # the class token and registers have no place in the image
+            positions.zero_()  # the class token and registers have no position in the image
             positions[0, positions.shape[1] - patches :] = sincos_positions(
                 self.grid_size, positions.shape[2], device=positions.device
             ).to(positions.dtype)
@@ -147,10 +147,10 @@ class MaskedAutoencoder(nn.Module):
     def forward(
         self, images: Tensor, *, generator: torch.Generator | None = None, visible: Tensor | None = None
     ) -> MaskedOutput:
-        """Mask the images, normalised and (b, c, h, w), and predict what was masked.
+        """Mask the normalised images (b, c, h, w) and predict the masked patches.
 
-        The masks are random in evaluation too: give a seeded generator there, to score the same task each time; or to
-        a compiled model, which takes no generator, what `draw_visible` drew from one.
+        Masks are random in evaluation mode too: pass a seeded generator there, so that every evaluation scores the same
+        task. A compiled model accepts no generator; pass it the result of `draw_visible` as `visible` instead.
         """
         self._check_images(images)
         if visible is None:
@@ -165,17 +165,17 @@ class MaskedAutoencoder(nn.Module):
         return MaskedOutput(self._loss(images, prediction, mask), prediction, mask)
 
     def draw_visible(self, batch: int, device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
-        """(batch, num_visible): the patches that each image shows, drawn alike and apart, in the image's order."""
+        """Draw the visible patches of each image, uniformly and independently: sorted indices (batch, num_visible)."""
         patches = self.num_visible + self.num_masked
-        if generator is None:  # not as an argument: with one, torch.compile refuses batches of another size
+        if generator is None:  # passing generator=None would make torch.compile refuse batches of another size
             noise = torch.rand(batch, patches, device=device)
         else:
             noise = torch.rand(batch, patches, generator=generator, device=generator.device).to(device)
-        # In order: DCT graying looks at how values change from token to token, and timm's order is the one it knows.
+        # Sorted into timm's order, since DCT graying depends on how values change from one token to the next.
         return noise.argsort(dim=1)[:, : self.num_visible].sort(dim=1).values
 
     def encode(self, images: Tensor, visible: Tensor) -> Tensor:
-        """The encoder's normed tokens, (b, prefix + v, d), of those patches alone that `visible` (b, v) counts."""
+        """Encode only the patches with the indices `visible` (b, v); returns normalised tokens (b, prefix + v, d)."""
         encoder = self.encoder
         tokens = encoder.patch_embed.norm(self._embed(images, visible))
         positions = encoder.pos_embed
@@ -186,7 +186,7 @@ class MaskedAutoencoder(nn.Module):
         prefix: list[Tensor] = [token for token in (encoder.cls_token, encoder.reg_token) if token is not None]
         if prefix:
             first = torch.cat(prefix, dim=1)
-            first = first + ahead if ahead.shape[1] else first  # timm's `no_embed_class` has no positions for them
+            first = first + ahead if ahead.shape[1] else first  # with timm's `no_embed_class` they have no positions
             tokens = torch.cat([first.expand(len(tokens), -1, -1), tokens], dim=1)
         tokens = encoder.norm_pre(encoder.pos_drop(tokens))
         for block in encoder.blocks:
@@ -194,11 +194,11 @@ class MaskedAutoencoder(nn.Module):
                 tokens = cast(Tensor, checkpoint(block, tokens, use_reentrant=False))
             else:
                 tokens = block(tokens)
-        # timm keeps one norm: here, or (with mean pooling) after the pool; the other is the identity.
+        # timm uses one of these norms (`fc_norm`, after the pool, with mean pooling); the other is the identity.
         return encoder.fc_norm(encoder.norm(tokens))
 
     def _embed(self, images: Tensor, visible: Tensor) -> Tensor:
-        """The visible patches through the encoder's own projection, which grays what it is given."""
+        """Project the visible patches with the encoder's own projection, which grays its input if it is grayed."""
         ph, pw = self.patch_size
         if self.gray_all:
             return take(self.encoder.patch_embed.proj(images).flatten(2).transpose(1, 2), visible)
@@ -212,7 +212,7 @@ class MaskedAutoencoder(nn.Module):
         return torch.where(mask, error, 0).sum() / mask.sum()
 
     def _target(self, images: Tensor) -> tuple[Tensor, Tensor | int, Tensor | int]:
-        """The patches' own values, in float32 or better, and what is taken off them and what they are divided by."""
+        """Return the patches' values in float32 or better, the offset to subtract and the scale to divide by."""
         tokens = tokens_of(images, *self.patch_size)
         tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
         if not self.normalize_pixels:
@@ -222,25 +222,26 @@ class MaskedAutoencoder(nn.Module):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, output: MaskedOutput) -> Tensor:
-        """The images with their masked patches as predicted, to look at; the visible ones stay as they are.
+        """Return the images with the predictions in place of the masked patches, for inspection.
 
-        With `normalize_pixels` the true mean and deviation of each patch are put back, which nobody predicted.
+        With `normalize_pixels` the predictions are rescaled by each patch's true mean and standard deviation, which the
+        model did not predict.
         """
         target, center, scale = self._target(images)
         painted = torch.where(output.mask[..., None], output.prediction.to(target.dtype) * scale + center, target)
         return untokens(painted, images.shape, *self.patch_size).to(images.dtype)
 
     def encoder_state_dict(self) -> dict[str, Tensor]:
-        """The encoder's weights under timm's names, for a VisionTransformer of the same settings; it has no head."""
+        """Return the encoder's weights under timm's names, for a VisionTransformer with the same settings; no head."""
         return self.encoder.state_dict()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the blocks of encoder and decoder in the backward pass instead of keeping what they computed."""
+        """Recompute the blocks of encoder and decoder in the backward pass instead of storing their activations."""
         self.encoder.set_grad_checkpointing(enable)
         self.decoder.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """The names that timm's optimiser factory leaves out of weight decay."""
+        """Return the names of the parameters that timm's optimiser factory excludes from weight decay."""
         return {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {"decoder.mask_token"}
 
     def _check_images(self, images: Tensor) -> None:
@@ -260,7 +261,7 @@ register_family(MaskedAutoencoder, "encoder.patch_embed.proj")
 
 
 def take(tokens: Tensor, which: Tensor) -> Tensor:
-    """Rows (b, v, d) of tokens (b, n, d), for each sample those that `which` (b, v) counts."""
+    """Select from tokens (b, n, d), for each sample, the rows with the indices `which` (b, v): (b, v, d)."""
     return tokens.gather(1, which[..., None].expand(-1, -1, tokens.shape[2]))
 
 
@@ -270,7 +271,7 @@ def _built(name: str, settings: Mapping[str, Any]) -> VisionTransformer:
 
 
 def _check_encoder(encoder: nn.Module) -> PatchEmbed:
-    """The encoder's patch embedding; ValueError for an encoder whose tokens cannot be left out one by one."""
+    """Return the encoder's patch embedding; ValueError if single tokens cannot be left out of the encoder."""
 
     def refuse(why: str) -> ValueError:
         return ValueError(f"{type(encoder).__name__} cannot be the encoder of a masked autoencoder: {why}")
@@ -298,9 +299,9 @@ def _check_encoder(encoder: nn.Module) -> PatchEmbed:
 
 
 class PixelDecoder(nn.Module):
-    """The light decoder: encoded visible tokens in, the values of every patch out; built of timm's blocks.
+    """The light decoder, built of timm's blocks: maps the encoded visible tokens to the values of every patch.
 
-    Each masked patch enters as the same trained vector, told apart by its position alone.
+    All masked patches enter as the same learned vector; only their positions distinguish them.
     """
 
     mask_token: nn.Parameter
@@ -317,7 +318,7 @@ class PixelDecoder(nn.Module):
         self.grad_checkpointing = False
         self.embed: nn.Linear = nn.Linear(encoder_dim, dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
-        # Not saved: the numbers follow from the sizes.
+        # Not saved, because they are determined by the sizes.
         self.register_buffer("positions", torch.empty(1, grid_size[0] * grid_size[1], dim), persistent=False)
         self.blocks: nn.Sequential = nn.Sequential(
             *(Block(dim, heads, qkv_bias=True, norm_layer=cast(type[nn.Module], norm_layer)) for _ in range(depth))
@@ -328,7 +329,7 @@ class PixelDecoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the weights (Glorot's uniform distribution, as in the original ViT) and write the positions."""
+        """Initialise the weights (Glorot uniform, as in the original ViT) and write the positions."""
         nn.init.normal_(self.mask_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -340,15 +341,15 @@ class PixelDecoder(nn.Module):
 
     @torch.no_grad()
     def set_positions(self) -> None:
-        """Write the fixed positions anew."""
+        """Rewrite the fixed positions."""
         width = self.positions.shape[2]
         self.positions.copy_(sincos_positions(self.grid_size, width, device=self.positions.device)[None])
 
     def forward(self, encoded: Tensor, visible: Tensor) -> Tensor:
-        """(b, n, values) of the tokens (b, prefix + v, encoder_dim) of those patches that `visible` (b, v) counts."""
+        """Map the tokens (b, prefix + v, encoder_dim) of the patches `visible` (b, v, indices) to (b, n, values)."""
         tokens = self.embed(encoded)
         batch, _, dim = tokens.shape
-        ahead = tokens.shape[1] - visible.shape[1]  # class token and registers: they go along, without a position
+        ahead = tokens.shape[1] - visible.shape[1]  # class token and registers come along, without a position
         where = visible[..., None].expand(-1, -1, dim)
         canvas = self.mask_token.to(tokens.dtype).expand(batch, self.positions.shape[1], dim)
         patches = canvas.scatter(1, where, tokens[:, ahead:]) + self.positions
@@ -362,10 +363,11 @@ class PixelDecoder(nn.Module):
 
 
 def sincos_positions(grid_size: tuple[int, int], dim: int, *, device: torch.device | str | None = None) -> Tensor:
-    """(rows · columns, dim) in float64, row by row: sines and cosines of the row, then those of the column.
+    """Return fixed 2-D positions (rows · columns, dim) in float64: sines and cosines of the row, then of the column.
 
-    Each takes a quarter of `dim`, with frequencies that fall geometrically from 1. The scalar product of two positions
-    depends on their offset alone. Raises ValueError unless 4 divides `dim`.
+    Positions are in row-major order. Each of the four parts takes a quarter of `dim`, with frequencies that decrease
+    geometrically from 1. The dot product of two positions depends only on their offset. Raises ValueError unless `dim`
+    is divisible by 4.
     """
     if dim % 4 or dim < 4:
         raise ValueError(f"two-dimensional sines and cosines need a width that 4 divides, not {dim}")
@@ -376,16 +378,16 @@ def sincos_positions(grid_size: tuple[int, int], dim: int, *, device: torch.devi
     return torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], dim=1)
 
 
-# ---- Afterwards: the encoder as a classifier, fine-tuned whole, or probed by a linear head alone
+# ---- After pre-training: the encoder as a classifier, fine-tuned as a whole or probed with a linear head
 
 
 def hand_over(encoder: nn.Module, model: Model) -> Model:
-    """Give a timm VisionTransformer the weights of another, in place, with its graying, removed skips and attention.
+    """Copy the encoder's weights, graying, removed skips and attention into a timm VisionTransformer, in place.
 
     The model's head stays as it is. Its pooling may differ: with mean pooling timm puts the last norm after the pool,
-    and the encoder's is loaded there. Positions are trained or fixed as they were in the model.
+    and the encoder's last norm is loaded there. Position embeddings stay trainable or fixed as they were in the model.
 
-    Raises ValueError, with what does not fit, and the model is then unchanged.
+    Raises ValueError, naming what does not fit; the model is then unchanged.
     """
     target = unwrap(model).state_dict()
     weights = unwrap(encoder).state_dict()
@@ -407,7 +409,7 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
     settings, skips = graying_of(encoder), plan_skips(model, skips_of(encoder))
     attention = plan_attention(model, attention_of(encoder))
     if settings is not None:
-        find_projection(model)  # a reason to fail has to come before the first change
+        find_projection(model)  # raises, if at all, before anything is changed
     unwrap(model).load_state_dict(weights, strict=False)
     put_skips(skips)
     put_attention(model, attention)
@@ -417,15 +419,15 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
 
 
 def _norm_of(names: Mapping[str, Any]) -> str:
-    """Where a ViT keeps its one last norm: before the pool, or after it."""
+    """Return the prefix of a ViT's last norm, which is either before or after the pool."""
     return "fc_norm." if "fc_norm.weight" in names else "norm."
 
 
 def linear_probe(model: VisionTransformer, num_classes: int | None = None) -> VisionTransformer:
-    """Freeze a ViT, in place, but for a fresh linear head behind a BatchNorm without parameters.
+    """Freeze a ViT, in place, and give it a new linear head behind a BatchNorm without parameters.
 
-    The BatchNorm brings the features to one scale, so that one learning rate suits every encoder. `num_classes` is that
-    of the model's own head if not given. Raises ValueError for a model that would drop frozen features at random.
+    The BatchNorm normalises the features, so that one learning rate suits every encoder. `num_classes` defaults to that
+    of the model's own head. Raises ValueError for a model with dropout or drop path: both would drop frozen features.
     """
     classes = model.num_classes if num_classes is None else num_classes
     if classes < 1:

@@ -1,10 +1,10 @@
-"""The weights that belong to a model's name: are they here, or can they be had within seconds?
+"""Whether the pretrained weights of a model name are here, or can be downloaded.
 
     found = find_pretrained("vit_tiny_patch16_224")
     found.there, found.why        # True, "from huggingface.co, 23 MB"; or False, "huggingface.co cannot be reached (…)"
 
-Without a network timm and the hub's library try again and again for a minute; here one request is made, and no longer
-waited for than `WAIT` seconds, name lookup and proxies included.
+Without a network, timm and the hub's library retry for a minute. Here a single request is made, with a time limit of
+`WAIT` seconds that includes name lookup and proxies.
 """
 
 import threading
@@ -16,21 +16,21 @@ from urllib.parse import urlparse
 __all__ = ["FOLDER", "HUB", "Pretrained", "find_pretrained", "weights_behind"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
-WAIT = 5.0  # seconds for an answer, all in all
+WAIT = 5.0  # seconds in total to wait for an answer
 ENDINGS = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
-FILES = ("model.safetensors", "pytorch_model.bin")  # on the hub, as timm looks for them
+FILES = ("model.safetensors", "pytorch_model.bin")  # file names that timm looks for on the hub
 
 
 class Pretrained(NamedTuple):
-    """Whether the weights of a name can be had now."""
+    """Whether the weights of a model name are available now."""
 
     there: bool
     why: str
-    """Where from, or why not, in words that go on after a colon."""
+    """Where from, or why not, as a phrase to follow a colon."""
 
 
 def find_pretrained(name: str) -> Pretrained:
-    """Look for the weights of a name that timm knows, `hf-hub:` and `local-dir:` included; downloads nothing."""
+    """Look for the weights of a timm model name, including `hf-hub:` and `local-dir:` names; downloads nothing."""
     if name.startswith(FOLDER):
         there = any(file.name.endswith(ENDINGS) for file in Path(name.removeprefix(FOLDER)).glob("*"))
         return Pretrained(there, "of that folder" if there else "the folder has none")
@@ -41,7 +41,7 @@ def find_pretrained(name: str) -> Pretrained:
 
     try:
         config = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # a tag that it does not know; create_model lists those there are
+    except RuntimeError as error:  # an unknown tag; create_model will fail and list the known ones
         return Pretrained(True, str(error))
     if config is None or not config.has_weights:
         return Pretrained(False, f"there are none for {name}")
@@ -54,7 +54,7 @@ def find_pretrained(name: str) -> Pretrained:
 
 
 def weights_behind(name: str) -> Path | None:
-    """The file of weights that timm reads for a model of this name, if the name is a folder's or a hub's."""
+    """Return the safetensors file that timm reads for a `local-dir:` or cached `hf-hub:` name, else None."""
     if name.startswith(FOLDER):
         folder = Path(name.removeprefix(FOLDER))
         preferred = folder / FILES[0]
@@ -85,7 +85,7 @@ def _on_hub(repository: str, revision: str | None, files: tuple[str, ...]) -> Pr
     def ask() -> Pretrained:
         try:
             found = get_hf_file_metadata(hf_hub_url(repository, files[0], revision=revision), timeout=WAIT)
-        except EntryNotFoundError:  # under another name, which timm tries
+        except EntryNotFoundError:  # the file may have another name, which timm will try
             return Pretrained(True, f"from {host}")
         except (GatedRepoError, RepositoryNotFoundError):
             return Pretrained(False, f"{host} has no {repository}, or not for you (hf auth login)")
@@ -114,7 +114,7 @@ def _at_url(url: str) -> Pretrained:
 
 
 def _within(ask: Callable[[], Pretrained], host: str) -> Pretrained:
-    """What `ask` finds within `WAIT` seconds: name lookup and connecting have time limits of their own, or none."""
+    """Wait at most `WAIT` seconds for `ask`, in a thread: name lookup and connecting have their own limits, or none."""
     answers: list[Any] = []
 
     def listen() -> None:

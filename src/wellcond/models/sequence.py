@@ -1,4 +1,4 @@
-"""The encoders of the Long Range Arena as Skyformer trains them: two pre-norm layers, mean pooling, a small head.
+"""The Long Range Arena encoders as trained for Skyformer: two pre-norm layers, mean pooling, a small head.
 
     model = build("listops")                                        # softmax attention, 209,802 parameters
     model = build("text", "skyformer", gamma=0.05)                  # any registered attention, with its settings
@@ -6,10 +6,10 @@
     logits = build("retrieval")(tokens0, mask0, tokens1, mask1)     # two documents through one encoder
     model.features(tokens, mask)["before"]                          # token embeddings, before the final norm
 
-Without a mask (None) every token counts, and attentions take their paths without masks, which are faster: where a task
-has no padding, give none. A mask of all True gives the same numbers.
+Without a mask (None) every token counts, and attentions use their faster code paths for unmasked input, so pass no mask
+if a task has no padding. A mask of all True gives the same numbers.
 
-The family (families/sequence.py) lets the probe and all surgery work on these models, graying included.
+With their family (families/sequence.py), the probe and all surgery work on these models, graying included.
 """
 
 from dataclasses import dataclass
@@ -41,22 +41,22 @@ __all__ = [
 ]
 
 POOLINGS = ("padded", "valid")
-"""Over what the mean is taken before the head: all of the model's positions, as published, or those that are no
+"""The positions averaged before the head: all of the model's positions, as published, or only those that are not
 padding."""
-LANDMARKS = 128  # in every task, for whatever has landmarks
+LANDMARKS = 128  # in every task, for attentions with landmarks
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTask:
-    """The sizes that a task gives its model."""
+    """The model sizes set by a task."""
 
     length: int
-    """Tokens of a sequence, padding included: the next power of two."""
+    """Tokens per sequence, padded to the next power of two."""
     vocab_size: int
-    """Rows of the token embedding; padding is token 0."""
+    """Rows of the token embedding; token 0 is padding."""
     num_classes: int
     documents: int = 1
-    """Two where the class is that of a pair."""
+    """Two if pairs of documents are classified."""
 
 
 TASKS: dict[str, SequenceTask] = {
@@ -70,7 +70,7 @@ TASKS: dict[str, SequenceTask] = {
 
 
 def find_task(name: str) -> SequenceTask:
-    """The sizes of a task, "listops" or "lra_listops"; ValueError, with the names there are, for any other."""
+    """Return the sizes of a task such as "listops" (or "lra_listops"); ValueError, listing the tasks, if unknown."""
     task = TASKS.get(name.removeprefix("lra_"))
     if task is None:
         near = meant(name.removeprefix("lra_"), TASKS)
@@ -94,27 +94,27 @@ def build(
     pooling: str = "padded",
     **settings: Any,
 ) -> "SequenceClassifier":
-    """The model of one task, with random weights: `PairClassifier` for retrieval.
+    """Build the model for a task, with random weights; a `PairClassifier` for retrieval.
 
     Args:
-        task: listops, text, retrieval, pathfinder or image, also as `lra_listops` and so on.
-        attention: the name of any registered attention. Other than softmax, it is put there by `replace_attention`, so
-            that `restore_attention`, `save` and `load` know of it; the weights are the same whatever the attention.
-        length: the task's own, unless given.
+        task: listops, text, retrieval, pathfinder or image; `lra_listops` and so on work too.
+        attention: the name of any registered attention. Anything but softmax is installed as by `replace_attention`, so
+            that `restore_attention`, `save` and `load` recognise it; the weights are the same for all attentions.
+        length: defaults to the task's.
         vocab_size: likewise.
         num_classes: likewise.
-        attention_dropout: of attention weights, for attentions that have such; the others go without. By default 0.1,
-            as published, and 0 for `kernelized`: with it all n × n weights would have to be kept, and its kernel keeps
-            none.
-        pooling: the mean of the tokens' embeddings is their sum over the model's length, to which the published code
-            pads all sequences (`padded`), or over the number of tokens that are no padding (`valid`). They differ in a
-            factor for each sample.
-        settings: of the attention. Landmarks are 128, and of a `length` below 512 a quarter of it, unless
-            `num_landmarks` says otherwise.
+        attention_dropout: the dropout of attention weights; ignored by attentions that have none. By default 0.1, as
+            published, but 0 for `kernelized`: dropout would require storing all n × n weights, and its kernel stores
+            none of them.
+        pooling: the sum of the token embeddings is divided by the model's length, to which the published code pads all
+            sequences (`padded`), or by the number of tokens that are not padding (`valid`). The two differ by a factor
+            for each sample.
+        settings: settings of the attention. `num_landmarks` defaults to 128, or a quarter of `length` if that is below
+            512.
 
-    Weights are drawn from torch's generator: embeddings from N(0, 0.02²), all else as torch's own layers. One matrix
-    holds the projections of queries, keys and values: torch's draws depend on the inputs' width alone, so that it is
-    drawn as three would be.
+    Weights are drawn from torch's generator: embeddings from N(0, 0.02²), the rest by torch's default initialisation.
+    The projections of queries, keys and values share one matrix; torch's initialisation depends only on the input
+    width, so they are distributed like three separate ones.
     """
     sizes = find_task(task)
     kind = PairClassifier if sizes.documents == 2 else SequenceClassifier
@@ -141,7 +141,7 @@ def build(
 
 
 class SequenceEmbedding(nn.Module):
-    """Token ids (b, n) to (b, n, d): the embedding of each token and of its position."""
+    """Map token ids (b, n) to (b, n, d), the sum of a token and a position embedding."""
 
     def __init__(self, vocab_size: int, length: int, dim: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class SequenceEmbedding(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` is for whoever grays the result; padding is embedded like anything else."""
+        """Embed all tokens, padding included; `mask` is used only if the result is grayed."""
         n, length = tokens.shape[-1], self.positions.shape[0]
         if n > length:
             raise ValueError(f"the sequences have {n} tokens, and the model positions for {length}; build it with more")
@@ -159,7 +159,7 @@ class SequenceEmbedding(nn.Module):
 
 
 class SequenceAttention(nn.Module):
-    """Multi-head softmax attention, its parameters named as timm's."""
+    """Multi-head softmax attention with parameters named as in timm."""
 
     def __init__(self, dim: int, num_heads: int, attn_drop: float, proj_drop: float) -> None:
         super().__init__()
@@ -187,10 +187,10 @@ _USUAL: list[type[nn.Module]] = [
 
 
 class SequenceBlock(nn.Module):
-    """One layer: attention and MLP, each behind a norm and beside a skip.
+    """One pre-norm layer: attention and MLP, each with a norm before it and a skip around it.
 
-    On a GPU under autocast its modules are not called one by one, unless somebody listens to one of them: all that is
-    not attention is two launches then (numerics/narrow_layer.py), and padding at the end of a sequence becomes zeros.
+    On a GPU under autocast, unless a module has a hook, the modules are not called one by one: everything except
+    attention runs in two kernel launches (numerics/narrow_layer.py), and padding at the end of sequences becomes zeros.
     """
 
     def __init__(self, dim: int, num_heads: int, mlp_dim: int, dropout: float, attention_dropout: float) -> None:
@@ -228,13 +228,13 @@ class SequenceBlock(nn.Module):
         )
 
     def _weights(self) -> list[Tensor]:
-        """Four of what comes before attention, and the others of what comes after it."""
+        """Return the weights and biases: four of the layers before attention, then those of the layers after it."""
         mlp: Any = self.mlp
         layers = self.norm1, self.attn.qkv, self.attn.proj, self.norm2, mlp[0], mlp[3]
         return [t for layer in layers for t in (layer.weight, layer.bias)]
 
     def _fused(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """The same by kernels."""
+        """Run `forward` with the fused kernels."""
         attn, weights, eps = self.attn, self._weights(), self.norm1.eps
         ends = None if attn_mask is None else ends_of(attn_mask[:, 0, 0])
         parts = narrow_layer.enter(x, weights[:4], ends, eps=eps)
@@ -250,13 +250,13 @@ def _keeps_keys(attn_mask: Tensor, x: Tensor) -> bool:
 
 
 def _is_heard(module: nn.Module) -> bool:
-    """Whether somebody wants to know when it is called, or has put something in the place of its forward."""
+    """Whether the module has hooks, or its forward was replaced."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(len(those) > 0 for those in hooks) or "forward" in module.__dict__
 
 
 class SequenceClassifier(nn.Module):
-    """Sequences of tokens to logits of classes; `build` gives it the sizes of a task."""
+    """A classifier of token sequences; `build` sets the sizes for a task."""
 
     documents = 1
 
@@ -288,16 +288,16 @@ class SequenceClassifier(nn.Module):
         self.head: nn.Sequential = nn.Sequential(nn.Linear(inputs, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, num_classes))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(b, n) ids, int32 or int64, and which of them are no padding, (b, n) bool; to logits (b, classes)."""
+        """Map ids (b, n), int32 or int64, to logits (b, classes); `mask` (b, n) bool is False for padding."""
         return self.head(self.pooled(tokens, mask))
 
     def features(self, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """The token embeddings after the last layer, (b, n, d), `before` and `after` the final norm; padding is 0."""
+        """Return the last layer's token embeddings (b, n, d), `before` and `after` the final norm; padding is 0."""
         x = self._encoded(tokens, mask)
         return {"before": _masked(x, mask), "after": _masked(self.norm(x), mask)}
 
     def pooled(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean of each sequence, (b, d); how much padding it was given with makes no difference."""
+        """Return the mean of each sequence, (b, d); it does not depend on how much padding the sequence comes with."""
         x = _masked(self.norm(self._encoded(tokens, mask)), mask)
         if self.pooling == "padded":
             return x.sum(1) / self.embedding.positions.shape[0]
@@ -313,10 +313,11 @@ class SequenceClassifier(nn.Module):
 
 
 class PairClassifier(SequenceClassifier):
-    """Pairs of documents to logits: one encoder, and a head that reads both means, their product and difference.
+    """A classifier of document pairs: one encoder, and a head on both means, their product and their difference.
 
-    Both documents of all pairs are one batch, in turn, so that the probe sees both. With Skyformer's `compat`, in which
-    the samples of a batch depend on each other, each document has a pass of its own, as in the published code.
+    The documents of all pairs form one batch, alternating, so that the probe sees both. With Skyformer's `compat`,
+    where the samples of a batch affect each other, the first and the second documents are encoded in separate passes,
+    as in the published code.
     """
 
     documents = 2
@@ -324,7 +325,7 @@ class PairClassifier(SequenceClassifier):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
     ) -> Tensor:
-        """Ids and masks of the first documents and of the second, each (b, n); to logits (b, classes)."""
+        """Map ids and masks of the first and of the second documents, each (b, n), to logits (b, classes)."""
         if self._couples_samples():
             first, second = self.pooled(tokens0, mask0), self.pooled(tokens1, mask1)
         else:
@@ -335,7 +336,7 @@ class PairClassifier(SequenceClassifier):
     def features(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
     ) -> dict[str, Tensor]:
-        """Those of all documents, (2b, n, d): the first of a pair, then the second."""
+        """Return the token embeddings of all documents, (2b, n, d): the first of a pair, then its second."""
         if not self._couples_samples():
             return super().features(*_in_turn(tokens0, mask0, tokens1, mask1))
         first, second = super().features(tokens0, mask0), super().features(tokens1, mask1)
@@ -349,7 +350,7 @@ class PairClassifier(SequenceClassifier):
 def _in_turn(
     tokens0: Tensor, mask0: Tensor | None, tokens1: Tensor, mask1: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """(2b, n): the first document of a pair, its second, the first of the next pair."""
+    """Return (2b, n) tokens and mask: the first document of a pair, its second, the first of the next pair, …"""
     _check(tokens0, mask0)
     _check(tokens1, mask1)
     tokens = torch.stack([tokens0, tokens1], 1).flatten(0, 1)
@@ -364,7 +365,7 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _check(tokens: Tensor, mask: Tensor | None) -> None:
-    """What shapes and dtypes tell; values are never looked at, which would make a GPU wait."""
+    """Check shapes and dtypes only: looking at values would make the host wait for the GPU."""
     if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"tokens are ids (b, n), int32 or int64; got {tuple(tokens.shape)} of {tokens.dtype}: tokens.int()"

@@ -1,11 +1,11 @@
-"""The sites of a model: which blocks it has, and where each keeps `in`, `sa`, `+sa`, `mlp` and `+mlp`.
+"""The sites of a model: its blocks, and where each of them has its `in`, `sa`, `+sa`, `mlp` and `+mlp`.
 
     print(wellcond.sites(timm.create_model("vit_base_patch16_224")))        # a table: blocks × sites
     for block in find_blocks(model):
         block.name, block.taps["sa"]                                        # 'blocks.0', Tap(path='drop_path1', …)
 
-`in` is what the attention reads; `sa` its branch after LayerScale, before drop path and the add; `+sa` after the add;
-`mlp` and `+mlp` likewise. What is known about each class of blocks stands in `families`.
+`in` is the input of the attention, `sa` its branch after LayerScale but before drop path and the residual add, `+sa`
+the result of the add; likewise `mlp` and `+mlp`. `families` describes each class of blocks.
 """
 
 import fnmatch
@@ -30,7 +30,7 @@ __all__ = [
     "sites",
 ]
 
-# Wrappers around a single block (torch.compile, checkpointing, FSDP) stand in the paths of modules, not in our names.
+# Wrappers around a single block (torch.compile, checkpointing, FSDP) appear in module paths, but not in our names.
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 
 Which = None | str | int | Iterable[str | int]
@@ -38,27 +38,27 @@ Which = None | str | int | Iterable[str | int]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of a model, and where its sites are."""
+    """One block of a model and the location of its sites."""
 
     name: str
-    """Its path inside `unwrap(model)`: "blocks.3", "layers.2.blocks.5"."""
+    """The block's path inside `unwrap(model)`: "blocks.3", "layers.2.blocks.5"."""
     index: int
-    """0, 1, 2, … over the whole model, in order of execution."""
+    """0, 1, 2, … across the whole model, in order of execution."""
     module: nn.Module
     taps: Mapping[str, Tap]
-    """Site → where to have it; only the sites this block has."""
+    """Site → where to read it; only the sites that this block has."""
     lacks: Mapping[str, str]
-    """Site → why this block has none."""
+    """Site → why this block does not have it."""
     channels_first: bool = False
-    """Whether 4-D tensors here are (b, d, h, w), as in ConvMixer; else they are (b, h, w, d), as in Swin."""
+    """Whether 4-D tensors are (b, d, h, w), as in ConvMixer, rather than (b, h, w, d), as in Swin."""
     attention: str | None = None
-    """The path, relative to the block, of the module that attends; None where there is none."""
+    """The path of the attention module, relative to the block; None if there is none."""
     kind: BlockKind
-    """What is known about its class: its skips, and what scales its branches."""
+    """The description of its class: its skips, the parameters that scale its branches, and so on."""
 
 
 class Site(NamedTuple):
-    """One place to measure."""
+    """One place where the probe can measure."""
 
     block: str
     index: int  # pyright: ignore[reportIncompatibleMethodOverride] (the row's word; nobody searches a Site)
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
 
 class SiteList(list[Site]):
-    """The sites of a model; printed, a table of blocks × sites."""
+    """The sites of a model; prints as a table of blocks × sites."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.blocks: list[Block] = list(blocks)
@@ -90,17 +90,17 @@ class SiteList(list[Site]):
 
 
 def sites(model: nn.Module) -> SiteList:
-    """All places in `model` where the probe can measure, as (block, index, site); print it for a table.
+    """Return all places in `model` where the probe can measure, as (block, index, site); print the list to see a table.
 
-    Raises ValueError for a model without known blocks, and says how to register them.
+    Raises ValueError for a model without known blocks; the message says how to register them.
     """
     return SiteList(find_blocks(model))
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
-    """The blocks of the model inside its wrappers (DDP, torch.compile, EMA), in order of execution.
+    """Return the blocks of the model inside its wrappers (DDP, torch.compile, EMA), in order of execution.
 
-    Raises ValueError for a model without known blocks, and says how to register them.
+    Raises ValueError for a model without known blocks; the message says how to register them.
     """
     root = unwrap(model)
     modules = dict(root.named_modules())
@@ -123,9 +123,9 @@ def find_blocks(model: nn.Module) -> list[Block]:
 
 
 def select_blocks(blocks: list[Block], which: Which) -> list[Block]:
-    """Those blocks that `which` names: by index, by name, by fnmatch pattern, several of these, or all for None.
+    """Return the blocks selected by `which`: an index, a name, an fnmatch pattern, several of these, or None for all.
 
-    Raises ValueError, with the names there are, for a name or pattern that fits no block.
+    Raises ValueError, listing the blocks' names, if a name, index or pattern matches no block.
     """
     if which is None:
         return blocks
@@ -158,7 +158,7 @@ def _block(name: str, index: int, module: nn.Module, kind: BlockKind) -> Block:
             ) from None
     removed = {skip for skip, path in kind.skips.items() if skip in removed_skips(module.get_submodule(path))}
     taps = {site: kind.tap_of[site] for site in BLOCK_SITES if site in kind.tap_of}
-    for skip in removed:  # a branch without its skip is what comes after the add, and is not dropped any more
+    for skip in removed:  # without its skip, a branch is also the value after the add, and drop path no longer runs
         before = kind.tap_of.get(skip)
         taps[skip] = kind.tap_of[f"+{skip}"]
         for site, tap in taps.items():

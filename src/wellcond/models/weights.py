@@ -1,19 +1,19 @@
-"""Weights in plain safetensors files that remember the surgery done to their model.
+"""Weights in plain safetensors files that record the surgery done to their model.
 
-    wellcond.save(model, "grayed.safetensors")                 # names and tensors as timm's, loadable without wellcond
+    wellcond.save(model, "grayed.safetensors")                 # timm's names and tensors, loadable without wellcond
     loaded = wellcond.load(fresh_model, "grayed.safetensors")  # grays the model as it was when saved
     loaded.graying                                             # GrayingSettings(method='dct', …)
     loaded.skips                                               # {'blocks.3': ('sa',)}: the removed ones
     loaded.attention                                           # {'blocks.3': AttentionSettings(…)}: the replaced ones
 
-Weights trained with graying, without a skip or with another attention are wrong in a model that differs there, and no
-weight's name tells. So the surgery stands in the file's metadata, and `load` repeats it, or warns where a file does not
-say.
+Weights trained with graying, without a skip or with another attention are wrong in a model without the same surgery,
+and the parameter names do not show it. So the file's metadata record the surgery, and `load` repeats it, or warns if a
+file has no record.
 
-Reading anybody's files, and writing our own:
+Reading files from any source, and writing our own:
 
-    weights, metadata = read_weights("last.pth.tar")            # safetensors or torch's; the first bytes tell
-    weights, _ = read_weights("last.pth.tar", ema=True)         # the averaged ones that training loops keep beside
+    weights, metadata = read_weights("last.pth.tar")            # safetensors or torch format: the first bytes tell
+    weights, _ = read_weights("last.pth.tar", ema=True)         # the averaged weights stored next to the last ones
     write_weights("last.safetensors", weights, metadata)        # the same tensors and metadata give the same bytes
 """
 
@@ -69,10 +69,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 METADATA_KEY = "wellcond"
 FORMAT = 1
-# What a file may say was done to its model. A version that does not know an entry refuses the file, since weights
-# without their surgery are silently wrong. So skips, attention and autocast are written only if there are such.
+# What a file may record about its model. A version that does not know an entry refuses the file, since weights without
+# their surgery are silently wrong. So skips, attention and autocast are written only if they were changed.
 ENTRIES = {"format", "graying", "skips", "attention"}
-# Where training loops keep the moving average of the weights.
+# Keys under which training loops store the moving average of the weights.
 EMA_KEYS = ("state_dict_ema", "model_ema")
 
 Skips = dict[str, tuple[str, ...]]
@@ -86,25 +86,24 @@ class Loaded:
     graying: GrayingSettings | None
     """How the model is grayed now."""
     skips: Skips
-    """The skips that are removed from the model now, by block."""
+    """The skips that are now removed from the model, by block."""
     attention: Attention
-    """How the blocks attend whose attention is replaced now, or was built as one of ours."""
+    """The attention of the blocks whose attention is now replaced, or was built as one of ours."""
     metadata: dict[str, str]
     """The metadata given to `save`."""
     missing: list[str]
-    """Names of the model that the file lacks (only with strict=False)."""
+    """Names in the model that the file lacks (only with strict=False)."""
     unexpected: list[str]
-    """Names of the file that the model lacks (only with strict=False)."""
+    """Names in the file that the model lacks (only with strict=False)."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the model's weights to a safetensors file, with its graying, removed skips and other attention as
-    metadata.
+    """Save the weights to a safetensors file, with graying, removed skips and replaced attention in its metadata.
 
-    The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor under two names is
-    written twice: the file loads strictly into the plain model, with or without wellcond. It is written aside and
-    renamed, so that `path` never holds half a file. `metadata` adds text of your own. In a run of several processes,
-    call it in one of them.
+    The names are those of the model inside its wrappers (DDP, torch.compile, EMA), and a tensor with two names is
+    written twice, so the file loads strictly into the plain model, with or without wellcond. It is written to a
+    temporary file and renamed, so `path` never holds a partial file. `metadata` adds text of your own. In a run with
+    several processes, call it in only one of them.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -122,7 +121,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
         aside.touch()
         mode = aside.stat().st_mode
         write_weights(aside, tensors, {"format": "pt", **extra})
-        aside.chmod(mode)  # safetensors may leave a file that nobody else can read, whatever the umask says
+        aside.chmod(mode)  # safetensors may ignore the umask and create a file that no one else can read
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
@@ -133,21 +132,22 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
 
 
 def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True, ema: bool = False) -> Loaded:
-    """Load weights into the model, and gray it, remove its skips and replace its attention as when they were saved.
+    """Load weights into the model, and repeat the graying, removed skips and replaced attention they were saved with.
 
-    | the file | the model | what happens |
+    | the file records | the model is | the result |
     |---|---|---|
-    | says grayed | not grayed, or otherwise | is grayed as the file says; a warning if that changes its settings |
-    | says not grayed | grayed | is ungrayed, with a warning |
-    | does not say (not saved by wellcond) | grayed | stays grayed, with a warning |
+    | graying | not grayed, or with other settings | grayed as recorded; a warning if that changes its settings |
+    | no graying | grayed | ungrayed, with a warning |
+    | nothing (not saved by wellcond) | grayed | stays grayed, with a warning |
 
-    Likewise for removed skips: those of the file are removed and all others restored, with a warning if that changes a
-    model that lacked some already. And likewise for replaced attention; one that the model was built with stays, and
-    raises where the file has another of ours, or warns where it has none.
+    Likewise for removed skips: those recorded are removed and all others restored, with a warning if that changes a
+    model from which skips were already removed. Likewise for replaced attention, except that an attention the model was
+    built with stays: load raises ValueError if the file records another of ours for it, and warns if it records none.
 
-    Also reads `.pt` and `.pth` files, as tensors only (never a free pickle), with the wrappings and prefixes that
-    training loops leave: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. `ema=True`
-    takes the averaged weights that timm and others keep beside the last ones, under `state_dict_ema` or `model_ema`.
+    Also reads `.pt` and `.pth` files, as tensors only (never an unrestricted pickle), with the wrappers and prefixes
+    that training loops add: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`.
+    `ema=True` takes the averaged weights that timm and others store next to the last ones, as `state_dict_ema` or
+    `model_ema`.
 
     Raises FileNotFoundError, or ValueError for a file that is damaged or does not fit; the model is then unchanged.
     """
@@ -158,7 +158,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
     present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
-        check_grayable(model)  # it may be of an unknown family: every reason to fail comes before the first change
+        check_grayable(model)  # raises, e.g. for an unknown family, before anything is changed
     try:
         plan = plan_skips(model, wanted_skips) if recorded else {}
     except ValueError as error:
@@ -240,7 +240,7 @@ def _in_words(skips: Skips) -> str:
 
 
 def _tell_of_attention(wanted: Attention, present: Attention, path: Path, now: Attention) -> None:
-    if now != wanted:  # what a model was built with cannot be restored
+    if now != wanted:  # the attention that a model was built with stays
         built = {name: how for name, how in now.items() if name not in wanted}
         warnings.warn(
             f"{path} was saved with {_attention_in_words(wanted)}; this model was built with "
@@ -268,7 +268,7 @@ def _attention_in_words(attention: Attention) -> str:
 
 
 def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state with plain names, each tensor in memory of its own as safetensors demand (tied weights are copied)."""
+    """Return the state with plain names, each tensor in its own memory as safetensors requires (tied ones copied)."""
     tensors: dict[str, Tensor] = {}
     seen: set[tuple[torch.device, int]] = set()
     for name, value in state.items():
@@ -292,7 +292,7 @@ def _own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def _load_state(
     model: nn.Module, weights: dict[str, Tensor], path: Path, *, strict: bool
 ) -> tuple[list[str], list[str]]:
-    """`load_state_dict` that leaves the model as it was when it fails: torch's copies what fits, then complains."""
+    """Call `load_state_dict`, but restore the model on failure: torch copies whatever fits before it raises."""
     before = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in before.values()):
         raise ValueError('the model is on the meta device, without memory: call model.to_empty(device="cpu") first')
@@ -311,8 +311,8 @@ def _load_state(
 
 
 def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights under the names of `state`, where those differ by what wrappers add to them."""
-    names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of theirs
+    """Return the weights under the names of `state`, where they differ only by what wrappers add to names."""
+    names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of their names
     if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
     return {names.get(name, name): tensor for name, tensor in weights.items()}
@@ -341,11 +341,11 @@ def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor],
     )
 
 
-# ---- What a file says was done to its model
+# ---- The surgery that a file records
 
 
 def surgery_metadata(model: nn.Module) -> dict[str, str]:
-    """What was done to the model, as the metadata of a file with its weights."""
+    """Return the surgery done to the model as metadata for a file with its weights."""
     settings = graying_of(model)
     surgery: dict[str, Any] = {"format": FORMAT, "graying": asdict(settings) if settings else None}
     if settings and not settings.autocast:
@@ -358,14 +358,14 @@ def surgery_metadata(model: nn.Module) -> dict[str, str]:
 
 
 def _check_attention(how: AttentionSettings) -> None:
-    """The name, and names and values of the settings."""
+    """Raise ValueError unless the attention and its settings, names and values, are valid."""
     core, settings = find_attention(how.name).core, dict(how.settings)
-    with_weights = settings.get("conv_kernel") is not None  # for each head, of which a file has no number here
+    with_weights = settings.get("conv_kernel") is not None  # it needs the number of heads, which is not known here
     core(**settings, **({"num_heads": 1} if with_weights else {}))
 
 
 def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attention]:
-    """Graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
+    """Return graying, removed skips and replaced attention; ValueError for what this version cannot restore."""
     try:
         surgery = json.loads(text)
         version, graying = surgery["format"], surgery["graying"]
@@ -391,11 +391,11 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attent
     return settings, skips, attention
 
 
-# ---- Files: tensors alone, never a free pickle
+# ---- Files: tensors only, never an unrestricted pickle
 
 
 def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, with plain names, and the metadata of a safetensors or torch file (the first bytes tell)."""
+    """Return tensors, with plain names, and metadata of a safetensors or torch file (its first bytes tell which)."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file of weights in it")
@@ -404,7 +404,7 @@ def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[di
     metadata: dict[str, str] = {}
     try:
         if _is_torchs(path):
-            with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints keep their arguments
+            with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints contain their arguments
                 state = torch.load(path, map_location="cpu", weights_only=True)
         else:
             with safe_open(path, framework="pt") as file:
@@ -417,14 +417,14 @@ def read_weights(path: str | os.PathLike[str], *, ema: bool = False) -> tuple[di
         ) from error
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # a torn pickle fails in as many ways as there are places to tear it
+    except Exception as error:  # a truncated pickle can fail in many ways
         why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
         raise ValueError(f"{path} is damaged or is no file of weights ({why}); save or download it again") from error
     return _find_state(state, path, ema=ema), metadata
 
 
 def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file. Its library writes the metadata in an order that changes with every process: here sorted."""
+    """Write a safetensors file with sorted metadata; the library's order differs from process to process."""
     from safetensors.torch import save_file
 
     save_file(dict(tensors), path, metadata=dict(metadata))
@@ -441,10 +441,10 @@ def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
 
 
 def _is_torchs(path: Path) -> bool:
-    """A zip archive, or the pickle of old versions of torch.
+    """Whether the file is torch's: a zip archive, or a pickle from an old version of torch.
 
-    A safetensors file begins with the length of its header, whose first byte may be a pickle's too, and torch.load
-    reads such a file without its metadata: surgery would be lost. So that form is looked for first.
+    A safetensors file begins with the length of its header, whose first byte may look like that of a pickle; torch.load
+    would then read the file without its metadata and lose the surgery. So the safetensors format is checked first.
     """
     with path.open("rb") as file:
         start = file.read(9)
@@ -454,10 +454,10 @@ def _is_torchs(path: Path) -> bool:
 
 
 def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:
-    """What a pickle holds besides tensors: names of classes and functions, which are read and never called."""
+    """Describe what a pickle holds besides tensors: names of classes and functions, which are read but never called."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    except Exception:  # an old file, or a damaged one: the first of them stands in torch's message
+    except Exception:  # an old or damaged file: torch's message gives the first name
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
     if not names:
         return " ".join(str(error).split())[-120:]
@@ -465,7 +465,7 @@ def _foreign_parts(path: Path, error: pickle.UnpicklingError) -> str:
 
 
 def _find_state(state: Any, path: Path, *, ema: bool) -> dict[str, Tensor]:
-    """The state dict inside what a training loop saved, with plain names."""
+    """Return the state dict, with plain names, from what a training loop saved."""
     if ema:
         keys = [key for key in EMA_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
         if not keys:
@@ -484,5 +484,5 @@ def _find_state(state: Any, path: Path, *, ema: bool) -> dict[str, Tensor]:
 
 
 def _plain_name(name: str) -> str:
-    """Without what torch.compile puts before it."""
+    """Return the name without the prefixes that torch.compile adds."""
     return name.replace("_orig_mod.", "")

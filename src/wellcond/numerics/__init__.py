@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: condition numbers, spectral powers and cosine transforms. Imports torch alone."""
+"""Condition numbers, spectral powers and cosine transforms: tensors in, tensors out. Needs only torch and NumPy."""
 
 from .dct import dct, dct2, idct, idct2
 from .density import SpectralDensity

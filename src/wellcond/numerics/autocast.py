@@ -1,12 +1,12 @@
-"""Autocast: what must not happen under it, and what a function does that torch's autocast does not know.
+"""Control of autocast and TF32: turn them off where they would cost precision, and autocast like torch's own functions.
 
-with no_autocast(x):                                        # products of float32 stay float32
+with no_autocast(x):                                        # float32 products stay float32
     weights = x.float() @ y.float().mT
-query, key, value = autocast_like_sdpa(query, key, value)   # as scaled_dot_product_attention takes its inputs
-autocast_dtype(x)                                           # what a product of x is computed in
-with no_tf32():                                             # float32 products, convolutions too, have all their bits
+query, key, value = autocast_like_sdpa(query, key, value)   # cast inputs as scaled_dot_product_attention does
+autocast_dtype(x)                                           # the dtype in which a product of x is computed
+with no_tf32():                                             # float32 products and convolutions in full precision
     ...
-with tf32():                                                # or ten of them, on GPUs that multiply faster so
+with tf32():                                                # or with ten-bit inputs, on GPUs where that is faster
     ...
 """
 
@@ -21,9 +21,10 @@ __all__ = ["autocast_dtype", "autocast_like_sdpa", "no_autocast", "no_tf32", "tf
 
 
 def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """Turns autocast off for x's kind of device, where it is on: entering a context costs as much as a product.
+    """Return a context that turns autocast off for x's device type, or does nothing where it is off already.
 
-    In a `backward` pass always: compilers look at it where the forward pass was called, and may run it elsewhere.
+    Entering an autocast context costs as much as a product, so it is avoided. In a `backward` pass it is always
+    entered: compilers check autocast where the forward pass was called, and may run the backward pass elsewhere.
     """
     if x.device.type == "meta" or not (backward or _is_on(x)):
         return contextlib.nullcontext()
@@ -31,19 +32,19 @@ def no_autocast(x: Tensor, *, backward: bool = False) -> contextlib.AbstractCont
 
 
 def no_tf32() -> contextlib.AbstractContextManager[None]:
-    """By default torch rounds what goes into convolutions on a GPU to ten bits."""
+    """Compute float32 in full precision: by default torch rounds the inputs of GPU convolutions to ten bits."""
     return _float32_products("highest", "ieee")
 
 
 def tf32() -> contextlib.AbstractContextManager[None]:
-    """A CPU, and a GPU older than Ampere, compute in float32 all the same."""
+    """Allow TF32. CPUs, and GPUs older than Ampere, compute in full float32 all the same."""
     return _float32_products("high", "tf32")
 
 
 @contextlib.contextmanager
 def _float32_products(whole: Literal["highest", "high"], each: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """torch has older settings for all products and newer ones for each kind. Where they differ, reading the older ones
-    raises, as its compiler does: so both are set, and both put back."""
+    """Set torch's older settings, for all products, and its newer ones, for each kind; restore both at the end. Where
+    they disagree, reading the older ones raises, and torch's compiler reads them: hence both are set."""
     backends: Any = torch.backends
     settings: tuple[Any, ...] = (
         backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn,
@@ -52,7 +53,7 @@ def _float32_products(whole: Literal["highest", "high"], each: Literal["ieee", "
     by_tf32 = before[0] == "tf32", before[2] == before[3] == "tf32"
     try:
         whole_before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # they differ, so it is the other one
+    except RuntimeError:  # they disagree, so the older one is the opposite of the newer
         whole_before = "highest" if by_tf32[0] else "high"
     try:
         cudnn_before = backends.cudnn.allow_tf32
@@ -72,12 +73,12 @@ def _float32_products(whole: Literal["highest", "high"], each: Literal["ieee", "
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Autocast's dtype where it is on, but for float64, which it leaves alone; x's own where it is off."""
+    """Return autocast's dtype if it is on and x is not float64, which it leaves alone; otherwise x's own."""
     return torch.get_autocast_dtype(x.device.type) if _is_on(x) and x.dtype != torch.float64 else x.dtype
 
 
 def autocast_like_sdpa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast all but float64 in its dtype: norms of queries and keys leave these in float32 there."""
+    """Under autocast, cast all but float64 to its dtype: normalising queries and keys leaves them in float32 there."""
     if not _is_on(query):
         return query, key, value
     dtype = torch.get_autocast_dtype(query.device.type)
@@ -87,4 +88,4 @@ def autocast_like_sdpa(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tenso
 
 def _is_on(x: Tensor) -> bool:
     kind = x.device.type
-    return kind != "meta" and torch.is_autocast_enabled(kind)  # torch knows no autocast there, and raises
+    return kind != "meta" and torch.is_autocast_enabled(kind)  # torch has no autocast for meta, and raises

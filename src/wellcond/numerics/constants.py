@@ -1,12 +1,12 @@
-"""Tensors that follow from a few numbers, made once for each device and kept.
+"""Cache constant tensors that are computed from a few numbers, once for each device.
 
     @kept_constants(64)
     def basis(length: int, device: str) -> Tensor: ...
 
-As `functools.lru_cache`, so many of them, but with an eye on CUDA graphs. What a graph read while it was captured is
-kept for good: at every replay it reads the same memory again, whatever the cache has given up since. And what is made
-while a graph is captured is that graph's alone: until a replay nobody has computed it. Nor is anything kept that was
-made under a tracer or a dispatch mode, such as a fake tensor.
+Like `functools.lru_cache` of that size, but safe with CUDA graphs. What a graph read during capture is kept for good:
+every replay reads the same memory again, whatever the cache has evicted since. What is made during capture belongs to
+that graph alone and is not cached: until a replay, nothing has computed it. Nor is anything cached that was made under
+a tracer or a dispatch mode, such as a fake tensor.
 """
 
 import functools
@@ -24,7 +24,7 @@ Made = TypeVar("Made", Tensor, tuple[Tensor, Tensor])
 
 
 def kept_constants(most: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Of a function of hashable, positional arguments that returns one tensor or two."""
+    """Cache the `most` recent results of a function of hashable positional arguments, one or two tensors each."""
 
     def keeping(make: Callable[..., Made]) -> Callable[..., Made]:
         recent: dict[Any, Made] = {}
@@ -39,11 +39,11 @@ def kept_constants(most: int) -> Callable[[Callable[..., Made]], Callable[..., M
                 return made
             made, capturing = recent.pop(numbers, None), _capturing()
             if made is None:
-                with torch.inference_mode(False), torch.no_grad():  # whoever asks first, a gradient may need it later
+                with torch.inference_mode(False), torch.no_grad():  # a gradient may need it later
                     made = make(*numbers)
                 if capturing:
                     return made
-            recent[numbers] = made  # the last one used stands last
+            recent[numbers] = made  # most recently used last
             if capturing:
                 read_by_graphs[numbers] = made
             if len(recent) > most:

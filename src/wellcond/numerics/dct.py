@@ -1,11 +1,11 @@
 """The orthonormal discrete cosine transform (DCT-II) and its inverse (DCT-III), of any length.
 
-One product with a constant basis: at the lengths of token matrices this is faster than an FFT of twice the length,
-it is differentiable by itself, and it exports.
+Each is one product with a constant basis: at the lengths of token matrices this is faster than an FFT of twice the
+length, it is differentiable as it is, and it exports.
 
     coefficients = dct2(tokens)          # D_n · tokens · D_dᵀ, over the last two dimensions
     tokens = idct2(coefficients)
-    bases = dct_bases(keep)              # of sequences with padding: one basis each, of its own length
+    bases = dct_bases(keep)              # for padded sequences: one basis each, of its own length
 """
 
 import math
@@ -20,24 +20,24 @@ from .fastpaths import exporting
 
 __all__ = ["coefficient_floor", "dct", "dct2", "dct_bases", "dct_basis", "dct_power", "dct_power_in", "idct", "idct2"]
 
-DOUBLE_BELOW = 0.9  # epsilon
-# Constants of a compiled function may be tensors, several of them: seen to work in torch 2.15, to fail in 2.11.
+DOUBLE_BELOW = 0.9  # epsilon below which the power is computed in float64
+# Whether a compiled function may have several tensors as constants: this works in torch 2.15 and fails in 2.11.
 COMPILES_CONSTANTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 def dct_basis(length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """The orthonormal DCT-II matrix: row k is the k-th cosine, so `basis @ x` is the transform of x.
+    """Return the orthonormal DCT-II matrix: row k is the k-th cosine, so `basis @ x` is the transform of x.
 
     Built in float64 and rounded once; cached per length, dtype and device (treat it as read-only).
     """
     if exporting() or (torch.compiler.is_compiling() and not COMPILES_CONSTANTS):
-        return _build_basis(length, dtype, device)  # a few nodes of the graph; a cache would leak fake tensors
-    return _cached_basis(operator.index(length), dtype, str(device))  # the compiler takes a size as a constant by this
+        return _build_basis(length, dtype, device)  # a few graph nodes; a cache would leak fake tensors
+    return _cached_basis(operator.index(length), dtype, str(device))  # index() makes a size a compile-time constant
 
 
 @torch.compiler.assume_constant_result
 def _cached_basis(length: int, dtype: torch.dtype, device: str) -> Tensor:
-    if type(torch.empty(0)) is not Tensor:  # a tracer without a compiler's flag, as where a compiled backward is made
+    if type(torch.empty(0)) is not Tensor:  # traced without a compiler's flag, as a compiled backward pass is
         return _build_basis(length, dtype, device)
     return _kept_basis(int(length), dtype, device)
 
@@ -55,13 +55,13 @@ _kept_basis = kept_constants(64)(_build_basis)
 
 
 def dct_bases(keep: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """For each row of `keep` (…, n) the DCT-II matrix of as many tokens as it keeps: (…, n, n), `bases @ x`.
+    """Return, for each row of `keep` (…, n), the DCT-II matrix of the tokens it keeps: (…, n, n), for `bases @ x`.
 
-    Columns of tokens that are not kept, and rows beyond the number of those that are, hold zeros: padding has no part
-    in a transform, wherever it stands. The transpose is the inverse. Takes memory of n² numbers for each row.
+    Columns of tokens that are not kept, and rows beyond the number of kept ones, are zero: padding takes no part in the
+    transform, wherever it is. The transpose is the inverse. Needs memory for n² numbers per row.
     """
     n = keep.shape[-1]
-    whole = torch.int32 if n < 2**14 else torch.int64  # of products of two positions
+    whole = torch.int32 if n < 2**14 else torch.int64  # holds products of two positions
     length = keep.sum(-1, dtype=whole).clamp_min(1)[..., None, None]
     rank = (keep.cumsum(-1, dtype=whole) - 1)[..., None, :]
     frequency = torch.arange(n, dtype=whole, device=keep.device)[:, None]
@@ -73,22 +73,22 @@ def dct_bases(keep: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def dct(x: Tensor, dim: int = -1) -> Tensor:
-    """Orthonormal DCT-II along `dim`, as `scipy.fft.dct(x, norm="ortho")`."""
+    """Compute the orthonormal DCT-II along `dim`, like `scipy.fft.dct(x, norm="ortho")`."""
     return _transform(x, dim, inverse=False)
 
 
 def idct(x: Tensor, dim: int = -1) -> Tensor:
-    """Orthonormal DCT-III along `dim`: the inverse, and the transpose, of `dct`."""
+    """Compute the orthonormal DCT-III along `dim`: the inverse, and the transpose, of `dct`."""
     return _transform(x, dim, inverse=True)
 
 
 def dct2(x: Tensor) -> Tensor:
-    """DCT-II over the last two dimensions, as `scipy.fft.dctn(x, axes=(-2, -1), norm="ortho")`."""
+    """Compute the DCT-II over the last two dimensions, like `scipy.fft.dctn(x, axes=(-2, -1), norm="ortho")`."""
     return dct(dct(x, -1), -2)
 
 
 def idct2(x: Tensor) -> Tensor:
-    """Inverse of `dct2`."""
+    """Compute the inverse of `dct2`."""
     return idct(idct(x, -1), -2)
 
 
@@ -113,14 +113,14 @@ def _transform(x: Tensor, dim: int, *, inverse: bool) -> Tensor:
 
 
 def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True, keep: Tensor | None = None) -> Tensor:
-    """Every two-dimensional DCT coefficient c of each (…, n, d) matrix becomes sign(c) · peak · (|c|/peak)^ε.
+    """Map every two-dimensional DCT coefficient c of each (…, n, d) matrix to sign(c) · peak · (|c|/peak)^ε.
 
-    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak is left out, which the paper's
-    Algorithm 2 has. Below floor · peak the map goes on linearly, so that its slope at zero is finite; the floor is the
-    size of the input's own rounding (`coefficient_floor`). Computed in float32, and in float64 for float64 input and
-    for ε < DOUBLE_BELOW, where the power would blow the rounding of small coefficients up beyond 1e-4.
+    `peak` is the largest |c| of that matrix; without `restore_scale` the factor peak, which the paper's Algorithm 2
+    has, is left out. Below floor · peak the map is linear, so that its slope at zero is finite; the floor is the size
+    of the input's own rounding (`coefficient_floor`). Computed in float32, or in float64 for float64 input and for
+    ε < DOUBLE_BELOW, where the power would amplify the rounding of small coefficients beyond 1e-4.
 
-    `keep`, bool (…, n), says which rows count: the others have no part in it and come back as zeros.
+    `keep`, bool (…, n), says which rows count: the others take no part and come back as zeros.
     """
     double = x.dtype == torch.float64 or epsilon < DOUBLE_BELOW
     compute = torch.float64 if double else torch.float32
@@ -132,7 +132,7 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True, keep: Te
         else:
             coefficients = bases @ dct(x.to(compute).masked_fill(~keep[..., None], 0), -1)
         peak = coefficients.abs().amax(dim=(-2, -1), keepdim=True)
-        peak = torch.where(peak == 0, 1.0, peak)  # a NaN stays
+        peak = torch.where(peak == 0, 1.0, peak)  # NaN stays NaN
         relative = coefficients / peak
         grown = relative * relative.abs().clamp_min(floor) ** (epsilon - 1)
         grown = grown * peak if restore_scale else grown
@@ -141,7 +141,7 @@ def dct_power(x: Tensor, epsilon: float, *, restore_scale: bool = True, keep: Te
 
 
 def dct_power_in(x: Tensor, epsilon: float, dtype: torch.dtype, *, restore_scale: bool = True) -> Tensor:
-    """`dct_power` as the paper prints it, with bases, products and powers all in `dtype`.
+    """Compute `dct_power` as printed in the paper, with bases, products and powers all in `dtype`.
 
     For comparison: this is what a plain implementation computes under autocast.
     """
@@ -156,7 +156,7 @@ def dct_power_in(x: Tensor, epsilon: float, dtype: torch.dtype, *, restore_scale
 
 
 def coefficient_floor(dtype: torch.dtype) -> float:
-    """Relative size under which a DCT coefficient is rounding noise: float32's eps, or float64's.
+    """Return the relative size below which a DCT coefficient is rounding noise: float32's eps, or float64's.
 
     Each coefficient is one sum, in which rounding errors average out; unlike a norm, it does not grow with n and d.
     """

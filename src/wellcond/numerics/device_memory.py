@@ -1,6 +1,6 @@
-"""How much memory a GPU has left, asked for rarely: the question takes a driver a millisecond, and more.
+"""Free GPU memory, queried rarely: the driver takes a millisecond or more to answer.
 
-free_memory(torch.device("cuda"))         # bytes, torch's own unused ones among them
+free_memory(torch.device("cuda"))         # bytes, including those that torch holds unused
 """
 
 import time
@@ -15,7 +15,7 @@ _known: dict[torch.device, tuple[float, int]] = {}
 
 
 def free_memory(device: torch.device) -> int:
-    """As it was at most two seconds ago: good enough to decide how much is done at a time, within a wide margin."""
+    """Return the free memory as of at most two seconds ago: good enough to size a chunk of work with a wide margin."""
     now = time.monotonic()
     when, free = _known.get(device, (-GOOD_FOR_SECONDS, 0))
     if now - when >= GOOD_FOR_SECONDS:

@@ -1,21 +1,21 @@
-"""The largest and the smallest singular value of many matrices at once, without a singular value decomposition.
+"""The largest and the smallest singular values of many matrices at once, without a singular value decomposition.
 
     largest, smallest = extreme_singular_values(w, ceiling=2**23)      # (b, m, d) float64, m ≤ d → (b,), (b,)
 
-All of it runs in float64, in three stages; a matrix moves on only when a stage cannot answer for it:
+Everything runs in float64, in three stages; a matrix moves on only if a stage cannot resolve it:
 
-1. G = WWᵀ: λmax from G, 1/λmin from its inverse by way of Cholesky (on a CPU small ones: both from `eigvalsh`).
-   Squaring W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
+1. G = WWᵀ: λmax from G, 1/λmin from its inverse via Cholesky (small matrices on a CPU: both from `eigvalsh`). Squaring
+   W squares κ, and rounding hides a λmin below RESOLVABLE·λmax: such a matrix stays unresolved.
 2. A triangular L with LLᵀ = WWᵀ, found without squaring κ, and 1/λmin from (LLᵀ)⁻¹: good to a few 1e-16·κ. On a CPU L
-   comes from Householder QR. Where that is slow, in batches elsewhere, Cholesky factors do: with
+   comes from Householder QR. For batches on other devices, where that is slow, it comes from Cholesky factors: with
    L₁L₁ᵀ = G + SHIFT·λmax·I, Y = L₁⁻¹W is far better conditioned than W, so that YYᵀ = L₂L₂ᵀ loses nothing, and L = L₁L₂
-   (Fukaya et al. 2020). Beyond κ = FACTOR_LIMIT the same once more: a shifted L₂, and an L₃.
-3. `torch.linalg.svdvals`: tiny matrices, an iteration that did not converge, on a CPU float64 input beyond κ =
-   FACTOR_LIMIT. There σmin is known to a few 1e-16·σmax at best, by any of them.
+   (Fukaya et al. 2020). Beyond κ = FACTOR_LIMIT there is one more such step: L₂ is shifted too, and followed by an L₃.
+3. `torch.linalg.svdvals`: for tiny matrices, iterations that did not converge and, on a CPU, float64 input beyond
+   κ = FACTOR_LIMIT. There any method gives σmin to a few 1e-16·σmax at best.
 
-An eigenvalue found by iteration must show that it is one, within TOLERANCE, or has not converged. Squaring proves more,
-that it is the largest. Lanczos steps do not: a vector orthogonal to their start is not seen. So the start is drawn by
-the matrix itself, and no matrix is known for which it fails.
+An eigenvalue found by iteration counts as converged only if it provably is one, within TOLERANCE. Squaring also proves
+that it is the largest. Lanczos steps do not: they never see a vector orthogonal to their start. So the start is derived
+from the matrix itself, and no matrix is known for which this fails.
 """
 
 from collections.abc import Callable
@@ -28,38 +28,38 @@ from .fastpaths import FUSED_SIDE, fused_kernels
 __all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
 RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 4e-4 at worst
-TOLERANCE = 1e-5  # on an eigenvalue, relative; half of it on a singular value. Mostly the error is far smaller
-SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has its Cholesky factor
+TOLERANCE = 1e-5  # relative, of an eigenvalue; half of it for a singular value. The error is mostly far smaller
+SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has a Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance
-MAX_STEPS = 128  # of Lanczos; spectra without a gap at their edge were seen to take 90
-EIGVALSH_BELOW = 128  # size from which on a CPU an iteration beats LAPACK's eigvalsh for a batch
-QR_BELOW = 8  # times the short side: a long side from which products beat QR on a CPU too
+MAX_STEPS = 128  # Lanczos steps; spectra without a gap at their edge have been seen to take 90
+EIGVALSH_BELOW = 128  # size from which, on a CPU, iteration beats LAPACK's eigvalsh for a batch
+QR_BELOW = 8  # long side over short side, from which products beat QR on a CPU too
 FACTOR_FROM = 16  # size from which stage 2 beats an SVD on a CPU
 FUSED_RESOLVABLE = 1e-14  # λmin/λmax down to which the fused kernels are trusted: κ = 1e7, beyond float32's ceiling
-FUSED_RESIDUAL = 0.1  # of λmin: the eigenvector that they found may be that far off
-SEED_ENTRIES = 2**13  # of a matrix, about so many draw the start of its iteration
-GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, to have them in its cache from step to step
+FUSED_RESIDUAL = 0.1  # relative to λmin: largest residual at which the fused kernels' eigenvector is trusted
+SEED_ENTRIES = 2**13  # about how many entries of a matrix seed the start of its iteration
+GROUP_BYTES = 2**22  # of matrices that a CPU iterates on together, so that they stay in its cache between steps
 
 
 def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tensor]:
-    """(σmax, σmin) of finite, non-zero matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
+    """Return (σmax, σmin) of finite, non-zero matrices (b, m, d) with m ≤ d; each (b,), float64, not differentiable.
 
-    In float64 squares of the entries must neither overflow nor vanish. Where κ exceeds `ceiling`, σmin is only an upper
-    bound that still shows it: what lies beyond the ceiling is not worth a decomposition.
+    Squares of the entries must neither overflow nor underflow in float64. Where κ exceeds `ceiling`, σmin is only an
+    upper bound, low enough to show that: a value beyond the ceiling is not worth a decomposition.
     """
     if w.shape[1] == 1:
         norm = torch.linalg.vector_norm(w, dim=(-2, -1), dtype=torch.float64)
         return norm, norm.clone()
     m = w.shape[1]
     fused = m <= FUSED_SIDE and fused_kernels(w.device)
-    if not (fused and w.dtype == torch.float32):  # whose few hard matrices alone become float64
+    if not (fused and w.dtype == torch.float32):  # there, only the few hard matrices become float64
         w = w.double()
     room, size = _gram_with_room(w) if fused else scaled_gram(w)
     gram = room[:, :m, :m]
     largest, smallest, resolved = _extreme_eigenvalues(w, room, size, ceiling)
     if not bool(resolved.all()):
         index = (~resolved).nonzero().squeeze(1)
-        if len(index) == len(w):  # nothing to pick, and no copies to make
+        if len(index) == len(w):  # all of them: avoid the copies
             largest, smallest = _extremes_unsquared(w.double(), gram, size, largest, ceiling)
         else:
             some = _extremes_unsquared(w[index].double(), gram[index], size[index], largest[index], ceiling)
@@ -69,29 +69,30 @@ def extreme_singular_values(w: Tensor, *, ceiling: float) -> tuple[Tensor, Tenso
 
 
 def largest_singular_value(w: Tensor) -> Tensor:
-    """σmax alone, (b,); `w` as for `extreme_singular_values`."""
+    """Return σmax alone, (b,); `w` as for `extreme_singular_values`."""
     gram, size = scaled_gram(w)
     return (_largest_eigenvalue(gram, w) * size).sqrt()
 
 
 def scaled_gram(w: Tensor) -> tuple[Tensor, Tensor]:
-    """(WWᵀ/t, t) with t the trace of WWᵀ: (b, m, m) of trace 1, and (b,)."""
+    """Return (WWᵀ/t, t) with t the trace of WWᵀ: (b, m, m) of trace 1, and (b,)."""
     gram = w @ w.mT
     size = _trace(gram)
     return gram.div_(size[:, None, None]), size
 
 
 def _gram_with_room(w: Tensor) -> tuple[Tensor, Tensor]:
-    """`scaled_gram`, with room for whole blocks of the fused kernels: (b, ld, ld), zero beyond (m, m).
+    """Return `scaled_gram` padded to whole blocks of the fused kernels: (b, ld, ld), zero beyond (m, m).
 
-    Of float64 in four parts, one the transpose of another: libraries do not know that the product is symmetric.
+    For float64 it is computed in four parts, one the transpose of another, since libraries do not exploit the symmetry
+    of the product.
     """
     from .triton.geometry import Geometry
     from .triton.gram import gram, padded
 
     b, m, _ = w.shape
     if w.dtype == torch.float32:
-        x = w.mT.contiguous() if w.stride(1) == 1 else w.contiguous()  # a view of tall matrices is taken as those
+        x = w.mT.contiguous() if w.stride(1) == 1 else w.contiguous()  # undo the transpose of tall matrices
         n, d = x.shape[1:]
         room = gram(x, n, d, Geometry.of_matrices(n, d))
         size = _trace(room)
@@ -110,32 +111,35 @@ def _gram_with_room(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prefers_eigvalsh(m: int, d: int) -> bool:
-    """Whether on a CPU stage 1 is one call of LAPACK's `eigvalsh`, and not Cholesky and Lanczos steps.
+    """Whether, on a CPU, stage 1 is a single call of LAPACK's `eigvalsh` rather than Cholesky and Lanczos steps.
 
-    The steps are cheaper for many larger matrices, and dearer for a single one, whose work is less than that of making
-    the calls. `torch.linalg.cond`, which should not be faster, is slow on wide matrices: there the second case decides.
+    The steps are cheaper for batches of larger matrices, but dearer for a single one, where the overhead of the calls
+    dominates. Neither should be slower than `torch.linalg.cond`, which is slow on wide matrices: so there the single
+    matrix sets the threshold.
     """
     return m < EIGVALSH_BELOW * (2 if d >= 2 * m else 1)
 
 
 def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Stage 1: (λmax, λmin, resolved) of gram = WWᵀ/size, (b, m, m) of trace 1, or with room; each (b,).
+    """Stage 1: return (λmax, λmin, resolved), each (b,), of gram = WWᵀ/size, (b, m, m) of trace 1, padded or not.
 
-    λmax always holds, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax, or fused shows κ beyond the ceiling.
+    λmax is always valid, λmin only where `resolved`: there λmin ≥ RESOLVABLE·λmax (FUSED_RESOLVABLE for the fused
+    kernels), or the fused kernels show that κ is beyond the ceiling.
     """
     if w.shape[1] <= FUSED_SIDE and fused_kernels(gram.device):
         from .triton.extremes import extreme_eigenvalues
 
         largest, smallest, residual = extreme_eigenvalues(w, gram, size)
         found = (smallest >= FUSED_RESOLVABLE * largest) & (residual <= FUSED_RESIDUAL * smallest)
-        return largest, smallest, found | (largest > ceiling**2 * smallest)  # never too small: enough for the ceiling
+        # The kernels never underestimate λmin, so κ is at least what they find: enough to see it exceed the ceiling.
+        return largest, smallest, found | (largest > ceiling**2 * smallest)
     if not _by_products(gram) and prefers_eigvalsh(*w.shape[1:]):
         values = torch.linalg.eigvalsh(gram)
         largest, smallest = values[:, -1], values[:, 0]
         return largest, smallest, smallest >= RESOLVABLE * largest
     largest = _largest_eigenvalue(gram, w)
     factor, info = torch.linalg.cholesky_ex(gram)
-    # Every squared pivot is an upper bound on λmin: some matrices are seen to be hopeless before any iteration.
+    # Every squared pivot is an upper bound on λmin, so some matrices are known to be hopeless before any iteration.
     pivot = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
     hopeful = (info == 0) & (pivot >= RESOLVABLE * largest)
     if not bool(hopeful.all()):
@@ -148,10 +152,10 @@ def _extreme_eigenvalues(w: Tensor, gram: Tensor, size: Tensor, ceiling: float) 
 def _extremes_unsquared(
     w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, ceiling: float
 ) -> tuple[Tensor, Tensor]:
-    """Stages 2 and 3: (λmax, λmin) of WWᵀ/size, of which λmax is known."""
+    """Stages 2 and 3: return (λmax, λmin) of WWᵀ/size, given λmax."""
     known, smallest = torch.zeros_like(largest, dtype=torch.bool), torch.zeros_like(largest)
     if _by_products(w) or w.shape[1] >= FACTOR_FROM:
-        # Estimates of a largest eigenvalue come from below, so κ can be seen beyond the ceiling without convergence.
+        # A largest eigenvalue is estimated from below, so κ can be seen to exceed the ceiling before convergence.
         enough = (2 * ceiling) ** 2 / largest if 2 * ceiling < FACTOR_LIMIT else torch.full_like(largest, torch.inf)
         factor = _triangular_factor(w, gram, size, largest)
         if gram.shape[-1] <= FUSED_SIDE and fused_kernels(gram.device):
@@ -176,8 +180,8 @@ def _extremes_unsquared(
 def _smallest_by_factor(
     w: Tensor, size: Tensor, factor: Tensor, largest: Tensor, ceiling: float
 ) -> tuple[Tensor, Tensor]:
-    """λmin of WWᵀ/size = LLᵀ by the fused kernels, and whether it is known: within what they promise, or so small that
-    κ is beyond the ceiling."""
+    """Return λmin of WWᵀ/size = LLᵀ by the fused kernels, and whether it is known: within their error bound, or so
+    small that κ is beyond the ceiling."""
     from .triton.extremes import smallest_eigenvalue
     from .triton.gram import padded
 
@@ -191,19 +195,19 @@ def _smallest_by_factor(
 
 
 def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, *, twice: bool = False) -> Tensor:
-    """Lower triangular L with LLᵀ = WWᵀ/size, up to about 1e-16·σmax in L, and no zero on its diagonal.
+    """Return lower triangular L with LLᵀ = WWᵀ/size, to about 1e-16·σmax in L, and no zero on its diagonal.
 
-    What stands above the diagonal is to be ignored. `twice`: two shifted factors before the last, for κ beyond 1e10.
+    Ignore whatever is above the diagonal. `twice`: use two shifted factors before the last, for κ beyond 1e10.
     """
     eps = torch.finfo(torch.float64).eps
     if _by_products(w) or w.shape[2] >= QR_BELOW * w.shape[1]:
         first, rows = _shifted_factor(w, gram, largest)
         again = (rows @ rows.mT).div_(size[:, None, None])
-        if twice:  # its eigenvalues are at most 1
+        if twice:  # the eigenvalues of `again` are at most 1
             second, rows = _shifted_factor(rows, again, torch.ones_like(largest))
             first, again = first @ second, (rows @ rows.mT).div_(size[:, None, None])
         last, info = torch.linalg.cholesky_ex(again)
-        # It fails only for a λmin of about 1e-16·SHIFT·λmax and less; any small factor says as much.
+        # This fails only for λmin of about 1e-16·SHIFT·λmax or less; any small factor conveys that.
         last = torch.where((info == 0)[:, None, None], last, eps**0.5 * _eye(last))
         return first @ last
     factor = torch.geqrf(w.mT)[0][:, : w.shape[1]].mT / size.sqrt()[:, None, None]
@@ -213,14 +217,14 @@ def _triangular_factor(w: Tensor, gram: Tensor, size: Tensor, largest: Tensor, *
 
 
 def _shifted_factor(w: Tensor, gram: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """L with LLᵀ = gram + SHIFT·largest·I, and L⁻¹W."""
+    """Return L with LLᵀ = gram + SHIFT·largest·I, and L⁻¹W."""
     factor = torch.linalg.cholesky_ex(gram + (SHIFT * largest)[:, None, None] * _eye(gram))[0]
     # Multiplying by the inverse errs by factors of 1 + O(1e-16·κ), as solving does, and is faster.
     return factor, torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False) @ w
 
 
 def _largest_eigenvalue(a: Tensor, w: Tensor) -> Tensor:
-    """λmax of symmetric positive semi-definite float64 matrices (b, m, m), within TOLERANCE; w draws the start."""
+    """Return λmax of symmetric positive semi-definite float64 (b, m, m), within TOLERANCE; w seeds the start."""
     if _by_products(a):
         largest, converged = _largest_by_squaring(a)
     elif a.shape[-1] < EIGVALSH_BELOW:
@@ -233,21 +237,21 @@ def _largest_eigenvalue(a: Tensor, w: Tensor) -> Tensor:
 
 
 def _largest_of_inverse(factor: Tensor, enough: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
+    """Return λmax of (LLᵀ)⁻¹, from below, and whether it is within TOLERANCE; beyond `enough` it need not be."""
     if not _by_products(factor):
         return _largest_by_lanczos(_solve, factor, w, enough)
-    # The error of L⁻¹, a few 1e-16·κ(L), is that of the solves, and many right-hand sides cost there what one does.
+    # L⁻¹ errs by a few 1e-16·κ(L), as solves do, and here many right-hand sides cost no more than one.
     inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
     return _largest_by_squaring(inverse.mT @ inverse)
 
 
 def _by_products(a: Tensor) -> bool:
-    """Whether the device does whole-matrix products best; a CPU prefers vectors, and matrices that stay in cache."""
+    """Whether the device is best at whole-matrix products; a CPU prefers vectors, and matrices that stay in cache."""
     return a.device.type != "cpu"
 
 
 def _multiply(a: Tensor, v: Tensor) -> Tensor:
-    return (v[:, None, :] @ a).squeeze(1)  # a row times the matrix: several times faster than the column on a CPU
+    return (v[:, None, :] @ a).squeeze(1)  # row times matrix: several times faster on a CPU than matrix times column
 
 
 def _solve(factor: Tensor, v: Tensor) -> Tensor:
@@ -258,12 +262,11 @@ def _solve(factor: Tensor, v: Tensor) -> Tensor:
 def _largest_by_lanczos(
     apply: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, w: Tensor, enough: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """λmax of v ↦ apply(matrix, v), symmetric positive definite, from below; and whether it is within TOLERANCE.
+    """Return λmax of v ↦ apply(matrix, v), symmetric positive definite, from below, and whether it is within TOLERANCE.
 
-    Lanczos: with a Ritz pair (θ, y) and its residual r = ‖Ay − θy‖ there is an eigenvalue within r of θ ≤ λmax. A small
-    r ends it, for each matrix by itself, and θ > enough does. (Small is a fifth of TOLERANCE: the eigenvalue meant
-    may be the second of two very close ones. Nothing is orthogonalised again: what that loses repeats values, and
-    adds none.)
+    Lanczos: for a Ritz pair (θ, y) with residual r = ‖Ay − θy‖, some eigenvalue lies within r of θ ≤ λmax. Each matrix
+    stops on its own, once r is small or θ > enough. (Small is a fifth of TOLERANCE, since that eigenvalue may be the
+    second of two very close ones. There is no reorthogonalisation: losing orthogonality repeats values, but adds none.)
     """
     batch, size = matrices.shape[:2]
     if enough is None:
@@ -280,10 +283,10 @@ def _largest_by_lanczos(
 
 
 def _starts(w: Tensor) -> Tensor:
-    """(b, m): for each matrix a unit vector, random but for the matrix, whose bits are the seed.
+    """Return a random unit vector for each matrix, (b, m), seeded by the bits of the matrix.
 
-    From W and not from its Gram matrix, whose last bits may depend on the batch; and without the exponents, for a power
-    of two is no other matrix. Every row counts, by some of its entries.
+    The seed comes from W and not from its Gram matrix, whose last bits may depend on the batch; exponents are left out,
+    so that scaling by a power of two changes nothing. Every row contributes some of its entries.
     """
     size, length = w.shape[1:]
     some = w[:, :, :: -(-size * length // SEED_ENTRIES)].contiguous().view(torch.int64) & ~(0x7FF << 52)
@@ -292,7 +295,7 @@ def _starts(w: Tensor) -> Tensor:
     starts = torch.empty(len(w), 2, size, dtype=torch.float64)
     for start, seed in zip(starts, (some * factors).sum((1, 2)).tolist(), strict=True):
         start.uniform_(-0.5, 0.5, generator=generator.manual_seed(seed))
-    # No entry of the start is small: the vector sought may well be a single token.
+    # No entry of a start is small, since the eigenvector may well be a single token.
     starts = starts[:, 0].sign() * (starts[:, 1] + 1)
     return starts / starts.norm(dim=-1, keepdim=True)
 
@@ -324,17 +327,17 @@ def _lanczos_group(
             if bool(done.all()):
                 break
         beside.append(norm)
-        # A norm of zero means that all there was to find is found; the zero vector then adds nothing.
+        # A norm of zero means that nothing is left to find; the zero vector then adds nothing.
         vector, previous = image / norm.clamp_min(1e-300)[:, None], vector
     return value, converged
 
 
 def _largest_by_squaring(a: Tensor) -> tuple[Tensor, Tensor]:
-    """λmax of symmetric positive semi-definite (b, m, m) by products alone, from below; and whether within TOLERANCE.
+    """Return λmax of symmetric positive semi-definite (b, m, m), from below, and whether it is within TOLERANCE.
 
-    With q = 2²⁰ reached by squaring, and v a column of A^q:  vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q). The upper bound is too
-    high by a factor of m^(1/q) ≈ 1 + ln(m)/q at most, however close the eigenvalues; there is no start to choose, and
-    no test on the way for which the host would have to wait.
+    Uses products alone. With q = 2²⁰ reached by squaring, and v a column of A^q: vᵀAv/vᵀv ≤ λmax ≤ tr(A^q)^(1/q). The
+    upper bound is too high by a factor of at most m^(1/q) ≈ 1 + ln(m)/q, however close the eigenvalues; there is no
+    start to choose, and no convergence test for the host to wait for.
     """
     power, log_scale, exponent = a, a.new_zeros(a.shape[0]), 1
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Which fast paths exist here, which are taken, and why; and the one switch that turns the fused kernels off.
+"""Which fast paths this machine has, which are taken and why; and the switch that turns the fused kernels off.
 
 for path in fast_paths():
     print(path.name, path.taken, path.why)
@@ -37,9 +37,9 @@ __all__ = [
     "plain_twins",
 ]
 
-FUSED_SIDE = 256  # longest shorter side of a matrix that the fused kernels hold on chip
-LARGE_PROGRAM = 227 * 2**10  # bytes of shared memory
-MOST_PROGRAMS = 65_535  # of a grid in its second and third dimension, where kernels have batch · heads
+FUSED_SIDE = 256  # largest shorter side of a matrix that the fused kernels hold on chip
+LARGE_PROGRAM = 227 * 2**10  # bytes of shared memory that 128 landmarks need
+MOST_PROGRAMS = 65_535  # limit of a grid's second and third dimensions, where kernels put batch · heads
 
 _forced_plain = False
 
@@ -56,7 +56,7 @@ class FastPath:
 
 @contextlib.contextmanager
 def plain_twins() -> Iterator[None]:
-    """Within it, plain torch operations stand in for every fused kernel."""
+    """Use plain torch operations in place of every fused kernel while this context is active."""
     global _forced_plain
     before, _forced_plain = _forced_plain, True
     try:
@@ -67,7 +67,7 @@ def plain_twins() -> Iterator[None]:
 
 @torch.compiler.assume_constant_result
 def fused_kernels(device: torch.device) -> bool:
-    """Whether the Triton kernels run for tensors on `device`. A compiled function keeps the answer it got."""
+    """Whether the Triton kernels run for tensors on `device`. A compiled function keeps the answer it was given."""
     return (
         not _forced_plain and _available(device.type, device.index or 0)[0] and os.environ.get("WELLCOND_TRITON") != "0"
     )
@@ -75,21 +75,21 @@ def fused_kernels(device: torch.device) -> bool:
 
 @torch.compiler.assume_constant_result
 def exporting() -> bool:
-    """Whether `torch.export` is at work. In torch 2.11 a compiled `torch.compiler.is_exporting()` says yes, always."""
+    """Whether `torch.export` is running. In torch 2.11 `torch.compiler.is_exporting()` is always true when compiled."""
     return torch.compiler.is_exporting()
 
 
 @torch.compiler.assume_constant_result
 def large_programs(device: torch.device) -> bool:
-    """Whether a program may have the shared memory that 128 landmarks need: data-centre GPUs from the H100 on."""
+    """Whether a program can have the shared memory that 128 landmarks need: on data-centre GPUs from the H100 on."""
     return _shared_memory(device.index or 0) >= LARGE_PROGRAM
 
 
 def addressable(*tokens: Tensor) -> bool:
-    """Whether kernels that take (…, n, p) can go over these: rows are numbered and their addresses computed in 32 bits,
-    and a grid has room for so many matrices."""
+    """Whether kernels that take (…, n, p) can handle these: row numbers and offsets must fit 32 bits, and the number of
+    matrices must fit a grid."""
     for t in tokens:
-        shape, stride = t.shape, t.stride(-2)  # each asked for once: this is every call's
+        shape, stride = t.shape, t.stride(-2)  # each read once: this runs on every call
         width = shape[-1]
         if shape[-2] * (stride if stride > width else width) >= 2**31:
             return False
@@ -98,7 +98,7 @@ def addressable(*tokens: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def fast_double(device: torch.device) -> bool:
-    """Whether float64 products cost little more than float32 ones there: on CPUs and data-centre GPUs."""
+    """Whether float64 products cost little more than float32 ones: true on CPUs and data-centre GPUs."""
     return device.type == "cpu" or (device.type == "cuda" and not _slow_double(device.index or 0))
 
 
@@ -108,7 +108,7 @@ def _shared_memory(index: int) -> int:
 
 
 def other_derivatives(*tensors: Tensor) -> bool:
-    """Whether forward-mode derivatives or torch.func are at work, which know nothing of a backward pass of ours."""
+    """Whether forward-mode AD or torch.func is active: neither knows of our hand-written backward passes."""
     if torch.compiler.is_compiling():
         return _compiled_derivatives()
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -121,14 +121,14 @@ def other_derivatives(*tensors: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _compiled_derivatives() -> bool:
-    """The same of code that is being compiled: an operator of ours has no tangents there, and they would be zero."""
+    """The same in code being compiled, where our operators have no tangents, which would silently be zero."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def followed(*tensors: Tensor) -> bool:
-    """Whether somebody follows single operations, and would see nothing of a kernel: forward-mode derivatives,
-    torch.func, a tracer, a dispatch mode, a tensor that computes in its own way (a fake or a distributed one)."""
+    """Whether something intercepts single operations and would not see into a kernel: forward-mode AD, torch.func, a
+    tracer, a dispatch mode, or a tensor that implements its own operations (a fake or a distributed one)."""
     if torch.compiler.is_compiling():
         return _compiled_derivatives()
     torch_c: Any = torch._C
@@ -141,8 +141,8 @@ def followed(*tensors: Tensor) -> bool:
 
 
 def overheard() -> bool:
-    """Whether a torch function mode is on, as the probe's in attention modules, which hears torch's functions and none
-    of ours; torch's own for a device does not count."""
+    """Whether a torch function mode is active, such as the probe's in attention modules, which sees torch's functions
+    but not ours; torch's own mode for a default device does not count."""
     if torch.compiler.is_compiling():
         return False
     torch_c: Any = torch._C
@@ -153,16 +153,16 @@ def overheard() -> bool:
 
 
 def gradient_wanted(*tensors: Tensor | None) -> bool:
-    """Whether there may be a backward pass; what is made in inference mode can have none."""
+    """Whether there may be a backward pass; in inference mode there is none."""
     if not torch.is_grad_enabled():
         return False
-    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # compilers cannot ask
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # not available to compilers
         return False
     return any(t is not None and t.requires_grad for t in tensors)
 
 
 def batch_of_gradients(grad: Tensor) -> bool:
-    """Whether this is a batch that `torch.autograd.grad(…, is_grads_batched=True)` hides, which has no memory."""
+    """Whether `grad` hides a batch of `torch.autograd.grad(…, is_grads_batched=True)`, and so has no storage."""
     if torch.compiler.is_compiling():
         return False
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -186,7 +186,7 @@ def _available(kind: str, index: int) -> tuple[bool, str]:
 
 @functools.lru_cache(maxsize=16)
 def _slow_double(index: int) -> bool:
-    """Consumer GPUs do float64 at 1/64 of float32's rate; data-centre ones at a half or more."""
+    """Consumer GPUs run float64 at 1/64 of the float32 rate; data-centre ones at a half or more."""
     return torch.cuda.get_device_capability(index) not in {(8, 0), (9, 0), (10, 0), (10, 3)}
 
 
@@ -206,7 +206,7 @@ def _landmark_paths(available: bool, taken: bool, why: str) -> list[FastPath]:
 
 
 def fast_paths() -> list[FastPath]:
-    """Every fast path of this installation, for the default device."""
+    """Return every fast path of this installation, for the default device."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     available, why = _available(kind, 0)
     taken = available and fused_kernels(torch.device(kind))

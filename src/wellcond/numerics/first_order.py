@@ -1,12 +1,12 @@
-"""Backward passes written by hand, whose results have no derivative: they say so, however one is asked for.
+"""Hand-written backward passes whose results are not differentiable, and raise however a derivative is requested.
 
     class Product(torch.autograd.Function):
         @staticmethod
         @first_order
         def backward(ctx, *grads): ...
 
-torch's own `once_differentiable` speaks up only where the gradient that came in has a history, and only in
-`.backward()`: a gradient penalty by `torch.autograd.grad(…, create_graph=True)` is wrong in silence.
+torch's own `once_differentiable` raises only if the incoming gradient has a history, and only in `.backward()`:
+a gradient penalty by `torch.autograd.grad(…, create_graph=True)` is silently wrong.
 """
 
 import functools
@@ -22,17 +22,18 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def first_order(backward: Backward) -> Backward:
-    """`backward` without a graph. Where one is asked for (`create_graph=True`), what it returns is tied to the tensors
-    that were saved and to the gradients that came in, by a node that raises RuntimeError.
+    """Run `backward` without a graph.
 
-    So what is saved has to have the history of all inputs: the inputs themselves, or the output.
+    If a graph is requested (`create_graph=True`), the results are tied to the saved tensors and to the incoming
+    gradients by a node that raises RuntimeError. So the saved tensors must carry the history of all inputs: save the
+    inputs themselves, or the output.
     """
 
     @functools.wraps(backward)
     def once(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        if not torch.is_grad_enabled():  # as in all training
+        if not torch.is_grad_enabled():  # the usual case in training
             return backward(ctx, *grads)
-        if torch.compiler.is_compiling():  # a compiled backward pass refuses by itself
+        if torch.compiler.is_compiling():  # a compiled backward pass raises by itself
             with torch.no_grad():
                 return backward(ctx, *grads)
         saved = ctx.saved_tensors
@@ -47,7 +48,7 @@ def first_order(backward: Backward) -> Backward:
 
 
 class _Once:
-    """A context whose saved tensors have been taken out, which may be done once only, as under a checkpoint."""
+    """A context with its saved tensors already unpacked: under a checkpoint they can be unpacked only once."""
 
     def __init__(self, ctx: Any, saved_tensors: tuple[Tensor | None, ...]):
         self._ctx, self.saved_tensors = ctx, saved_tensors
@@ -57,7 +58,7 @@ class _Once:
 
 
 class _Refusing(torch.autograd.Function):
-    """The first `count` of the tensors, as functions of all of them."""
+    """Return the first `count` of the tensors as functions of all of them; backward raises."""
 
     generate_vmap_rule = True
 

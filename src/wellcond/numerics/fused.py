@@ -1,4 +1,4 @@
-"""The fused kernels as torch operators, so that `torch.compile` keeps them whole and autograd knows their derivative.
+"""The fused kernels as torch operators, so that `torch.compile` keeps them intact and autograd knows their derivatives.
 
     spectral_power_images(x, ph, pw, epsilon, restore_scale)   # images (b, c, h, w) cut into ph × pw patches, or,
     gray_dct(x, ph, pw, epsilon, restore_scale)                # with ph = 0, matrices (b, n, d)
@@ -14,7 +14,7 @@ __all__ = ["gray_dct", "spectral_power_images", "tokens_of", "untokens"]
 
 @torch.library.custom_op("wellcond::spectral_power", mutates_args=())
 def spectral_power_images(x: Tensor, ph: int, pw: int, epsilon: float, restore_scale: bool) -> Tensor:
-    """U Σ^ε Vᵀ of every image's token matrix, in place of the image."""
+    """Replace every image's token matrix U Σ Vᵀ by U Σ^ε Vᵀ, in the layout of the image; `x` is not modified."""
     from .power_fit import folded_fit
     from .spectral import floor_of
     from .triton.spectral_power import spectral_power_in_place_layout
@@ -26,7 +26,7 @@ def spectral_power_images(x: Tensor, ph: int, pw: int, epsilon: float, restore_s
 
 @torch.library.custom_op("wellcond::gray_dct", mutates_args=())
 def gray_dct(x: Tensor, ph: int, pw: int, epsilon: float, restore_scale: bool) -> Tensor:
-    """DCT graying of every image's token matrix, in place of the image."""
+    """Apply DCT graying to every image's token matrix, in the layout of the image; `x` is not modified."""
     from .triton.gray_dct import gray_dct_images
 
     n, d, geometry = _layout(x, ph, pw)
@@ -47,7 +47,7 @@ def _save(ctx, inputs, output) -> None:
 def _backward_by(twin):
     def backward(ctx, grad: Tensor):
         (x,) = ctx.saved_tensors
-        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a derivative of this one is asked for
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a second derivative is requested
         with torch.enable_grad():
             leaf = x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_()
             tokens = tokens_of(leaf, ctx.ph, ctx.pw) if ctx.ph else leaf
@@ -87,14 +87,14 @@ def _layout(x: Tensor, ph: int, pw: int):
 
 
 def tokens_of(images: Tensor, ph: int, pw: int) -> Tensor:
-    """(b, c, h, w) → (b, n, c·ph·pw), values in the order (channel, row, column) of a convolution's weight."""
+    """Return tokens, (b, c, h, w) → (b, n, c·ph·pw), with values ordered (channel, row, column) as in a conv weight."""
     batch, channels, height, width = images.shape
     patches = images.reshape(batch, channels, height // ph, ph, width // pw, pw).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(batch, (height // ph) * (width // pw), channels * ph * pw)
 
 
 def untokens(tokens: Tensor, shape: torch.Size | tuple[int, ...], ph: int, pw: int) -> Tensor:
-    """The inverse of `tokens_of`, for images of `shape`."""
+    """Invert `tokens_of`, for images of `shape`."""
     batch, channels, height, width = shape
     patches = tokens.reshape(batch, height // ph, width // pw, channels, ph, pw)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)

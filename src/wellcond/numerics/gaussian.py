@@ -1,4 +1,4 @@
-"""The un-normalised Gaussian product Σ_j exp(−scale/2 · ‖x_i − y_j‖²) v_j, without ever storing its n × m weights.
+"""The unnormalised Gaussian product Σ_j exp(−scale/2 · ‖x_i − y_j‖²) v_j, without ever storing its n × m weights.
 
     out = gaussian_product(q, k, v, scale=1 / math.sqrt(q.shape[-1]))      # kernelized attention, exactly
     out = gaussian_product(q, k, v, scale=s, keep=mask)                    # keys where keep is False do not count
@@ -7,15 +7,15 @@ With w the weights and g the gradient of the result, the gradients are
     dv_j = Σ_i w_ij g_i
     dx_i = scale Σ_j w_ij (g_i · v_j)(y_j − x_i)
     dy_j = scale Σ_i w_ij (g_i · v_j)(x_i − y_j),
-sums of the same form, with rows and columns changing places for the last. So there are two streaming functions, the
-product and its pull-back, each a Triton kernel on a GPU (triton/gaussian.py) with a plain twin here.
+sums of the same form, with rows and columns swapped for dv and dy. So there are two streaming functions, the product
+and its pull-back, each a Triton kernel on a GPU (triton/gaussian.py) with a plain twin here.
 
-Exponents are differences of products and squares, scale (x·y − ‖x‖²/2 − ‖y‖²/2), and lose what these have too much.
-The plain twins compute them in float64, so that weights are right at any norm. The kernels have float32: an exponent
-errs by some scale · ‖x‖² · 2⁻²⁴, five of these at most where it was measured, so that weights are good to 1 % up to
-scale · ‖x‖² = 3e4 (tokens of 32 with the usual scale: norm 400), and mean little beyond 1e6 (norm 2,400). They are
-never above 1, and finite up to a norm of 1e19. The same holds for the plain twins where float64 is slow or missing
-(consumer GPUs, MPS).
+Exponents are differences of products and squares, scale (x·y − ‖x‖²/2 − ‖y‖²/2), and suffer from cancellation. The
+plain twins compute them in float64, so that weights are right at any norm. The kernels use float32: an exponent errs by
+about scale · ‖x‖² · 2⁻²⁴ (at most five times that, where measured), so that weights are good to 1 % up to a value of
+scale · ‖x‖² of 3e4 (norm 400 for tokens of width 32 with the usual scale), and mean little beyond 1e6 (norm 2,400).
+They never exceed 1, and are finite up to a norm of 1e19. The same holds for the plain twins where float64 is slow or
+missing (consumer GPUs, MPS).
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ from .gaussian_weights import exact_dtype, gaussian_weights, weights_that_count,
 
 __all__ = ["gaussian_product"]
 
-DIRECT = 2**22  # weights up to which plain autograd may keep them all
+DIRECT = 2**22  # number of weights up to which plain autograd may keep them all
 CHUNK = 2**23  # weights at a time, in the plain twins
 FUSED_WIDTH = 256  # widest token that the kernels hold on chip
 
@@ -46,13 +46,14 @@ FUSED_WIDTH = 256  # widest token that the kernels hold on chip
 def gaussian_product(
     x: Tensor, y: Tensor, v: Tensor, *, scale: float, keep: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Σ_j exp(−scale/2 · ‖x_i − y_j‖²) v_j over the kept j: (…, n, p), (…, m, p), (…, m, c) → (…, n, c), in v's dtype.
+    """Return Σ_j exp(−scale/2 · ‖x_i − y_j‖²) v_j over the kept j, in v's dtype.
 
-    Exponents and sums are float32, or float64 for float64 input. On a GPU half-precision input is multiplied on tensor
-    cores and weights are rounded to v's dtype, as flash attention does it. Streams: memory is linear in n and m.
+    Shapes are (…, n, p), (…, m, p), (…, m, c) → (…, n, c). Exponents and sums are float32, or float64 for float64
+    input. On a GPU, half-precision input is multiplied on tensor cores and weights are rounded to v's dtype, as in
+    flash attention. Streams: memory is linear in n and m.
 
     Args:
-        keep: bool, broadcastable to (…, m); False takes a key out.
+        keep: bool, broadcastable to (…, m); False excludes a key.
         is_causal: key j counts for row i only if j ≤ i.
     """
     _check(x, y, v)
@@ -65,7 +66,7 @@ def gaussian_product(
             raise ValueError(f"keep must be boolean, True where a key counts; got {keep.dtype}")
         keep = keep.expand(*lead, y.shape[-2])
     fused = _fused(x, y, v)
-    if keep is not None and not fused:  # what does not count may hold anything, and 0 · NaN is NaN
+    if keep is not None and not fused:  # excluded keys may hold anything, and 0 · NaN is NaN
         y, v = (t.masked_fill(~keep[..., None], 0) for t in (y, v))
     if not fused and (exporting() or _few(x, y) or other_derivatives(x, y, v)):
         return _directly(x, y, v, keep, scale, is_causal)
@@ -97,7 +98,7 @@ def _directly(x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float
 
 
 class _Product(torch.autograd.Function):
-    """For calls that are not compiled: a custom operator costs some tens of microseconds more."""
+    """The product for eager calls, where a custom operator would cost some tens of microseconds more."""
 
     @staticmethod
     def forward(
@@ -109,7 +110,7 @@ class _Product(torch.autograd.Function):
             ctx.save_for_backward(x, y, v, None, None, halves)
             return out
         halves = ends = None
-        if _fused(x, y, v):  # of queries and keys at once, and for the backward pass too
+        if _fused(x, y, v):  # queries and keys in one launch, and reused in backward
             from .triton.gaussian import ends_of
             from .triton.half_norms import half_norms
 
@@ -185,10 +186,9 @@ def product(
     halves: tuple[Tensor, ...] | None = None,
     ends: Tensor | None = None,
 ) -> Tensor:
-    """The product itself, (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); no derivative is recorded.
+    """Compute the product of (b, h, n, p), (b, h, m, p), (b, h, m, c) and keep (b, h, m); records no derivative.
 
-    `halves` are the kernels' half norms of x and y, where they are known; then the kernels are taken. `ends` are those
-    of `keep`, where they are known.
+    `halves`: the kernels' half norms of x and y, if known; then the kernels run. `ends`: those of `keep`, if known.
     """
     if halves is not None or _fused(x, y, v):
         from .triton.gaussian import stream
@@ -215,7 +215,7 @@ def gradients(
     halves: tuple[Tensor, ...] | None = None,
     ends: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dy, dv), None where not needed; `halves` and `ends` as for `product`."""
+    """Return (dx, dy, dv); the kernels leave None what is not `needed`. `halves` and `ends` as for `product`."""
     if halves is None and not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
     from .triton.gaussian import ends_of, pull, stream
@@ -240,7 +240,7 @@ def gradients(
 def _batched_gradients(
     grad: Tensor, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
 ) -> tuple[Tensor, ...]:
-    """For a batch of `grad`: by torch's own derivatives, with all weights at once."""
+    """Return the gradients for a batch of `grad`, by torch's own derivatives, with all weights at once."""
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in (x, y, v)]
         out = _directly(inputs[0], inputs[1], inputs[2], keep, scale, is_causal)
@@ -250,7 +250,7 @@ def _batched_gradients(
 def _plain_gradients(
     grad: Tensor, x: Tensor, y: Tensor, v: Tensor, keep: Tensor | None, scale: float, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, exact = wide_dtype(x), exact_dtype(x)  # the latter for what is a difference of tokens
+    wide, exact = wide_dtype(x), exact_dtype(x)  # the latter for differences of tokens
     y_exact, v_wide = y.to(exact), v.to(wide)
     dy, dv, dx = torch.zeros_like(y_exact), torch.zeros_like(v_wide), []
     with no_autocast(x):
@@ -261,7 +261,7 @@ def _plain_gradients(
             weights = gaussian_weights(part, y, scale=scale, mask=mask).to(wide)
             dv += weights.mT @ g
             pulls = weights * (g @ v_wide.mT)
-            pulls = (pulls if mask is None else pulls.masked_fill(~mask, 0)).to(exact)  # g · v may be too large
+            pulls = (pulls if mask is None else pulls.masked_fill(~mask, 0)).to(exact)  # g · v may overflow
             dx.append(scale * (pulls @ y_exact - pulls.sum(-1, keepdim=True) * part))
             dy += scale * (pulls.mT @ part - pulls.sum(-2)[..., None] * y_exact)
     return torch.cat(dx, -2).to(x.dtype) if dx else torch.zeros_like(x), dy.to(y.dtype), dv.to(v.dtype)
@@ -278,7 +278,7 @@ def _row_chunks(x: Tensor, y: Tensor) -> list[tuple[int, Tensor]]:
 
 def _fused(x: Tensor, y: Tensor, v: Tensor) -> bool:
     return (
-        fused_kernels(x.device)  # first: sizes that are asked for are sizes that an exported program is bound to
+        fused_kernels(x.device)  # first: any size compared is one that an exported program is specialised to
         and x.dtype != torch.float64
         and v.dtype != torch.float64
         and max(x.shape[-1], v.shape[-1]) <= FUSED_WIDTH

@@ -5,12 +5,12 @@
     z = invert_by_iteration(n, num_iterations=6)         # z ≈ n⁻¹, third order
     z = invert_by_iteration(a, start=transposed_start(a))    # ≈ the pseudo-inverse of any a
 
-Everything is float32 at least, under autocast too, and every matrix is by itself: no result depends on the others of
-its batch, unless `transposed_start(…, shared=True)` is asked for.
+Everything is computed in float32 at least, under autocast too, and for each matrix by itself: no result depends on the
+others of its batch, unless `transposed_start(…, shared=True)` is used.
 
-The iteration is Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))). With R = I − NZ it obeys R ← R³(3I + R)/4 exactly, so that an
-eigenvalue x of NZ goes to 1 from anywhere in (0, 2.99), and a small one grows by 3.25 at each step: stopped after a few
-steps the iteration is a filter, which inverts large eigenvalues and leaves the small ones small.
+The iteration is Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))). With R = I − NZ it satisfies R ← R³(3I + R)/4 exactly, so that an
+eigenvalue x of NZ converges to 1 from anywhere in (0, 2.99), and a small one grows by a factor of 3.25 per step:
+stopped after a few steps, the iteration is a filter that inverts large eigenvalues and leaves small ones small.
 """
 
 from typing import Any
@@ -24,21 +24,21 @@ from .first_order import first_order
 
 __all__ = ["invert_by_iteration", "normalize_spd", "solve_spd", "transposed_start"]
 
-FLOAT32_CONDITION = 1e4  # up to here a float32 factor gives three digits or more
-FLOAT64_CONDITION = 1e12  # and a float64 one four; beyond, only a pseudo-inverse means anything
+FLOAT32_CONDITION = 1e4  # condition number up to which a float32 factor gives three digits or more
+FLOAT64_CONDITION = 1e12  # and a float64 one four; beyond it only a pseudo-inverse is meaningful
 
 
 def solve_spd(matrix: Tensor, rhs: Tensor, *, smallest: float) -> Tensor:
-    """matrix⁻¹ · rhs for symmetric positive definite matrices of trace about d, such as kernel matrices plus γI.
+    """Return matrix⁻¹ · rhs for symmetric positive definite matrices of trace about d, such as kernel matrices plus γI.
 
     Args:
-        matrix: (…, d, d); symmetric, and taken as such: only its lower triangle may be read.
+        matrix: (…, d, d), assumed symmetric: possibly only its lower triangle is read.
         rhs: (…, d, c).
-        smallest: what the caller knows no eigenvalue to be below, e.g. γ. It decides the arithmetic: Cholesky in
-            float32, in float64, or for next to 0 the pseudo-inverse, by eigenvalues in float64.
+        smallest: a lower bound on the eigenvalues that the caller knows, e.g. γ. It decides the arithmetic: Cholesky in
+            float32 or in float64 or, if it is close to 0, the pseudo-inverse by eigenvalues in float64.
 
-    The result has the wider dtype of the two, float32 at least. The gradient is the analytic one, dU = W⁻¹dY and
-    dW = −dU Yᵀ, which needs the factor and nothing else.
+    The result has the wider of the two dtypes, float32 at least. The gradient is the analytic one, dU = W⁻¹dY and
+    dW = −dU Yᵀ, which needs only the factor and the result.
     """
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or rhs.ndim < 2 or rhs.shape[-2] != matrix.shape[-1]:
         raise ValueError(f"expected (…, d, d) and (…, d, c), got {tuple(matrix.shape)} and {tuple(rhs.shape)}")
@@ -55,10 +55,10 @@ def solve_spd(matrix: Tensor, rhs: Tensor, *, smallest: float) -> Tensor:
 
 
 def normalize_spd(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, r) with N = diag(r) · matrix · diag(r) and r the inverse roots of its row sums.
+    """Return (N, r) with N = diag(r) · matrix · diag(r) and r the inverse square roots of the row sums of `matrix`.
 
     For a symmetric positive definite matrix without negative entries the eigenvalues of N lie in (0, 1], and the
-    largest is 1 exactly (that of the vector 1/r): the iteration converges on it from the identity.
+    largest is exactly 1 (its eigenvector is 1/r): the iteration converges from the identity.
     """
     dtype = torch.promote_types(matrix.dtype, torch.float32)
     with no_autocast(matrix):
@@ -67,9 +67,9 @@ def normalize_spd(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def transposed_start(matrix: Tensor, *, shared: bool = False) -> Tensor:
-    """matrixᵀ/c, a start from which the iteration converges to the (pseudo-)inverse of any matrix.
+    """Return matrixᵀ/c, a start from which the iteration converges to the (pseudo-)inverse of any matrix.
 
-    c is ‖·‖₁ · ‖·‖∞ of each matrix, no less than σmax². `shared` is the rule of published code: c is one number, the
+    c is ‖·‖₁ · ‖·‖∞ of each matrix, which is at least σmax². `shared` follows published code: c is a single number, the
     largest column sum in the whole tensor, so that a result depends on all matrices of the batch.
     """
     magnitudes = matrix.abs()
@@ -80,14 +80,14 @@ def transposed_start(matrix: Tensor, *, shared: bool = False) -> Tensor:
 
 
 def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tensor | None = None) -> Tensor:
-    """The inverse of (…, d, d) by products: Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))), in float32 at least.
+    """Invert (…, d, d) by products, Z ← ¼ Z(13I − NZ(15I − NZ(7I − NZ))), in float32 at least.
 
     Args:
-        num_iterations: four products each, of which the first needs two where it starts from the identity.
+        num_iterations: four products each; the first needs only two if it starts from the identity.
         start: None for the identity, which is right for a spectrum in (0, 2); `transposed_start(matrix)` for any
-            matrix, one that is not square too: (…, r, d) gives the pseudo-inverse (…, d, r).
+            matrix, even a non-square one: (…, r, d) gives the pseudo-inverse (…, d, r).
 
-    The gradient is that of the steps taken, also where they stopped before the inverse was reached.
+    The gradient is that of the steps taken, even if they stop before the inverse is reached.
     """
     if num_iterations < 0:
         raise ValueError(f"num_iterations={num_iterations} cannot be: give 0 or more, 6 is usual")
@@ -117,7 +117,7 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 
 
 def _iterate_plainly(n: Tensor, z: Tensor | None, num_iterations: int) -> Tensor:
-    """The iteration as it is written, with torch's own derivatives."""
+    """Run the iteration as written, with torch's own derivatives."""
     eye = torch.eye(n.shape[-2], dtype=n.dtype, device=n.device)
     for _ in range(num_iterations):
         nz = n if z is None else n @ z
@@ -128,9 +128,9 @@ def _iterate_plainly(n: Tensor, z: Tensor | None, num_iterations: int) -> Tensor
 
 
 class _Iterate(torch.autograd.Function):
-    """The same in terms of R = I − NZ, where a step is Z + ZS with S = R + R² + R³/4: four products, nothing else.
+    """The iteration in terms of R = I − NZ, where a step is Z + ZS with S = R + R² + R³/4: four products, nothing else.
 
-    Matrices are (b, r, d) and (b, d, r); z is None for the identity. What a step keeps is Z, R and S.
+    Matrices are (b, r, d) and (b, d, r); z is None for the identity. Each step saves Z, R and S.
     """
 
     @staticmethod
@@ -151,7 +151,7 @@ class _Iterate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         n, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a second derivative is requested
             return *_plain_gradients(n, kept[0], ctx.num_iterations, grads[0]), None
         g, dn, transposed = grads[0], None, n.mT
         with no_autocast(n, backward=True):
@@ -176,8 +176,8 @@ class _Iterate(torch.autograd.Function):
 def _plain_gradients(
     n: Tensor, z: Tensor | None, num_iterations: int, grad: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients that have gradients themselves."""
-    n, z = n.view_as(n), None if z is None else z.view_as(z)  # apart, even where z was made from n
+    """Return gradients that are themselves differentiable."""
+    n, z = n.view_as(n), None if z is None else z.view_as(z)  # separate nodes, even if z was made from n
     wanted = [t for t in (n, z) if t is not None and t.requires_grad]
     found = iter(torch.autograd.grad(_iterate_plainly(n, z, num_iterations), wanted, grad, create_graph=True))
     of_n = next(found) if n.requires_grad else None
@@ -192,11 +192,11 @@ def _arithmetic(d: int, smallest: float, dtype: torch.dtype) -> tuple[torch.dtyp
 
 
 def _factor(w: Tensor, method: str) -> Tensor:
-    """L with w = L Lᵀ; or G with w⁺ = G Gᵀ, from the eigenvalues that rounding leaves."""
+    """Return L with w = L Lᵀ; or G with w⁺ = G Gᵀ, from the eigenvalues above rounding."""
     if method == "cholesky":
-        factor, failed = torch.linalg.cholesky_ex(w)  # its own check would wait for the GPU
+        factor, failed = torch.linalg.cholesky_ex(w)  # its own check would synchronise with the GPU
         return factor.masked_fill((failed > 0)[..., None, None], torch.nan)
-    bad = ~w.isfinite().flatten(-2).all(-1)[..., None, None]  # eigh of a NaN is an error, or a number
+    bad = ~w.isfinite().flatten(-2).all(-1)[..., None, None]  # eigh of a NaN raises, or returns numbers
     values, vectors = torch.linalg.eigh(w.masked_fill(bad, 0))
     kept = values > w.shape[-1] * torch.finfo(w.dtype).eps * values[..., -1:]
     roots = torch.where(kept, torch.where(kept, values, 1).rsqrt(), 0)
@@ -226,11 +226,11 @@ class _Solve(torch.autograd.Function):
 
 
 def _solve_natively(w: Tensor, u: Tensor, method: str) -> Tensor:
-    """The same with torch's own derivatives, where ours are not asked: forward mode and torch.func."""
+    """Solve with torch's own derivatives, for forward mode and torch.func, which do not use ours."""
     if method == "cholesky":
         return torch.cholesky_solve(u, _factor(w, method))
     factor = _factor(w.detach(), method)
     y = first = _apply_factor(factor, u, method)
-    for _ in range(2):  # w⁻¹ as a series about itself, whose terms are 0: with two it has two derivatives
+    for _ in range(2):  # w⁻¹ as a series about itself: its terms are 0, but two of them give two derivatives
         y = first - _apply_factor(factor, (w - w.detach()) @ y, method)
     return y

@@ -2,16 +2,16 @@
 
     found = jacobian_spectrum(block, tokens)                  # one spectrum per sample: output tokens by input tokens
     found.largest, found.kappa, found.status_names(), found.why
-    jacobian_spectrum(block, tokens, wrt="params")            # one for the batch: the root of the empirical NTK
+    jacobian_spectrum(block, tokens, wrt="params")            # one for the batch: the square root of the empirical NTK
     jacobian_spectrum(block, tokens, method="density").density.quantile(torch.tensor([0.5]))
 
-`exact`    the matrix, row by row, and its SVD: everything, where it fits.
-`gram`     JJᵀ or JᵀJ on the short side, where that alone fits: everything, but small values only down to some
-           1e-6·σmax, for it squares the condition number.
-`lanczos`  products with J and Jᵀ alone: the k largest, from below. That none is missing is not proven, but very
-           probable: random starts beside those found saw no larger one. Of the k smallest only upper bounds, so that κ
-           is a lower bound, unless the process ran to its end.
-`density`  products alone: the distribution of all singular values, by random probes.
+`exact`    the SVD of the matrix, built row by row: gives everything, if it fits.
+`gram`     JJᵀ or JᵀJ on the short side, if only that fits: gives everything, but small values only down to about
+           1e-6·σmax, since it squares the condition number.
+`lanczos`  products with J and Jᵀ alone: the k largest, from below. That none is missed is not proven but very probable:
+           further random starts saw no larger one. For the k smallest there are only upper bounds, so κ is a lower
+           bound, unless the process ran to its end.
+`density`  products alone: the distribution of all singular values, from random probes.
 `auto`     the first of `exact`, `gram` and `lanczos` that fits into `max_entries`.
 
 The block runs in float64 and in eval mode unless told otherwise, and is left as it was found (linearize.py).
@@ -40,31 +40,31 @@ MAX_ENTRIES = {"cpu": 2**24, "cuda": 2**28}  # of J, or of JJᵀ: 4096 and 16384
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianSpectrum:
-    """What `jacobian_spectrum` found. The tensors have the shape (b, …) for `wrt="input"`, else no batch dimension."""
+    """The result of `jacobian_spectrum`. Tensors are (b, …) for `wrt="input"`, else they have no batch dimension."""
 
     largest: Tensor
-    """(…, k): the k largest singular values, descending; lower bounds of them where `converged` is not true."""
+    """(…, k): the k largest singular values, descending; only lower bounds where `converged` is false."""
     largest_error: Tensor
-    """(…, k): how far each is from the true one, at most. For `lanczos` an estimate, which holds if no random start
-    missed a direction; infinite where `converged` is not true, and nothing is known but a lower bound."""
+    """(…, k): bounds on their errors. For `lanczos` these are estimates, which hold if no random start missed a
+    direction; infinite where `converged` is false, and only a lower bound is known."""
     largest_residual: Tensor
-    """(…, k): some singular value lies within this of each, which need not be the one of this rank."""
+    """(…, k): some singular value lies within this of each, not necessarily the one of the same rank."""
     smallest: Tensor
     """(…, k): the k smallest, descending; upper bounds where `kappa_is_lower_bound`."""
     smallest_error: Tensor
     """(…, k): bounds on their errors; infinite where only an upper bound is known."""
     values: Tensor | None
-    """(…, min(m, n)): all of them, where the method gives all."""
+    """(…, min(m, n)): all singular values, if the method gives them."""
     density: SpectralDensity | None
-    """Their distribution, for the method `density`."""
+    """The distribution of the singular values, for the method `density`."""
     kappa: Tensor
     """(…): σmax/σmin over the min(m, n) singular values, at most the ceiling; NaN where `non_finite` or `zero`."""
     log_kappa: Tensor
-    """(…): its natural logarithm."""
+    """(…): the natural logarithm of κ."""
     kappa_is_lower_bound: Tensor
-    """(…), bool: σmin was not reached, and κ is at least this."""
+    """(…), bool: σmin was not reached, so κ is at least `kappa`."""
     converged: Tensor
-    """(…), bool: the k largest are within the tolerance, as `largest_error` says."""
+    """(…), bool: the k largest are within the tolerance, according to `largest_error`."""
     status: Tensor
     """(…), uint8: indices into STATUSES of numerics/singular.py."""
     ceiling: float
@@ -72,19 +72,19 @@ class JacobianSpectrum:
     outputs: int
     """m, the rows of J."""
     inputs: int
-    """n, its columns."""
+    """n, the columns of J."""
     wrt: str
     method: str
-    """The one taken."""
+    """The method used."""
     why: str
-    """Why that one, and what it means for the numbers."""
+    """Why this method, and what that means for the numbers."""
 
     def status_names(self) -> list[str]:
-        """The status of each Jacobian in words."""
+        """Return the status of each Jacobian in words."""
         return [STATUSES[code] for code in self.status.flatten().tolist()]
 
     def rank(self) -> Tensor:
-        """(…): how many singular values stand above rounding. ValueError where not all of them are known."""
+        """Return how many singular values are above rounding, (…). Raises ValueError if not all of them are known."""
         if self.values is None:
             raise ValueError(f"method {self.method!r} does not give all singular values; take 'exact' or 'gram'")
         edge = self.ceiling / math.sqrt(max(self.outputs, self.inputs))
@@ -108,24 +108,24 @@ def jacobian_spectrum(
     probes: int = 8,
     seed: int = 0,
 ) -> JacobianSpectrum:
-    """Singular values of the Jacobian of `block` at x, whose first dimension is the batch.
+    """Compute singular values of the Jacobian of `block` at x, whose first dimension is the batch.
 
-    `block`: a module, a method of one (`model.forward_features`) or a function of a tensor; of a tuple or dict that it
-    returns, the first tensor counts. What a function holds is not seen: a module in it keeps its dtype and its
+    `block`: a module, a method of one (`model.forward_features`) or a function of a tensor; if it returns a tuple or
+    dict, the first tensor counts. What a function closes over is not seen: a module in it keeps its dtype and its
     training flags.
-    `args` and `kwargs` are passed on after x. With several samples and `wrt="input"`, a tensor in them (in tuples,
-    lists and dicts too) whose first dimension is the batch is split with the samples, and anything else is given to
-    each as it is. The block must then give each sample alone what it gives it in the whole batch, or a ValueError says
-    what was split and what not; `why` names what was. A single sample gets everything as it is.
-    `wrt="input"`: for each sample by itself, all of its outputs by all of its inputs. The block is called with batches
-    of one, so no sample sees its mates.
-    `wrt="params"`: the outputs of the whole batch by all parameters that require a gradient, each shared one once.
-    `k`: how many of the largest and of the smallest, 6 unless there are fewer.
-    `dtype`: float64, or float32 where float64 is slow or missing (set TF32 off there, it is coarser than it seems).
+    `args` and `kwargs` are passed on after x. With several samples and `wrt="input"`, tensors in them (also in tuples,
+    lists and dicts) whose first dimension is the batch are split with the samples, and anything else is passed to each
+    as it is. The block must then give each sample alone the same output as in the whole batch, or a ValueError says
+    what was split and what was not; `why` names what was. A single sample gets everything as it is.
+    `wrt="input"`: one Jacobian per sample, all of its outputs by all of its inputs. The block is called with batches of
+    one, so no sample sees the others.
+    `wrt="params"`: the outputs of the whole batch by all parameters that require a gradient, shared ones once.
+    `k`: how many of the largest and of the smallest, by default 6, or all if there are fewer.
+    `dtype`: float64, or float32 where float64 is slow or missing (turn TF32 off then, it is coarser than it seems).
     `eval_mode=False` leaves the training flags as they are; dropout then draws the same mask in every evaluation.
-    `max_entries`: how large a matrix `exact` and `gram` may hold; 2²⁴ on a CPU and 2²⁸ elsewhere.
-    `steps`: at most so many from each start of `lanczos` (300) and just so many for each probe of `density` (64).
-    `tolerance`: for the k largest, relative to σmax. `probes`: random directions for `density`. `seed`: of both.
+    `max_entries`: the size of the largest matrix for `exact` and `gram`; by default 2²⁴ on a CPU and 2²⁸ elsewhere.
+    `steps`: at most this many from each start of `lanczos` (300), and exactly this many per probe of `density` (64).
+    `tolerance`: for the k largest, relative to σmax. `probes`: random directions for `density`. `seed`: for both.
 
     Statuses are those of `measure_conditioning`. Raises ValueError for input that has no Jacobian, and says why.
     """
@@ -193,11 +193,11 @@ def _check_k(k: int | None, steps: int | None, jacobian: Linearization) -> int:
 def _linearizations(
     function: EvaluatedFunction, x: Tensor, wrt: str, arguments: BatchArguments
 ) -> Iterator[Linearization]:
-    """The Jacobians, one at a time: each holds its graph."""
+    """Yield the Jacobians one at a time, since each holds its graph."""
     if wrt == "input":
         for index, sample in enumerate(x.split(1)):
             given = arguments.of_sample(index)
-            # A copy, for a block may work in place, and autograd forbids that on what it differentiates by.
+            # A copy, since a block may work in place, and autograd forbids that on a leaf that requires a gradient.
             yield _linearize(lambda point, given=given: function(point.clone(), None, *given), sample)
         return
     if function.module is None:

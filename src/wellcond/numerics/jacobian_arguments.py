@@ -1,11 +1,11 @@
-"""What a block takes besides x, for each sample of a batch by itself; `jacobian.py` says by what rule.
+"""The arguments of a block besides x, split into those of single samples; `jacobian.py` gives the rule.
 
     arguments = BatchArguments((context,), {"attn_mask": mask}, samples=len(x))
     arguments.of_sample(0)                                    # (args, kwargs) for x[:1]
     note = check_arguments(block, x, arguments, torch.float64)
 
-A shape alone cannot tell a mask of each sample from one of all that happens to have as many rows. So the block is
-called once with the whole batch, and what it gives there must be what it gives for each sample alone.
+A shape alone cannot tell a mask per sample from a shared mask that happens to have as many rows. So the block is
+called once with the whole batch, and must give the same output there as for each sample alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from .linearize import EvaluatedFunction, Linearization, evaluation
 
 __all__ = ["BatchArguments", "check_arguments"]
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)  # these hold nothing of samples
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)  # never specific to a sample
 WAY_OUT = (
     "measure one sample at a time, jacobian_spectrum(block, x[i : i + 1], …), with what belongs to it: then nothing is "
     "split"
@@ -27,7 +27,7 @@ WAY_OUT = (
 
 
 class BatchArguments:
-    """`args` and `kwargs` for a batch: tensors whose first dimension is the batch are split, others given to each."""
+    """`args` and `kwargs` for a batch: tensors whose first dimension is the batch are split, the rest is shared."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, samples: int):
         if isinstance(args, Tensor):
@@ -42,19 +42,19 @@ class BatchArguments:
         self.split: list[str] = [
             name for name, leaf in self._leaves.items() if samples > 1 and _length(leaf) == samples
         ]
-        """The names of those that are split, as `kwargs['attn_mask']`."""
+        """The names of the arguments that are split, such as `kwargs['attn_mask']`."""
         self.shared: list[str] = [
             name for name, leaf in self._leaves.items() if name not in self.split and not isinstance(leaf, PLAIN)
         ]
-        """Of those that each sample gets as they are, numbers and words left out."""
+        """The names of the arguments that each sample gets as they are, except for numbers, strings and the like."""
 
     def of_sample(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`args` and `kwargs` for a batch of this sample alone."""
+        """Return `args` and `kwargs` for a batch of this sample alone."""
         leaves = [self._part(name, index) if name in self.split else leaf for name, leaf in self._leaves.items()]
         return pytree.tree_unflatten(leaves, self._structure)
 
     def described(self) -> str:
-        """Which are split and which are not, with their shapes."""
+        """Describe which arguments are split and which are not, with their shapes."""
         split, shared = (
             ", ".join(f"{name} {_described(self._leaves[name])}" for name in names) or "nothing"
             for names in (self.split, self.shared)
@@ -73,9 +73,9 @@ class BatchArguments:
 
 
 def check_arguments(block: Callable[..., Any], x: Tensor, arguments: BatchArguments, dtype: torch.dtype) -> str:
-    """ValueError unless each sample's output alone is the one in its batch; else what the reader should know, or "".
+    """Raise ValueError unless each sample alone gives its output in the batch; return a note for the reader, or "".
 
-    Always in eval mode, for batch norm and dropout in training mode give a sample alone something else by design.
+    Always in eval mode, since in training mode batch norm and dropout treat a sample alone differently by design.
     """
     if arguments.samples == 1 or not (arguments.split or arguments.shared):
         return ""
@@ -83,7 +83,7 @@ def check_arguments(block: Callable[..., Any], x: Tensor, arguments: BatchArgume
         note = "split with the samples: " + ", ".join(arguments.split) if arguments.split else ""
         try:
             whole = function(x.clone(), None, *arguments.whole)
-        except Exception:  # whatever the block raises: some is given as one sample needs it
+        except Exception:  # whatever the block raises: some arguments may suit a single sample only
             return note and f"{note} (unchecked, for the block does not take the whole batch with these arguments)"
         if whole.ndim > 0 and len(whole) != len(x):
             raise ValueError(

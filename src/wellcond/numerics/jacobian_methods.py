@@ -1,4 +1,4 @@
-"""The four ways to the singular values of one Jacobian; `jacobian.py` says what each is good for, and chooses.
+"""The four methods for the singular values of one Jacobian; `jacobian.py` says what each is good for, and chooses.
 
 found = measure(Linearization(function, x), "lanczos", k=6)
 found.largest, found.largest_error, found.smallest_is_bound
@@ -18,11 +18,11 @@ from .singular import singular_values
 __all__ = ["Found", "measure", "rounding_of"]
 
 LANCZOS_STEPS, DENSITY_STEPS = 300, 64
-RESOLVED = 1e3  # times the noise of JJᵀ: from there on a value is good to 5e-4
+RESOLVED = 1e3  # multiple of the noise of JJᵀ from which on a value is good to 5e-4
 
 
 class Found(NamedTuple):
-    """Of one Jacobian: (k,) each; all values and the density where the method has them."""
+    """The result for one Jacobian: (k,) each; all values, and the density, if the method gives them."""
 
     largest: Tensor
     largest_error: Tensor
@@ -33,11 +33,11 @@ class Found(NamedTuple):
     smallest_is_bound: bool = False
     converged: bool = True
     residual: Tensor | None = None
-    """Some singular value lies within this of each of the largest; None where that is the error itself."""
+    """Some singular value lies within this of each of the largest; None if it equals `largest_error`."""
 
 
 def rounding_of(jacobian: Linearization) -> float:
-    """The error of a singular value, relative to σmax, that rounding inside the block and in the SVD leaves."""
+    """Return the error of a singular value, relative to σmax, due to rounding inside the block and in the SVD."""
     return jacobian.coarsest_eps() * math.sqrt(max(jacobian.outputs, jacobian.inputs))
 
 
@@ -51,7 +51,7 @@ def measure(
     probes: int = 8,
     seed: int = 0,
 ) -> Found:
-    """The k largest and the k smallest singular values by `exact`, `gram`, `lanczos` or `density`."""
+    """Return the k largest and the k smallest singular values by `exact`, `gram`, `lanczos` or `density`."""
     tolerance = max(tolerance, 32 * jacobian.coarsest_eps())
     density_steps = min(max(k, steps or DENSITY_STEPS), jacobian.outputs, jacobian.inputs)
     if not jacobian.finite:
@@ -80,11 +80,11 @@ def _by_gram(jacobian: Linearization, k: int) -> Found:
         return _not_finite(jacobian, "gram", k)
     squares = torch.linalg.eigvalsh((gram + gram.mT) / 2).flip(0).clamp_min(0)
     values = squares.sqrt()
-    noise = 4 * rounding_of(jacobian) * squares[0]  # of every square
+    noise = 4 * rounding_of(jacobian) * squares[0]  # in every square
     error = torch.where(squares > noise, noise / values, noise.sqrt())
     if bool(squares[-1] >= RESOLVED * noise):
         return Found(values[:k], error[:k], values[-k:], error[-k:], values)
-    # A square that drowns in the noise is known only to be no larger than what was found and the noise.
+    # A square that drowns in the noise is only known to be at most its computed value plus the noise.
     bound = (squares[-k:] + noise).sqrt()
     return Found(
         values[:k], error[:k], bound, torch.full_like(bound, math.inf), values, smallest_is_bound=bool(values[0] > 0)
@@ -107,7 +107,7 @@ def _by_lanczos(jacobian: Linearization, k: int, steps: int, tolerance: float, s
 
 def _by_density(jacobian: Linearization, k: int, steps: int, probes: int, seed: int) -> Found:
     density = spectral_density(jacobian, probes=probes, steps=steps, seed=seed)
-    # By interlacing, the i-th largest node of any probe is at most the i-th largest singular value; so too from below.
+    # By interlacing, the i-th largest node of any probe is at most the i-th largest singular value; likewise below.
     largest, smallest = density.nodes[:, :k].amax(0), density.nodes[:, -k:].amin(0)
     complete = steps == min(jacobian.outputs, jacobian.inputs)
     error = rounding_of(jacobian) * largest[:1].expand(k) if complete else torch.full_like(largest, math.inf)

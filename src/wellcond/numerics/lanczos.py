@@ -1,19 +1,19 @@
-"""Singular values of a linear map that is known by its products alone: Golub–Kahan bidiagonalisation.
+"""Singular values of a linear map that is known only by its products, by Golub–Kahan bidiagonalisation.
 
     found = largest_singular_values(operator, 6)           # lower bounds of the six largest
     found.values, found.residuals, found.converged
 
-An operator has `outputs`, `inputs`, `device`, `dtype`, `jvp` and `vjp`, as `Linearization` has.
+An operator has `outputs`, `inputs`, `device`, `dtype`, `jvp` and `vjp`, as `Linearization` does.
 
-The process starts on the short side, so that the s = min(m, n) singular values are all it sees, without the zeros that
-a longer side adds: AᵀU = VBᵀ and AV = UB + β·u·eᵀ, with B lower bidiagonal, and κ never squared. A singular value θ
-of B with right vector q is within β·|q_last| of one of A. Both U and V are orthogonalised against all of their past, in
-float64; where V would be too large, U alone (which is enough unless A is very ill-conditioned).
+The process starts on the short side, so that it sees only the s = min(m, n) singular values, without the zeros that the
+longer side adds: AᵀU = VBᵀ and AV = UB + β·u·eᵀ, with B lower bidiagonal, and κ is never squared. A singular value θ of
+B with right vector q is within β·|q_last| of one of A. Both U and V are fully reorthogonalised in float64; where V
+would be too large to keep, only U is (which is enough unless A is very ill-conditioned).
 
-What that proves, and what not. For orthonormal rows L, the j-th singular value of LA is at most the j-th of A. And if
-(1 − LᵀL)A is no larger than `rest`, the difference is at most ‖E‖ + max(0, rest − σⱼ(LA)), where E is what A maps the
-right singular vectors of LA to outside of L. Products give ‖E‖. They never prove `rest`: a direction that no start
-contains is not seen. But starts are random, and to miss something is improbable.
+What this proves, and what it does not: for orthonormal rows L, the j-th singular value of LA is at most the j-th of A.
+And if ‖(1 − LᵀL)A‖ is at most `rest`, the difference is at most ‖E‖ + max(0, rest − σⱼ(LA)), where E is the part
+outside the span of L of what A maps the right singular vectors of LA to. Products give ‖E‖. They never prove `rest`: a
+direction that no start contains is not seen. But starts are random, and missing something is improbable.
 """
 
 import math
@@ -26,10 +26,10 @@ from torch import Tensor
 
 __all__ = ["Bidiagonalization", "LargestValues", "Operator", "largest_singular_values"]
 
-LONG_ENTRIES = 2**27  # of the long side's vectors, 1 GiB; beyond, they are not kept
-CHECK_EVERY = 8  # steps between looks at the convergence
-MISSED = 1e-9  # the probability that a start shows nothing of a value that is larger than those found
-SAFETY = 10  # times its residual, the largest Ritz value may be below the value it stands for, in a close cluster
+LONG_ENTRIES = 2**27  # of the long side's vectors, 1 GiB; beyond that they are not kept
+CHECK_EVERY = 8  # steps between convergence checks
+MISSED = 1e-9  # accepted probability that a start fails to reveal a value larger than those found
+SAFETY = 10  # residuals by which the largest Ritz value may be below the value it stands for, in a close cluster
 
 
 class Operator(Protocol):
@@ -44,26 +44,26 @@ class Operator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LargestValues:
-    """What `largest_singular_values` found."""
+    """The result of `largest_singular_values`."""
 
     values: Tensor
-    """(k,), descending: none is larger than the true one, but for rounding. NaN where a product was not finite."""
+    """(k,), descending: none exceeds the true one, up to rounding. NaN if a product was not finite."""
     residuals: Tensor
-    """(k,): some singular value lies within this of each, and not necessarily the one of this rank."""
+    """(k,): some singular value lies within this of each, not necessarily the one of the same rank."""
     errors: Tensor
-    """(k,): how far each is from the true one, if no start missed a direction; infinite where not converged."""
+    """(k,): bounds on their errors, valid if no start missed a direction; infinite if not converged."""
     converged: bool
     """Whether every error is within the tolerance."""
     smallest: Tensor
-    """(k,), descending: upper bounds of the k smallest singular values, good or bad."""
+    """(k,), descending: upper bounds on the k smallest singular values, tight or not."""
     complete: bool
-    """Whether the first start ran to its end, where the smallest are exact too."""
+    """Whether the first start ran to its end, which makes the smallest exact too."""
     steps: int
-    """Products with A and with Aᵀ, each."""
+    """The number of products with A, and of those with Aᵀ."""
 
 
 class Bidiagonalization:
-    """The growing U, V and B, from a random start. With `locked`, orthonormal rows L, it is that of (1 − LᵀL)A."""
+    """U, V and B, grown from a random start. With `locked`, orthonormal rows L, they are those of (1 − LᵀL)A."""
 
     def __init__(self, operator: Operator, generator: torch.Generator, max_steps: int, locked: Tensor | None = None):
         wide = operator.outputs <= operator.inputs
@@ -99,7 +99,7 @@ class Bidiagonalization:
         return self.steps == self.full
 
     def step(self) -> None:
-        """One product with Aᵀ and one with A: a row and a column more of B."""
+        """Multiply once by Aᵀ and once by A, to add a row and a column to B."""
         j, last = self.steps, self._next
         assert last is not None
         self._left[self.locked + j] = last
@@ -118,18 +118,18 @@ class Bidiagonalization:
         self.betas.append(beta)
 
     def decompose(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(θ, residuals, P) with B = P·diag(θ)·Qᵀ, descending; on the CPU."""
+        """Return (θ, residuals, P) with B = P·diag(θ)·Qᵀ, descending, on the CPU."""
         alphas = torch.tensor(self.alphas, dtype=torch.float64)
         betas = torch.tensor(self.betas, dtype=torch.float64)
         p, theta, qt = torch.linalg.svd(torch.diag(alphas) + torch.diag(betas[:-1], -1))
         return theta, betas[-1] * qt[:, -1].abs(), p
 
     def left_vectors(self, p: Tensor) -> Tensor:
-        """The left singular vectors that columns of P stand for, as rows."""
+        """Return the left singular vectors that the columns of P stand for, as rows."""
         return p.mT.to(self.device) @ self._left[self.locked : self.locked + self.steps]
 
     def product(self, product: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
-        """`down` or `up` of the vector, in float64; zeros, and no longer `finite`, where it is not finite."""
+        """Apply `down` or `up`, in float64; if the result is not finite, return zeros and set `finite` to False."""
         result = product(vector.to(self.operator_dtype)).double()
         if not bool(result.isfinite().all()):
             self.finite = False
@@ -140,12 +140,12 @@ class Bidiagonalization:
         return torch.empty(rows, length, dtype=torch.float64, device=self.device)
 
     def _orthonormal(self, vector: Tensor, basis: Tensor) -> tuple[Tensor, float]:
-        """The vector made orthogonal to the basis, of length 1, and its length before; a random one where that is 0."""
+        """Return the vector orthonormalised against the basis, and its length before that; if 0, a random vector."""
         vector = _without(vector, basis)
         length = float(vector.norm())
         largest = max([*self.alphas, *self.betas, length])
         if length > torch.finfo(self.operator_dtype).eps * math.sqrt(self.long) * largest:
-            unit = _without(vector / length, basis)  # again: of a short one much may be the rounding of what went away
+            unit = _without(vector / length, basis)  # again: a short vector may be mostly rounding of what was removed
             left = float(unit.norm())
             if left > 0.5:
                 return unit / left, length
@@ -160,7 +160,7 @@ class Bidiagonalization:
 
 
 def _without(vector: Tensor, basis: Tensor) -> Tensor:
-    for _ in range(2):  # once leaves the rounding of what it took away
+    for _ in range(2):  # twice: once leaves the rounding of what it removes
         vector = vector - (basis @ vector) @ basis
     return vector
 
@@ -168,11 +168,11 @@ def _without(vector: Tensor, basis: Tensor) -> Tensor:
 def largest_singular_values(
     operator: Operator, k: int, *, max_steps: int = 300, tolerance: float = 1e-8, seed: int = 0
 ) -> LargestValues:
-    """The k largest singular values, from below, and upper bounds of the k smallest.
+    """Return the k largest singular values, from below, and upper bounds on the k smallest.
 
-    One random start sees every direction of singular vectors once, so values that are equal come out as one. Therefore
-    the vectors that have converged are locked, and a new start, at most `max_steps` long like the first, looks for
-    larger values beside them, until one finds none. Each but the last pushes one of the k out, so there are k + 2.
+    A single random start sees each distinct singular value only once, so equal values come out as one. Therefore the
+    vectors that have converged are locked, and a new start, at most `max_steps` long like the first, looks for larger
+    values beside them, until one finds none. Each start but the last pushes one of the k out: at most k + 2 in all.
     """
     generator = torch.Generator().manual_seed(seed)
     process = first = Bidiagonalization(operator, generator, max_steps)
@@ -213,8 +213,8 @@ def largest_singular_values(
 def _look(
     process: Bidiagonalization, k: int, floor: float | None, tolerance: float, size: float
 ) -> tuple[Tensor, Tensor, float | None]:
-    """(θ, P, rest): the columns of P are what to lock, the k largest or those above the floor. `rest` is what is left
-    at most: infinite where the steps ended first, None where another start must tell."""
+    """Return (θ, P, rest): the columns of P are to be locked, the k largest or those above the floor. `rest` bounds
+    what is left: infinite if the steps ran out first, None if another start has to tell."""
     while True:
         process.step()
         done = process.steps == process.limit or not process.finite
@@ -234,7 +234,7 @@ def _look(
 
 
 def _beyond_doubt(process: Bidiagonalization, theta: float, floor: float) -> bool:
-    """Whether a random start would have shown more than θ by now, were there a value above the floor.
+    """Whether a random start would have shown more than θ by now if there were a value above the floor.
 
     After j steps θ² is below (1 − ε)σmax² with a probability of at most 1.648·√n·exp(−√ε(2j − 1)), whatever the
     spectrum (Kuczyński & Woźniakowski 1992).
@@ -246,7 +246,7 @@ def _beyond_doubt(process: Bidiagonalization, theta: float, floor: float) -> boo
 
 
 def _rayleigh_ritz(process: Bidiagonalization, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The singular values of LA for orthonormal rows L, the residual of each, and that of all; on the CPU."""
+    """Return the singular values of LA for orthonormal rows L, the residual of each, and that of all, on the CPU."""
     rows = torch.stack([process.product(process.down, u) for u in left])
     p, values, right = torch.linalg.svd(rows, full_matrices=False)
     images = torch.stack([process.product(process.up, v) for v in right])

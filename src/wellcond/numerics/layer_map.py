@@ -1,15 +1,16 @@
-"""What a block does to its tokens, as one linear map: the share of its eigenvalues that lie near the unit circle.
+"""A block's effect on its tokens as one linear map: the share of its eigenvalues that lie near the unit circle.
 
     near_unit_share(x, y)                 # x, y (b, n, d): a block's input and output → a number from 0 to 1
-    near_unit_shares([(x, y), …])         # of many blocks, side by side
+    near_unit_shares([(x, y), …])         # for many blocks, in parallel
 
 Fit Y ≈ X A over all tokens of all samples, both centred and whitened by the covariance of X, and count the eigenvalues
 of A with 0.90 ≤ |λ| ≤ 1.05 (residual Koopman spectral profiling, arXiv 2602.22988, where a large share in an untrained
-model went with runs that diverge). A block that does nothing has all of them there, one without its skip few or none.
+model was associated with runs that diverge). A block that does nothing has all of them there, one without its skip few
+or none.
 
-Whitening divides by √(variance + ε). The paper gives no ε: here it is EPSILON of the mean variance, directions with
-less than that are left out, and of the others the RANK with the largest variance are taken, since an eigenvalue
-decomposition of a general matrix runs on the CPU and takes a second for d = 1024.
+Whitening divides by √(variance + ε). The paper gives no ε: here it is EPSILON times the mean variance. Directions with
+less variance than that are left out, and of the others the RANK with the largest variance are used, since the
+eigendecomposition of a general matrix runs on the CPU and takes a second for d = 1024.
 """
 
 import math
@@ -27,9 +28,9 @@ RANK = 256
 
 
 def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """`near_unit_share` of each pair, side by side, each on one core.
+    """Return `near_unit_share` of each pair, in parallel, one core each.
 
-    LAPACK gains little from more of them for one matrix, and a dozen matrices with all cores each wait for each other.
+    LAPACK gains little from more cores for one matrix, and a dozen matrices that use all cores wait for each other.
     """
     maps = [_layer_map(x, y, RANK) for x, y in pairs]
     if not maps:
@@ -40,21 +41,21 @@ def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
         with ThreadPoolExecutor(max_workers=workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(_share, maps))
     finally:
-        torch.set_num_threads(threads)  # for threads that are yet to come: the others have their own number
+        torch.set_num_threads(threads)  # for threads to come: existing ones keep their own number
 
 
 def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:
-    """The share of eigenvalues with near[0] ≤ |λ| ≤ near[1] of the whitened linear map from x to y, (…, d) each.
+    """Return the share of eigenvalues with near[0] ≤ |λ| ≤ near[1] of the whitened map from x to y, (…, d) each.
 
-    NaN where there is no such map: a NaN or an Inf among the tokens, fewer than two of them, or tokens all alike.
-    Computed in float64. ValueError where the shapes differ.
+    NaN if there is no such map: a NaN or an Inf among the tokens, fewer than two tokens, or all tokens alike. Computed
+    in float64. Raises ValueError if the shapes differ.
     """
     return _share(_layer_map(x, y, rank), near)
 
 
 @torch.no_grad()
 def _layer_map(x: Tensor, y: Tensor, rank: int) -> Tensor | None:
-    """The whitened map, (r, r) on the CPU; None where there is none."""
+    """Return the whitened map, (r, r) on the CPU, or None if there is none."""
     if x.shape != y.shape or x.ndim < 2:
         raise ValueError(f"a block's input and output have one shape (…, n, d), got {tuple(x.shape)}, {tuple(y.shape)}")
     x, y = (t.reshape(-1, t.shape[-1]).double() for t in (x, y))

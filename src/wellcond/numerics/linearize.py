@@ -1,15 +1,16 @@
-"""A module or a function at a point, as a linear map: Jacobian times vector, vector times Jacobian, rows in chunks.
+"""A module or function linearised at a point: Jacobian times vector, vector times Jacobian, and rows in chunks.
 
     with evaluation(block, device=x.device, dtype=torch.float64) as function:   # the block in eval mode, in float64
         jacobian = Linearization(lambda point: function(point), x[:1])
         jacobian.vjp(u), jacobian.jvp(v), jacobian.matrix()
 
 Inside `evaluation` the block runs on copies of its parameters and buffers in the wanted dtype, in eval mode, without
-autocast and compiled code, with the attention backend that has every derivative. Afterwards it is what it was:
-parameters, buffers, gradients, training flags and the random state. Its hooks run, for they may be part of what it is.
+autocast or compiled code, with the attention backend that has every derivative. Afterwards everything is as it was:
+parameters, buffers, gradients, training flags and the random state. Hooks do run, since they may be part of what the
+block computes.
 
-Derivatives come from plain autograd, so that custom functions which know nothing of `torch.func` work too. The product
-Jv is taken in forward mode or, where an operation has none, as the derivative of u ↦ uᵀJ, which needs backward alone.
+Derivatives come from plain autograd, so that custom functions without support for `torch.func` work too. The product Jv
+is taken in forward mode or, if an operation has none, as the derivative of u ↦ uᵀJ, which needs only backward.
 """
 
 import contextlib
@@ -27,11 +28,11 @@ from torch.utils import _pytree as pytree
 
 __all__ = ["EvaluatedFunction", "Linearization", "evaluation", "first_tensor"]
 
-ROWS_AT_ONCE = 64  # vector-Jacobian products in one backward pass: more gain little and cost their activations each
+ROWS_AT_ONCE = 64  # vector-Jacobian products per backward pass: more gain little, and each costs its activations
 
 
 class EvaluatedFunction:
-    """A block with its parameters as arguments. Made by `evaluation`, inside of which it may be called."""
+    """A block with its parameters as arguments. Made by `evaluation`, and to be called only inside it."""
 
     def __init__(self, block: Callable[..., Any], dtype: torch.dtype, reset_random: Callable[[], None]):
         self.module: nn.Module | None = _as_module(block)
@@ -39,7 +40,7 @@ class EvaluatedFunction:
         self._reset_random = reset_random
         self.dtype = dtype
         self.parameters: dict[str, Tensor] = {}
-        """Those that require a gradient, cast and detached."""
+        """The parameters that require a gradient, cast and detached."""
         self._constants: dict[str, Tensor] = {}
         if self.module is not None:
             for name, tensor in self.module.named_parameters():
@@ -53,13 +54,13 @@ class EvaluatedFunction:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """The first tensor of the output at x, and at these parameters. Random draws are the same in every call."""
+        """Return the first tensor of the output at x and these parameters. Random draws are the same in every call."""
         self._reset_random()
         args = _cast(tuple(args), self.dtype)
         options: dict[str, Any] = _cast(dict(kwargs or {}), self.dtype)
         if self.module is None:
             return first_tensor(self._block(x, *args, **options))
-        buffers = {name: tensor.clone() for name, tensor in self._constants.items()}  # what the block writes is lost
+        buffers = {name: tensor.clone() for name, tensor in self._constants.items()}  # the block's writes are lost
         tensors = {**buffers, **(self.parameters if parameters is None else parameters)}
         return first_tensor(torch.func.functional_call(self.module, tensors, (x, *args), options))
 
@@ -68,7 +69,7 @@ class EvaluatedFunction:
 def evaluation(
     block: Callable[..., Any], *, device: torch.device, dtype: torch.dtype = torch.float64, eval_mode: bool = True
 ) -> Iterator[EvaluatedFunction]:
-    """The block as an `EvaluatedFunction`, with everything set that its derivatives need, and set back at the end."""
+    """Yield the block as an `EvaluatedFunction`, with the settings that its derivatives need; restore them after."""
     on_cuda = device.type == "cuda"
     state, cuda_state = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_cuda else None
 
@@ -82,14 +83,14 @@ def evaluation(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(device.type, enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # the fused ones lack forward mode and second derivatives
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused ones lack forward mode and second derivatives
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         function = EvaluatedFunction(block, dtype, reset_random)
         if eval_mode and function.module is not None:
-            for module in function.module.modules():  # by hand: some models do more than this in their own train()
+            for module in function.module.modules():  # by hand: some models override train() to do more
                 stack.callback(setattr, module, "training", module.training)
                 module.training = False
         yield function
@@ -113,11 +114,11 @@ class Linearization:
         self.dtype: torch.dtype = self._points[0].dtype
         self.finite: bool = bool(self._value.detach().isfinite().all())
         self.jvp_mode: str | None = None
-        """How Jv is taken: `forward`, or `double backward`; None before the first."""
+        """How Jv is computed: `forward` or `double backward`; None before the first product."""
         self._pullback: tuple[Tensor, list[Tensor]] | None = None
 
     def vjp(self, u: Tensor) -> Tensor:
-        """uᵀJ, (m,) → (n,)."""
+        """Return uᵀJ, (m,) → (n,)."""
         grads = torch.autograd.grad(
             self._value,
             self._points,
@@ -128,24 +129,24 @@ class Linearization:
         return self._flat(grads, ())
 
     def jvp(self, v: Tensor) -> Tensor:
-        """Jv, (n,) → (m,)."""
+        """Return Jv, (n,) → (m,)."""
         if self.jvp_mode is None:
             self._choose_mode()
         return self._forward(v) if self.jvp_mode == "forward" else self._double_backward(v)
 
     def matrix(self) -> Tensor:
-        """J itself, (m, n): as many backward passes as outputs, some at a time."""
+        """Return J itself, (m, n): one vector-Jacobian product per output, ROWS_AT_ONCE in a batch."""
         rows = torch.empty(self.outputs, self.inputs, dtype=self.dtype, device=self.device)
         for start in range(0, self.outputs, ROWS_AT_ONCE):
             rows[start : start + ROWS_AT_ONCE] = self.rows(start, min(start + ROWS_AT_ONCE, self.outputs))
         return rows
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` of J."""
+        """Return rows `start` to `stop` of J."""
         units = torch.zeros(stop - start, self.outputs, dtype=self._value.dtype, device=self.device)
         units[torch.arange(stop - start), torch.arange(start, stop)] = 1
         try:
-            with warnings.catch_warnings():  # of batching rules that are missing: slower, and as right
+            with warnings.catch_warnings():  # about missing batching rules: slower, but as correct
                 warnings.simplefilter("ignore")
                 grads = torch.autograd.grad(
                     self._value,
@@ -162,9 +163,9 @@ class Linearization:
         return self._flat(grads, (len(units),))
 
     def coarsest_eps(self) -> float:
-        """The eps of the coarsest dtype between points and output: some blocks compute in float32 whatever they get.
+        """Return the eps of the coarsest dtype between points and output: some blocks always compute in float32.
 
-        Of a node only the outputs count that lead on: torch says float32 of those that have no derivative.
+        Only the node outputs on the way count: torch reports float32 for those that have no derivative.
         """
         eps = max(torch.finfo(self._value.dtype).eps, torch.finfo(self.dtype).eps)
         seen, open_outputs = set(), [(self._value.grad_fn, self._value.output_nr)]
@@ -181,7 +182,7 @@ class Linearization:
         return eps
 
     def _choose_mode(self) -> None:
-        """Forward mode where it works and agrees with backward; else two backward passes."""
+        """Choose forward mode if it works and agrees with backward, else double backward."""
         generator = torch.Generator().manual_seed(0)
         u, v = (
             torch.randn(size, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
@@ -193,7 +194,7 @@ class Linearization:
         problems = []
         for mode, product in (("forward", self._forward), ("double backward", self._double_backward)):
             try:
-                with warnings.catch_warnings():  # torch's own: it scripts some derivatives when it first needs them
+                with warnings.catch_warnings():  # torch's own, when it first scripts some derivatives
                     warnings.simplefilter("ignore", FutureWarning)
                     warnings.simplefilter("ignore", DeprecationWarning)
                     column = product(v)
@@ -234,7 +235,7 @@ class Linearization:
         parts = v.split([point.numel() for point in self._points])
         pairs = [
             (row, part.view_as(row)) for row, part in zip(rows, parts, strict=True) if row.requires_grad
-        ]  # a row that does not is zero whatever u is
+        ]  # the other rows are zero whatever u is
         (column,) = torch.autograd.grad([row for row, _ in pairs], u, [part for _, part in pairs], retain_graph=True)
         return column.detach().to(self.dtype).reshape(-1)
 
@@ -249,7 +250,7 @@ class Linearization:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The output itself, or the first tensor of a tuple, list or dict, as Hugging Face's layers return them."""
+    """Return the output itself, or the first tensor of a tuple, list or dict, as Hugging Face's layers return them."""
     if isinstance(output, Tensor):
         if not output.is_floating_point():
             raise ValueError(f"the output is {output.dtype}, which has no derivative; give a function with a real one")
@@ -277,14 +278,14 @@ class _BoundMethod(nn.Module):
 
 def _as_module(block: Callable[..., Any]) -> nn.Module | None:
     if isinstance(block, nn.Module):
-        inner = getattr(block, "_orig_mod", block)  # of torch.compile
+        inner = getattr(block, "_orig_mod", block)  # unwraps torch.compile
         return inner.module if isinstance(inner, DistributedDataParallel) else inner
     owner = getattr(block, "__self__", None)
     return _BoundMethod(block, owner) if isinstance(owner, nn.Module) else None
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in `value` as detached copies in `dtype`, other tensors as copies, the rest as it is."""
+    """Copy `value`: floating-point tensors detached and cast to `dtype`, other tensors copied, the rest as it is."""
 
     def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

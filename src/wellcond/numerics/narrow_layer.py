@@ -1,4 +1,4 @@
-"""A narrow pre-norm layer around its attention, one launch before it and one after it, and as many backward.
+"""A narrow pre-norm layer around its attention: one kernel launch before it and one after it, and three backward.
 
     if can_fuse(x, (*before, *after)):
         q, k, v = enter(x, before, ends, eps=1e-5)                           # (b, n, width) each, in autocast's dtype
@@ -7,9 +7,9 @@
     before = norm.weight, norm.bias, qkv.weight, qkv.bias
     after = proj.weight, proj.bias, norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias
 
-Compiled, such a layer is three dozen launches that read and write its tokens again and again: in the encoders of the
-Long Range Arena, 64 wide, that takes as long as attention itself. Here they are read once (triton/narrow_layer.py).
-Rows from `ends` on, (b,) int32, are padding at the end of a sequence: zeros come out, and nobody computes them.
+Compiled, such a layer takes three dozen launches that read and write its tokens again and again: in the encoders of the
+Long Range Arena, 64 wide, that takes as long as attention itself. Here tokens are read once (triton/narrow_layer.py).
+Rows from `ends` on, (b,) int32, are padding at the end of a sequence: they are not computed, and come out as zeros.
 Plain twin: the layer's own modules (models/sequence.py).
 """
 
@@ -27,12 +27,12 @@ __all__ = ["can_fuse", "enter", "leave"]
 
 WIDTHS = (16, 32, 64)
 HALVES = (torch.bfloat16, torch.float16)
-MOST = 2**31  # numbers in a tensor whose places are computed in 32 bits
+MOST = 2**31  # size of a tensor whose offsets are computed in 32 bits
 
 
 def can_fuse(x: Tensor, weights: Sequence[Tensor | None]) -> bool:
     """Whether the kernels take these: float32 tokens (b, n, width) and weights on an NVIDIA GPU under autocast, 16, 32
-    or 64 wide, with a hidden layer of twice that and no weight missing; and nobody follows single operations."""
+    or 64 wide, with a hidden layer of twice that and no weight missing; and nothing intercepts single operations."""
     return (
         fused_kernels(x.device)
         and not exporting()
@@ -58,7 +58,7 @@ def _fit(weights: Sequence[Tensor | None], w: int) -> bool:
 
 
 def enter(x: Tensor, before: Sequence[Tensor], ends: Tensor | None, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm, and three products with its rows."""
+    """Normalise x, and return the products of its rows with the three projections."""
     return _enter_op(x, *before, ends, eps, autocast_dtype(x))
 
 
@@ -66,15 +66,15 @@ def leave(
     attended: Tensor, x: Tensor, after: Sequence[Tensor], seed: Tensor | None, ends: Tensor | None, *,
     dropout_p: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    """y + down(gelu(up(norm(y)))) with y = x + proj(attended); dropout after proj, gelu and down.
+    """Return y + down(gelu(up(norm(y)))) with y = x + proj(attended), and dropout after proj, gelu and down.
 
-    `seed`, one int64 on the device, says what is dropped; None where nothing is.
+    `seed`, one int64 on the device, determines what is dropped; None for no dropout.
     """
     return _leave_op(attended, x, *after, seed, ends, dropout_p, eps)
 
 
 def _kernels() -> Any:
-    """Imported when needed: Triton may be missing."""
+    """Import the kernels only when needed: Triton may be missing."""
     from wellcond.numerics.triton import narrow_layer
 
     return narrow_layer
@@ -106,7 +106,7 @@ def _enter_back_op(
     dq: Tensor, dk: Tensor, dv: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, ends: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    before = [t.contiguous() for t in (gamma, beta, weight, beta)]  # the last is not looked at
+    before = [t.contiguous() for t in (gamma, beta, weight, beta)]  # the last is unused
     return _kernels().enter_back([t.contiguous() for t in (dq, dk, dv)], x.contiguous(), before, ends, eps=eps)
 
 
@@ -135,8 +135,9 @@ def _enter_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 def _of_norm(
     product: Tensor, bias: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a norm's weight and bias, and of the weight of the linear layer behind it: from the product of
-    that one's gradient with the normed rows, before weight and bias of the norm, and the gradient of its bias."""
+    """Return the gradients of a norm's weight and bias, and of the weight of the linear layer after it, from the
+    product of that layer's output gradient with the normed rows (without the norm's weight and bias) and its bias
+    gradient."""
     return (product * weight).sum(0), (bias[:, None] * weight).sum(0), product * gamma + bias[:, None] * beta
 
 
@@ -188,7 +189,7 @@ def _save_leaving(ctx: Any, inputs: Any, output: Any) -> None:
 
 @first_order
 def _leave_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: under a checkpoint there is no second time
+    saved = ctx.saved_tensors  # read once: under a checkpoint a second time fails
     gamma, beta, up = saved[4:7]
     da, dx, sums = _leave_back_op(grad, *saved, ctx.dropout_p, ctx.eps)
     sums = sums.sum(0)

@@ -1,9 +1,9 @@
-"""Fitted sums of iterates that stand for a power: g^(−s) on (0, 1] by repeated products of one matrix with itself.
+"""Powers as fitted sums of iterates: g^(−s) on (0, 1] from repeated products of one matrix with itself.
 
 The iterates of a ← a (α − ¼α² a), from a = g, rise one after another: the k-th one reaches its plateau near g = α^(−k).
-A weighted sum of them follows g^(−s) over any number of decades, one product a step, and stays flat below the last
-step, which is the floor under which the power goes on linearly. The weights are a minimax fit in relative error, made
-once per (epsilon, floor) on the host in float64.
+A weighted sum of them follows g^(−s) over any number of decades, one product per step, and stays flat below the last
+step, which is the floor below which the power continues linearly. The weights are a minimax fit in relative error,
+computed once per (epsilon, floor) on the host in float64.
 
     fit = direct_fit(epsilon=0.95, floor=3e-6)      # iterates of G itself; needs float64 products
     fit = folded_fit(epsilon=0.95, floor=3e-6)      # of 4K(1−K), K = t/(g+t): half the decades
@@ -18,7 +18,7 @@ import torch
 
 __all__ = ["ALPHA", "DirectFit", "FoldedFit", "direct_fit", "folded_fit", "iterates_of", "minimax"]
 
-RESOLVED = 1e-5  # singular values above this share of the largest are held to the fit's bound
+RESOLVED = 1e-5  # the fit's bound holds for singular values above this share of the largest
 ALPHA = 2.5  # growth per product; near 3 the plateau oscillates, below it more products are needed
 FOLDED_STEPS = {
     10: 2.8,
@@ -26,7 +26,7 @@ FOLDED_STEPS = {
     12: 2.6,
     13: 2.5,
     14: 2.4,
-}  # number of products: the growth that fits best with so many
+}  # number of products: the growth per product that fits best
 
 
 class DirectFit(NamedTuple):
@@ -41,14 +41,13 @@ class DirectFit(NamedTuple):
 class FoldedFit(NamedTuple):
     """power ≈ D + F·K, with D and F = constant + Σ weight[k] · (k-th iterate of R); R = 4K(1 − K), K = t/(g + t).
 
-    R falls alike towards both ends of the range; K tells them apart. D has small weights and is the whole answer
-    where g is large (K ≈ 0), so that the large singular values do not come out as a difference of two much larger
-    numbers.
+    R falls off alike towards both ends of the range; K tells them apart. D has small weights and is the whole answer
+    where g is large (K ≈ 0), so that large singular values are not a difference of two much larger numbers.
     """
 
     shift: float
     alphas: tuple[float, ...]
-    careful: int  # how many of the first products must round, not truncate: the steeper the power, the more it shows
+    careful: int  # how many of the first products must round, not truncate: it matters more the steeper the power
     near_constant: float
     near: tuple[float, ...]
     far_constant: float
@@ -80,7 +79,7 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
     g, target, tolerance = _problem(epsilon, floor, points=600)
     shift = RESOLVED  # the middle of the decades [RESOLVED², 1], so both ends fold onto the same range
     k = shift / (g + shift)
-    careful = 0 if epsilon >= 0.85 else 4  # each step lifts the smallest R by α, and so the rounding sinks beneath it
+    careful = 0 if epsilon >= 0.85 else 4  # each step grows the smallest R by α, away from the rounding
     fit = None
     for steps, alpha in FOLDED_STEPS.items():
         alphas = (alpha,) * steps
@@ -96,18 +95,18 @@ def _folded_fit(epsilon: float, floor: float) -> FoldedFit:
 
 
 def _problem(epsilon: float, floor: float, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The grid of g = (σ/σmax)², the power there, and how much error each point may have relative to the top ones."""
+    """Return the grid of g = (σ/σmax)², the power there, and each point's error tolerance relative to the top ones."""
     exponent = (1 - epsilon) / 2
     g = np.logspace(2 * math.log10(floor) - 1.5, 0, points)
     target = np.maximum(g, floor**2) ** -exponent
-    # The large singular values carry the Frobenius norm (1e-3 asked); the smallest may be ten times worse (2 % asked).
+    # Large singular values dominate the Frobenius norm (target 1e-3); the smallest may be ten times worse (target 2 %).
     tolerance = np.clip((g / 1e-3) ** -0.2, 1, 10)
     tolerance[g < 0.8 * RESOLVED**2] = 100
     return g, target, tolerance
 
 
 def iterates_of(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
-    """(points, len(alphas) + 1): `start`, and every iterate after it."""
+    """Return `start` and every iterate after it, (points, len(alphas) + 1)."""
     columns = [start]
     for alpha in alphas:
         a = columns[-1]
@@ -120,7 +119,7 @@ def _iterates(start: np.ndarray, alphas: tuple[float, ...]) -> np.ndarray:
 
 
 def _minimax(basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights whose largest |relative error| / tolerance is small, and the relative errors."""
+    """Return weights whose largest |relative error| / tolerance is small, and the relative errors."""
     weights, error = minimax(basis, target, target * tolerance)
     return weights, error * tolerance
 
@@ -128,7 +127,7 @@ def _minimax(basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray) -> tu
 def minimax(
     basis: np.ndarray, target: np.ndarray, scale: np.ndarray, rounds: int = 40
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights whose largest |error| / scale is small, by Lawson's reweighted least squares; and those errors."""
+    """Return weights whose largest |error| / scale is small, by Lawson's reweighted least squares, and those ratios."""
     matrix = basis / scale[:, None]
     aim = target / scale
     importance = np.full_like(aim, 1 / len(aim))

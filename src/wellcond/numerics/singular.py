@@ -1,16 +1,16 @@
-"""Singular values of token matrices and what is read from them: the condition number κ, and two ranks.
+"""Singular values of token matrices and what follows from them: the condition number κ, and two kinds of rank.
 
-    condition_number(tokens)                     # (…, n, d) → (…): σmax/σmin; inf beyond what the dtype can see
+    condition_number(tokens)                     # (…, n, d) → (…): σmax/σmin; inf beyond what the dtype can resolve
     found = measure_conditioning(tokens)         # the same with log κ, σmax, σmin, and a status for each matrix
     found.log_kappa, found.status_names()        # tensor([6.7, …]), ["ok", …]
     explain_method(tokens.shape, tokens.device)  # ("gram", "…"): what `method="auto"` does there, and why
 
-Everything is computed in float64, under autocast too, and each matrix by itself: one with a NaN, a zero or an
-ill-conditioned one leaves the others of its batch alone. Results are float64 for float64 input, float32 for any other.
+Everything is computed in float64, under autocast too, and each matrix by itself: one that holds a NaN, is zero or is
+ill-conditioned does not affect the others of its batch. Results are float64 for float64 input, float32 for any other.
 
-`svd`   LAPACK's or cuSOLVER's decomposition: the truth, and the way to every derivative.
-`gram`  from XXᵀ on the short side, and from triangular factors or the SVD where that loses too much (extremes.py).
-`auto`  `gram`, or `svd` where a derivative is asked for.
+`svd`   LAPACK's or cuSOLVER's decomposition: the reference, and used for every derivative.
+`gram`  from XXᵀ on the short side, or from triangular factors or the SVD where that loses too much (extremes.py).
+`auto`  `gram`, or `svd` if a derivative is requested.
 """
 
 import math
@@ -50,10 +50,10 @@ OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO, SINGLE = range(6)
 
 
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
-    """The min(n, d) singular values of each matrix of (…, n, d), in descending order: (…, min(n, d)).
+    """Return the min(n, d) singular values of each matrix of (…, n, d), in descending order: (…, min(n, d)).
 
-    `gram` takes them from the eigenvalues of XXᵀ, each within 1e-4, or 5e-4 where κ nears 1e6, and leaves the matrices
-    beyond that to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, also where singular values are equal.
+    `gram` takes them from the eigenvalues of XXᵀ, each within 1e-4, or 5e-4 as κ nears 1e6, and leaves matrices beyond
+    that to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, even where singular values are equal.
 
     Raises ValueError for anything but a real floating-point (…, n, d) with n, d ≥ 1, and for an unknown method.
 
@@ -72,17 +72,17 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
 
 
 def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
-    """κ = σmax/σmin, over the min(n, d) singular values of each matrix of (…, n, d): (…).
+    """Return κ = σmax/σmin over the min(n, d) singular values of each matrix of (…, n, d): (…).
 
     `inf` beyond the ceiling, which is 1/eps of x's dtype (8.4e6 for float32, 1024 for float16, 128 for bfloat16): there
-    σmin is no more than the rounding of x or, for float64 from 1/(eps·√max(n, d)) on, that of the computation. So for
-    rank-deficient matrices, and for a zero matrix. To look past the ceiling of a half-precision tensor whose values are
-    exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf. A single token has κ = 1, which says nothing:
-    where numbers are averaged, `measure_conditioning` and the probe leave it out.
-    `gram` is within 1e-4 of `svd`, or 5e-4 where κ nears 1e6: in float32 up to the ceiling, in float64 to the end.
-    Differentiable; where κ is not finite the gradient is zero.
+    σmin is no larger than the rounding of x or, for float64 from 1/(eps·√max(n, d)) on, of the computation.
+    Rank-deficient matrices and zero matrices are `inf` as well. To look past the ceiling of a half-precision tensor
+    whose values are exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf. A single token has κ = 1, which
+    means nothing: `measure_conditioning` and the probe leave it out of averages.
+    `gram` is within 1e-4 of `svd`, or 5e-4 as κ nears 1e6: in float32 up to the ceiling, in float64 over the whole
+    range. Differentiable; where κ is not finite the gradient is zero.
 
-    Raises ValueError as `singular_values` does.
+    Raises ValueError like `singular_values`.
 
     Examples:
         >>> condition_number(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
@@ -95,44 +95,44 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What `measure_conditioning` found, one value per matrix: every tensor has the batch's shape (…)."""
+    """The result of `measure_conditioning`, one value per matrix: every tensor has the batch's shape (…)."""
 
     kappa: Tensor
     """σmax/σmin, at most the ceiling; NaN where the status is `non_finite`, `zero` or `single`."""
     log_kappa: Tensor
-    """Its natural logarithm."""
+    """The natural logarithm of κ."""
     sigma_max: Tensor
-    """NaN where `non_finite`, 0 where `zero`; so too the next."""
+    """NaN where `non_finite`, 0 where `zero`; so is `sigma_min`."""
     sigma_min: Tensor
-    """Where the status is `ceiling`, rounding or an upper bound: small, and no more is known."""
+    """Where the status is `ceiling`, this is rounding or an upper bound: all that is known is that it is small."""
     status: Tensor
     """uint8: indices into STATUSES."""
     ceiling: float
     """1/eps of the measured dtype."""
     method: str
-    """The one taken, `svd` or `gram`."""
+    """The method used, `svd` or `gram`."""
 
     def status_names(self) -> list[str]:
-        """The status of each matrix in words, in the order of `status.flatten()`."""
+        """Return the status of each matrix in words, in the order of `status.flatten()`."""
         return [STATUSES[code] for code in self.status.flatten().tolist()]
 
 
 def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
-    """κ of each matrix of (…, n, d), and a status that says what the number is worth: the first that applies of
+    """Measure κ of each matrix of (…, n, d), with a status that says how far to trust it: the first that applies of
 
     `non_finite`     a NaN or an Inf in the matrix: every value is NaN
-    `zero`           nothing but zeros: κ is NaN, for there is none
-    `single`         one token, or one value a token: one singular value, and so no κ; NaN
-    `ceiling`        κ above 1/eps of the dtype, where rounding decides it: κ is reported as the ceiling
-    `low_precision`  a dtype below float32: κ is right for this tensor, whose rounding has moved the small σ
+    `zero`           only zeros: κ does not exist and is NaN
+    `single`         one token, or one value per token: only one singular value, so κ says nothing and is NaN
+    `ceiling`        κ above 1/eps of the dtype, where it is down to rounding: κ is reported as the ceiling
+    `low_precision`  a dtype below float32: κ is right for this tensor, but rounding to it has moved the small σ
     `ok`
 
-    Differentiable as `condition_number` is, and raises as it does.
+    Differentiable like `condition_number`, and raises the same errors.
     """
     batch = _as_batch(x, method)
     chosen = _choose(x, method, extremes=True)
     ceiling, single = 1 / torch.finfo(x.dtype).eps, min(x.shape[-2:]) == 1
-    # The edge is as sharp as the measurement: κ is known to 1e-4; of float64 itself σmin, to some eps·√max(n, d)·σmax.
+    # The edge is as sharp as the measurement: κ is known to 1e-4; for float64, σmin to about eps·√max(n, d)·σmax.
     edge = ceiling / math.sqrt(max(x.shape[-2:])) if x.dtype == torch.float64 else ceiling * (1 + 1e-4)
 
     def measure(part: MatrixPart) -> tuple[Tensor, ...]:
@@ -142,7 +142,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
         else:
             largest, smallest = extreme_singular_values(part.short_side_first, ceiling=edge)
         beyond = ~(smallest * edge >= largest)
-        # The division happens everywhere, so it gets a harmless divisor there: else its gradient would be NaN.
+        # The division runs everywhere, so it gets a harmless divisor there: otherwise its gradient would be NaN.
         kappa = torch.where(beyond, ceiling, (largest / torch.where(beyond, largest, smallest)).clamp_max(ceiling))
         good = SINGLE if single else LOW_PRECISION if x.dtype.itemsize < 4 else OK
         status = torch.where(beyond, CEILING, good).to(torch.uint8)
@@ -158,9 +158,10 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
 
 
 def stable_rank(x: Tensor) -> Tensor:
-    """‖X‖_F²/σmax² of each matrix of (…, n, d): (…), from 1 to the rank; 0 for a zero matrix, NaN for a non-finite one.
+    """Return the stable rank ‖X‖_F²/σmax² of each matrix of (…, n, d): (…), from 1 to the rank.
 
-    Within 1e-4; differentiable. Raises ValueError as `singular_values` does.
+    0 for a zero matrix, NaN for a non-finite one. Accurate to 1e-4; differentiable. Raises ValueError like
+    `singular_values`.
     """
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=True)
@@ -178,11 +179,11 @@ def stable_rank(x: Tensor) -> Tensor:
 
 
 def effective_rank(x: Tensor) -> Tensor:
-    """exp(−Σ pᵢ log pᵢ) with pᵢ = σᵢ/Σσ (Roy & Vetterli 2007), of each matrix of (…, n, d): (…), from 1 to the rank.
+    """Return the effective rank exp(−Σ pᵢ log pᵢ), pᵢ = σᵢ/Σσ, of each matrix of (…, n, d): (…), from 1 to the rank.
 
-    0 for a zero matrix, NaN for a non-finite one. Within 1e-4; on a GPU, where it comes from products alone, within
-    1e-2 and mostly 1e-3. Differentiable; at σᵢ = 0, where the slope is infinite, that value's share of the gradient is
-    taken to be 0. Raises ValueError as `singular_values` does.
+    Defined by Roy & Vetterli 2007. 0 for a zero matrix, NaN for a non-finite one. Accurate to 1e-4; on a GPU, where it
+    is computed from products alone, to 1e-2 and mostly 1e-3. Differentiable; at σᵢ = 0, where the slope is infinite,
+    that value's share of the gradient is taken to be 0. Raises ValueError like `singular_values`.
     """
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=False)
@@ -190,7 +191,7 @@ def effective_rank(x: Tensor) -> Tensor:
     def rank(part: MatrixPart) -> tuple[Tensor]:
         if chosen == "gram" and x.is_cuda:
             gram = scaled_gram(part.w)[0]
-            room = -gram.shape[-1] % 8  # products of rows that begin at odd addresses take half as long again
+            room = -gram.shape[-1] % 8  # products with unaligned rows take half as long again
             gram = torch.nn.functional.pad(gram, (0, room, 0, room)) if room else gram
             return (part.clean(effective_rank_by_products(gram).clamp_max(min(x.shape[-2:])), zero=0.0),)
         s = _all_by_svd(part.w) if chosen == "svd" else _all_by_gram(part.w)
@@ -210,10 +211,10 @@ class MethodChoice(NamedTuple):
 def explain_method(
     shape: Sequence[int], device: torch.device | str = "cpu", *, extremes: bool = True, derivative: bool = False
 ) -> MethodChoice:
-    """What `method="auto"` does for a tensor of this shape on this device, and why.
+    """Return what `method="auto"` does for a tensor of this shape on this device, and why.
 
     `extremes`: for the condition number or the stable rank; else for all singular values or the effective rank.
-    `derivative`: x requires a gradient. Neither the batch nor its size matters, so that no result depends on them.
+    `derivative`: x requires a gradient. Neither the batch nor its size plays a part, so that no result depends on them.
     """
     on_cpu = torch.device(device).type == "cpu"
     if derivative:
@@ -239,7 +240,7 @@ def _choose(x: Tensor, method: str, *, extremes: bool) -> str:
 
 
 def _as_batch(x: Tensor, method: str) -> Tensor:
-    """The input as (b, n, d), or a ValueError that says what is wrong with it."""
+    """Return the input as (b, n, d), or raise a ValueError that says what is wrong with it."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; the methods are {', '.join(map(repr, METHODS))}")
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -1,10 +1,10 @@
-"""The spectral power U Σ^ε Vᵀ of matrices: by an SVD, by an eigendecomposition, and by matrix products alone.
+"""The spectral power U Σ^ε Vᵀ of matrices: by an SVD, by an eigendecomposition, or by matrix products alone.
 
     y = spectral_power(x, 0.95)                          # σ_i → σmax · (σ_i / σmax)^0.95, singular vectors kept
     y = spectral_power(x, 0.95, restore_scale=False)     # σ_i → (σ_i / σmax)^0.95, the largest becomes 1
 
-Below floor · σmax the power goes on linearly, since its slope at zero is infinite: 0 stays 0, and gradients are finite
-everywhere. Every method computes in float64 inside, or to its equivalent, and returns the input's dtype.
+Below floor · σmax the power is linear, since its slope at zero would be infinite: 0 stays 0, and gradients are finite
+everywhere. Every method computes internally in float64 or the equivalent, and returns the input's dtype.
 
 | method     | what it does                                           | relative error of σ above 1e-5 · σmax     |
 |------------|--------------------------------------------------------|-------------------------------------------|
@@ -32,7 +32,7 @@ FUSED_EPSILON = 0.5  # below it the fused kernels have not been validated
 
 
 def power_floor(dtype: torch.dtype, n: int, d: int) -> float:
-    """Relative singular value under which the power goes on linearly: the norm of an n × d matrix's rounding noise.
+    """Return the relative singular value below which the power is linear: the norm of an n × d matrix's rounding noise.
 
     Rounding errors are independent, so their matrix has norm about eps · sqrt(max(n, d)) relative to σmax, and not
     eps · max(n, d).
@@ -42,7 +42,7 @@ def power_floor(dtype: torch.dtype, n: int, d: int) -> float:
 
 
 def products_bound(epsilon: float, n: int = 196, d: int = 768) -> float:
-    """Largest relative error of `method="products"` for singular values above 1e-5 · σmax, as fitted.
+    """Return the largest relative error of `method="products"` for singular values above 1e-5 · σmax, as fitted.
 
     Rounding adds about 1e-4.
     """
@@ -51,16 +51,16 @@ def products_bound(epsilon: float, n: int = 196, d: int = 768) -> float:
 
 
 def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_scale: bool = True) -> Tensor:
-    """U f(Σ) Vᵀ of each (…, n, d) matrix with f(σ) = σmax · (σ/σmax)^ε, or (σ/σmax)^ε without `restore_scale`.
+    """Return U f(Σ) Vᵀ of each (…, n, d) matrix with f(σ) = σmax · (σ/σmax)^ε, or (σ/σmax)^ε without `restore_scale`.
 
     Args:
         x: real floating point, any leading dimensions.
         epsilon: in (0, 1].
-        method: see the table above; `auto` takes what is fastest here (`explain_spectral_power` says what and why).
+        method: see the table above; `auto` takes the fastest here (`explain_spectral_power` says which and why).
 
-    A zero matrix stays zero. A matrix with a NaN or Inf comes back as NaN, and no other one does.
-    Gradients are those of the matrix function and finite for repeated and for zero singular values. `products` has
-    second derivatives too, `svd` and `eigh` refuse them.
+    A zero matrix stays zero. A matrix with a NaN or Inf comes back as NaN, without affecting any other.
+    Gradients are those of the matrix function, and finite for repeated and for zero singular values. `products` has
+    second derivatives too; `svd` and `eigh` raise when they are requested.
     """
     check_epsilon(epsilon)
     check_matrices(x)
@@ -85,7 +85,7 @@ def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_s
 def explain_spectral_power(
     shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device, epsilon: float
 ) -> tuple[str, str]:
-    """The method that `auto` takes, and why."""
+    """Return the method that `auto` takes, and why."""
     if exporting():
         return "products", "matrix products export everywhere; decompositions do not"
     if dtype == torch.float64:
@@ -178,13 +178,13 @@ class _SpectralPower(torch.autograd.Function):
 
 
 def _diagonal(p: Tensor) -> Tensor:
-    """As `p.diagonal(dim1=-2, dim2=-1)`, whose compilation makes torch 2.15 warn of its own future."""
+    """Return `p.diagonal(dim1=-2, dim2=-1)`, avoiding a warning about future changes when torch 2.15 compiles that."""
     i = torch.arange(p.shape[-1], device=p.device)
     return p[:, i, i]
 
 
 def _power_and_slope(r: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
-    """h(r) = r^ε above the floor, linear below, and its derivative; for r in [0, 1]."""
+    """Return h(r) = r^ε above the floor, linear below, and its derivative; for r in [0, 1]."""
     above = r > floor
     safe = r.clamp_min(floor)
     gain = floor ** (epsilon - 1)
@@ -192,12 +192,12 @@ def _power_and_slope(r: Tensor, epsilon: float, floor: float) -> tuple[Tensor, T
 
 
 def _by_gram(weights):
-    """A method out of `weights`: Gram matrix of the shorter side → (power of G/λmax, λmax), which then multiplies X."""
+    """Make a method out of `weights`: Gram matrix G of the shorter side → (power of G/λmax, to multiply X by; λmax)."""
 
     def method(x: Tensor, epsilon: float, floor: float, restore_scale: bool) -> Tensor:
         n, d = x.shape[-2:]
         size = x.detach().abs().amax(dim=(-2, -1), keepdim=True)
-        scale = torch.where(size > 0, size, 1.0)  # so that squares neither overflow nor vanish
+        scale = torch.where(size > 0, size, 1.0)  # so that squares neither overflow nor underflow
         x = x / scale
         w, top = weights(x @ x.mT if n <= d else x.mT @ x, epsilon, floor)
         out = w @ x if n <= d else x @ w
@@ -266,7 +266,7 @@ def _by_products(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Te
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
-    """λmax as (b, 1, 1), with its derivatives, also where torch.func or forward mode asks for them."""
+    """Return λmax as (b, 1, 1), with its derivatives, also under torch.func and forward mode."""
     if exporting():
         v = _top_vector(gram)
         return v.mT @ gram @ v
@@ -278,7 +278,7 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 
 
 class _LargestEigenvalue(torch.autograd.Function):
-    """vᵀGv by power iteration. Its gradient is v vᵀ, in whose own derivative v moves too."""
+    """vᵀGv by power iteration. Its gradient is v vᵀ, whose own derivative takes the change of v into account."""
 
     @staticmethod
     def forward(ctx: Any, gram: Tensor) -> Tensor:
@@ -289,17 +289,18 @@ class _LargestEigenvalue(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         gram, v = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is asked for
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a second derivative is requested
             gram = gram.view_as(gram) if gram.requires_grad else gram.detach().requires_grad_()
             return torch.autograd.grad(_largest_by_series(gram), gram, grads[0], create_graph=True)[0]
         return grads[0] * (v @ v.mT)
 
 
 def _top_vector(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
-    """The eigenvector of λmax by power iteration, (b, m, 1), as a constant.
+    """Return the eigenvector of λmax by power iteration, (b, m, 1), as a constant.
 
-    From several starts without symmetry, of which the best counts: one alone may be all but orthogonal to the vector
-    that is sought, and then so many turns are too few. They depend on the matrix, so that no vector hides from all.
+    Of several starts without symmetry the best result counts: a single start may be all but orthogonal to the
+    eigenvector, and `turns` steps would then be too few. The starts depend on the matrix, so that no eigenvector is
+    hidden from all.
     """
     side = gram.shape[-1]
     position = torch.arange(side, dtype=gram.dtype, device=gram.device)[:, None]
@@ -317,9 +318,9 @@ def _top_vector(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
 
 
 def _largest_by_series(gram: Tensor) -> Tensor:
-    """λmax, (b, 1, 1), in plain operations that have its first three derivatives, in every mode.
+    """Return λmax, (b, 1, 1), in plain operations that give its first three derivatives, in every mode.
 
-    The eigenvector is taken as a series about itself, v + (λmax − G)⁺ dG v, whose second term is 0 but has a slope.
+    The eigenvector is a series about itself, v + (λmax − G)⁺ dG v, whose second term is 0 but has a derivative.
     """
     constant = gram.detach()
     finite = constant.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)

@@ -3,8 +3,8 @@
     effective_rank_by_products(gram)         # (b, m, m) float64, G = WWᵀ of any scale → (b,)
 
 It needs two sums over the singular values σ = √g, Σσ and Σσ·log σ. Each is a weighted sum of the traces of the iterates
-a ← a (α − ¼α² a) from a = G/‖G‖ (power_fit.py has the same idea for powers): one product a step, one fit on the host.
-A GPU decomposes a batch of matrices one by one; products it does all at once.
+a ← a (α − ¼α² a) from a = G/‖G‖ (power_fit.py applies the same idea to powers): one product per step, one fit on the
+host. A GPU decomposes a batch of matrices one by one, but multiplies them all at once.
 """
 
 import functools
@@ -19,18 +19,18 @@ from .power_fit import ALPHA, iterates_of, minimax
 __all__ = ["effective_rank_by_products"]
 
 STEPS = 26  # the iterates reach down to g = α^−26 = 5e-11: singular values of 7e-6·σmax
-RELATIVE, ABSOLUTE = 1e-3, 1e-5  # the fit's scale of error: relative to σ, and to σmax for the smallest ones
-SMALL_SIDE = 256  # up to here; of more values each may err by less, and steps are added that reach further down
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # the fit's error scale: relative to σ, and to σmax for the smallest ones
+SMALL_SIDE = 256  # up to here; with more values each may err less, and added steps reach further down
 
 
 def effective_rank_by_products(gram: Tensor) -> Tensor:
-    """exp(−Σ pᵢ log pᵢ), pᵢ = σᵢ/Σσ, of non-zero W from WWᵀ, (b, m, m) float64.
+    """Return exp(−Σ pᵢ log pᵢ), pᵢ = σᵢ/Σσ, of non-zero W from WWᵀ, (b, m, m) float64.
 
     Within 1 %, mostly 1e-3: the fits are good to 1.5e-3·σ + 1.5e-5·σmax·min(1, 256/m) at each value.
     """
     steps = steps_for(gram.shape[-1])
-    # Any scale will do as long as λmax ≤ 1, and this one costs nothing. It is larger than λmax only where many singular
-    # values are large, and the small ones matter less.
+    # Any scale with λmax ≤ 1 will do, and this one costs nothing. It is well above λmax only if many singular values
+    # are large, and then the small ones matter less.
     iterate = gram / torch.linalg.matrix_norm(gram)[:, None, None]
     traces = [_trace(iterate)]
     for _ in range(steps):
@@ -48,7 +48,7 @@ def steps_for(m: int) -> int:
 
 @functools.cache
 def _weights(steps: int) -> list[list[float]]:
-    """(steps + 1, 2): what each iterate's trace counts in Σσ and in Σσ·log σ."""
+    """Return the weights of each iterate's trace in Σσ and in Σσ·log σ, (steps + 1, 2)."""
     further = ALPHA ** (steps - STEPS)
     g = np.logspace(-16, 0, 1500)
     basis = iterates_of(g, (ALPHA,) * steps)

@@ -1,17 +1,18 @@
-"""A float32 linear layer on the tensor cores of a GPU, as exact as the library's own float32 product and faster.
+"""A float32 linear layer on the tensor cores of a GPU, as accurate as the library's own float32 product and faster.
 
     y = split_linear(x, weight, bias)            # (…, k), (m, k), (m,) → (…, m); float32, no gradient
-    with linear_by_parts():                      # every large F.linear inside it, and patches' F.conv2d, on a GPU
+    with linear_by_parts():                      # every large F.linear and patch-wise F.conv2d inside, on a GPU
         model(images)
 
 Tensor cores multiply float16 exactly and add in float32. So each row is scaled by a power of two and cut into two
 float16 parts, x = (h + l/2048)·2^e, which together hold 22 bits, and
     x·w = (h_x·h_w + (h_x·l_w + l_x·h_w)/2048)·2^(e_x + e_w),
-where l_x·l_w/2048² is below rounding. Tensor cores truncate as they add, which would add up over a long sum: h_x·h_w is
-summed in parts of at most CHUNK terms, and the parts in ordinary float32. Against float64 the error is no larger than
-that of a plain float32 product, which rounds once for each term (tests, on a GPU too).
+where l_x·l_w/2048² is below rounding. Tensor cores truncate as they add, which would accumulate over a long sum:
+h_x·h_w is therefore summed in parts of at most CHUNK terms, and the parts are added in ordinary float32. Compared with
+float64, the error is no larger than that of a plain float32 product, which rounds once per term (tested, on a GPU too).
 
-A probe's own pass is a second forward pass in float32, and on an H100 or H200 its products are nearly all of its time.
+The probe's own pass is a second forward pass in float32, and on an H100 or H200 its products take nearly all of its
+time.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ from wellcond.numerics.fused import tokens_of
 
 __all__ = ["linear_by_parts", "split_linear"]
 
-CHUNK = 384  # terms that tensor cores add by themselves
-LEAST = 2**24  # multiplications from which on the parts are worth the launches
-WIDEST = 8192  # a row that one program cuts
+CHUNK = 384  # most terms that tensor cores add by themselves
+LEAST = 2**24  # multiplications from which on splitting is worth the extra launches
+WIDEST = 8192  # longest row that one program splits
 
 
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + bias for float32 (…, k), (m, k), (m,), without a gradient; k must be a multiple of 8."""
+    """Return x Wᵀ + bias for float32 (…, k), (m, k), (m,), without a gradient; k must be a multiple of 8."""
     k, m = x.shape[-1], weight.shape[0]
     rows = x.detach().reshape(-1, k)
     count = _parts(k)
@@ -53,7 +54,7 @@ def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _split_plainly(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(high, low, unit) of rows: values of float16, held in float32."""
+    """Return (high, low, unit) of rows: float16 values, held in float32."""
     exponent = torch.frexp(x.abs().amax(1)).exponent - 14
     scaled = torch.ldexp(x, -exponent[:, None])
     high = scaled.half().float()
@@ -61,13 +62,13 @@ def _split_plainly(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _parts(k: int) -> int:
-    """Into how many a sum of k terms is cut: equal ones, of no more than CHUNK if that can be, multiples of 8."""
+    """Return into how many equal parts to cut a sum of k terms: multiples of 8, of at most CHUNK terms if possible."""
     return next((c for c in range(-(-k // CHUNK), k // 8 + 1) if k % (8 * c) == 0), 1)
 
 
 @contextlib.contextmanager
 def linear_by_parts() -> Iterator[None]:
-    """Within it large float32 linear layers on a GPU go by `split_linear`, where no gradient is asked for."""
+    """Run large float32 linear layers on a GPU by `split_linear` while active, unless gradients are enabled."""
     with _ByParts():
         yield
 
@@ -108,7 +109,7 @@ def _patches(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """A convolution whose patches lie side by side, which is a linear layer of them; None for any other."""
+    """Compute a convolution whose patches do not overlap, as a linear layer of them; return None for any other."""
     height, width = weight.shape[2:]
     plain = padding in (0, (0, 0), "valid") and dilation in (1, (1, 1)) and groups == 1 and input.ndim == 4
     side = (stride, stride) if isinstance(stride, int) else tuple(stride)

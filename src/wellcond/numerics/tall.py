@@ -1,13 +1,14 @@
-"""Products with long, narrow matrices of tokens, whose sums over the tokens use all of a GPU.
+"""Products with long, narrow matrices of tokens, whose sums over the tokens use the whole GPU.
 
     kv = tall_product(k, v)                    # kᵀ v, (…, n, r), (…, n, c) → (…, r, c)
     out = thin_product(q, kv)                  # q kv, (…, n, r), (…, r, c) → (…, n, c)
     logits = flat_product(means, k)            # means kᵀ, (…, d, p), (…, n, p) → (…, d, n)
 
-Each is float32 at least, under autocast too, with gradients likewise. A library computes a small block of a result on
-one multiprocessor, however long its sum is: two matrices of 131,072 tokens keep 2 of 132 busy. Here a long sum is cut
-into parts of `ROWS` tokens, which are one batched product, and the parts are added in their order. `kᵀ v` is such a
-sum, and the gradients of `q kv` and `means kᵀ` in their small factor are. Parts depend on n alone, not on the batch.
+Each is computed in float32 at least, under autocast too, and so are the gradients. A library computes a small block of
+a result on one multiprocessor, however long its sum is: two matrices of 131,072 tokens keep 2 of 132 busy. Here a long
+sum is cut into parts of `ROWS` tokens, computed as one batched product and added up in order. `kᵀ v` is such a sum, and
+so are the gradients of `q kv` and `means kᵀ` with respect to their small factor. The parts depend on n alone, not on
+the batch.
 
 Where the fused kernels are off, on a CPU, and in forward mode or torch.func, all are plain products.
 """
@@ -22,18 +23,18 @@ from .fastpaths import fused_kernels, other_derivatives
 
 __all__ = ["flat_product", "tall_product", "thin_product"]
 
-ROWS = 512  # tokens of a part; 65,536 tokens of two heads make 256 parts
+ROWS = 512  # tokens per part; 65,536 tokens of two heads make 256 parts
 HALVES = (torch.bfloat16, torch.float16)
 
 
 def tall_product(a: Tensor, b: Tensor, *, parts: int | None = None) -> Tensor:
-    """aᵀ b for (…, n, r) and (…, n, c): (…, r, c), float32 at least.
+    """Return aᵀ b for (…, n, r) and (…, n, c): (…, r, c), float32 at least.
 
     Args:
-        parts: into how many the sum is cut, on any device; None for as many as the length asks for, on a GPU.
+        parts: the number of parts to cut the sum into, on any device; None lets the length decide, on a GPU only.
 
-    On a GPU two matrices of one half precision are multiplied as they are, with sums in float32: products of their
-    entries are exact there, so that this is what converting them first would give.
+    On a GPU, two matrices of the same half precision are multiplied as they are, with sums in float32: products of
+    their entries are exact there, so converting them first would give the same.
     """
     _check(a, b, a.ndim >= 2 and b.ndim >= 2 and a.shape[-2] == b.shape[-2], "(…, n, r) and (…, n, c)")
     parts = _parts(a, b, a.shape[-2], parts)
@@ -46,7 +47,7 @@ def tall_product(a: Tensor, b: Tensor, *, parts: int | None = None) -> Tensor:
 
 
 def thin_product(x: Tensor, small: Tensor, *, dtype: torch.dtype | None = None, parts: int | None = None) -> Tensor:
-    """x · small for (…, n, r) and (…, r, c): (…, n, c), computed in float32 at least, rounded to `dtype` if given."""
+    """Return x · small for (…, n, r) and (…, r, c): (…, n, c), in float32 at least, rounded to `dtype` if given."""
     _check(x, small, x.ndim >= 2 and small.ndim >= 2 and x.shape[-1] == small.shape[-2], "(…, n, r) and (…, r, c)")
     parts = _parts(x, small, x.shape[-2], parts)
     wide = _wide(x, small)
@@ -59,7 +60,7 @@ def thin_product(x: Tensor, small: Tensor, *, dtype: torch.dtype | None = None, 
 
 
 def flat_product(small: Tensor, x: Tensor, *, parts: int | None = None) -> Tensor:
-    """small · xᵀ for (…, d, p) and (…, n, p): (…, d, n), float32 at least, its rows contiguous."""
+    """Return small · xᵀ for (…, d, p) and (…, n, p): (…, d, n), float32 at least, with contiguous rows."""
     _check(small, x, x.ndim >= 2 and small.ndim >= 2 and x.shape[-1] == small.shape[-1], "(…, d, p) and (…, n, p)")
     parts = _parts(small, x, x.shape[-2], parts)
     wide = _wide(small, x)
@@ -84,7 +85,7 @@ class _Tall(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             if _rows_are_contiguous(a):
                 da = thin_product(b, g.mT, dtype=a.dtype, parts=ctx.parts)
-            else:  # the gradient of a transposed matrix is wanted transposed, too
+            else:  # the gradient of a transposed matrix should be transposed, too
                 da = flat_product(g, b, parts=ctx.parts).to(a.dtype).mT
         if ctx.needs_input_grad[1]:
             db = thin_product(a, g, dtype=b.dtype, parts=ctx.parts)
@@ -97,14 +98,14 @@ class _Thin(torch.autograd.Function):
         ctx.save_for_backward(x, small)
         ctx.parts = parts
         product = _batched(x, small)
-        # torch 2.11's compiler gives a function that ends in a conversion to the same dtype gradients of zero
+        # torch 2.11's compiler returns zero gradients for a function that ends in a conversion to the same dtype
         return product if product.dtype == dtype else product.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, small = ctx.saved_tensors
         (g,), dx, dsmall = grads, None, None
-        if g.dtype != x.dtype:  # once for both
+        if g.dtype != x.dtype:  # convert once for both
             g = g.to(_wide(x, small))
         if ctx.needs_input_grad[0]:
             dx = thin_product(g, small.mT, dtype=x.dtype, parts=ctx.parts)
@@ -153,7 +154,7 @@ def _sum_of_parts(a: Tensor, b: Tensor, parts: int) -> Tensor:
 
 
 def _stacked(x: Tensor, parts: int) -> Tensor:
-    """(…, parts · rows, r) as (… · parts, rows, r): a view where the strides allow, else one copy along the rows."""
+    """View (…, parts · rows, r) as (… · parts, rows, r), or copy it once along the rows if the strides require it."""
     rows, r = x.shape[-2] // parts, x.shape[-1]
     if _rows_are_contiguous(x):
         return x.reshape(-1, rows, r)
@@ -171,7 +172,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Heads of tokens that stand side by side are moved apart in the same pass, since a product needs that anyway."""
+    """Convert to `dtype`; the same pass separates heads that lie side by side, since a product needs that anyway."""
     if x.dtype == dtype:
         return x
     return x.to(dtype, memory_format=torch.contiguous_format if _rows_are_contiguous(x) else torch.preserve_format)
@@ -186,7 +187,7 @@ def _rows_are_contiguous(x: Tensor) -> bool:
 
 
 def _parts(x: Tensor, y: Tensor, n: int, parts: int | None) -> int:
-    """How many parts a sum over n has; 1 for the plain product."""
+    """Return the number of parts of a sum over n; 1 means the plain product."""
     if n == 0 or x.numel() == 0 or y.numel() == 0 or other_derivatives(x, y):
         return 1
     if parts is not None:
@@ -204,7 +205,7 @@ def _with_one_lead(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(x: Tensor, y: Tensor) -> torch.dtype:
-    # what promote_types says of floating-point dtypes, without a call into torch for each of a dozen products
+    # like promote_types for floating-point dtypes, without a call into torch for each of a dozen products
     return torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
 
 

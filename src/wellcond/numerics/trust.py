@@ -1,6 +1,6 @@
-"""Whether input is looked at for a NaN or Inf, which makes a GPU wait at every call.
+"""Whether input is checked for NaN and Inf, which synchronises with the GPU on every call.
 
-with trusted_input():           # for whoever knows where the numbers come from
+with trusted_input():           # if you know where the numbers come from
     model(images)
 """
 
@@ -14,7 +14,7 @@ _trusted = False
 
 @contextlib.contextmanager
 def trusted_input() -> Iterator[None]:
-    """Within it nobody looks."""
+    """Skip these checks while this context is active."""
     global _trusted
     before, _trusted = _trusted, True
     try:

@@ -1,4 +1,4 @@
-"""The probe: sites → rows, live or once."""
+"""The probe: measure the conditioning of a model's tokens at its sites, once or during training, as rows."""
 
 from wellcond.probe.probe import Probe
 

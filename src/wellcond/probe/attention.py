@@ -1,13 +1,14 @@
-"""Attention as the model computes it, intercepted: the entropy of its weights and the largest logit.
+"""Intercept a model's attention as it is computed, to measure the entropy of its weights and the largest logit.
 
     listener = AttentionListener({"blocks.3": model.blocks[3].attn, …}, share=64 / 256, samples=64)
-    with listener.hooks():               # within it a torch function mode sees every call of torch's
+    with listener.hooks():               # inside these modules, a torch function mode sees every call to torch
         model(images)
-    listener.found                       # {"blocks.3": Heard(entropy=…, largest_logit=…, count=…)}
+    listener.found                       # {"blocks.3": Heard(entropy=…, rows=…, largest_logit=…, …)}
 
-Inside these modules it intercepts `scaled_dot_product_attention`, whose weights no hook ever sees, and `softmax` over
-the last dimension, for attention that is written out. The logits are recomputed from query and key, in float32 or
-better, a few rows at a time. Every call is passed on unchanged, even if measuring it fails: see `failed`.
+It intercepts `scaled_dot_product_attention`, whose weights no hook can see, and, for attention that is written out,
+`softmax` over the last dimension. In the first case the logits are recomputed from query and key, a few rows at a time.
+Everything is measured in float32 or better. Every call goes through unchanged, even if measuring it fails; see
+`failed`.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ from wellcond.probe.passes import whose_pass
 __all__ = ["AttentionListener", "Heard"]
 
 SOFTMAX: set[Callable[..., Tensor]] = {torch.softmax, F.softmax, Tensor.softmax}
-BUDGET_BYTES = 2**28  # of logits at a time
+BUDGET_BYTES = 2**28  # memory for the logits processed at once
 
 
 class Heard(NamedTuple):
-    """Sums, to be merged with those of other calls and ranks."""
+    """Sums and the maximum over one attention call, which can be merged across ranks."""
 
     entropy: Tensor
-    """The sum of the entropies of all rows (samples, heads and queries), in nats; a float64 scalar, like the next."""
+    """Entropy in nats, summed over all rows (samples, heads, queries). A float64 scalar, like the next two fields."""
     rows: Tensor
     largest_logit: Tensor
     samples: int
@@ -43,9 +44,10 @@ class Heard(NamedTuple):
 
 
 class AttentionListener(TorchFunctionMode):
-    """Listens to `modules`, in the first `share` of each batch, which are `samples` samples (one has several windows).
+    """Measure the attention of `modules`, for the first `share` of each batch.
 
-    `valid` says for one of the keys which tokens, (b, n) or (1, n), are not padding; queries of padding are left out.
+    This share holds `samples` samples; it is a fraction because a sample may be several windows. `valid(key)` returns
+    which tokens are not padding, (b, n) or (1, n), or None for all; queries that are padding are left out.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class AttentionListener(TorchFunctionMode):
                 stack.callback(leave.remove)
             yield
 
-    # The mode is on only inside attention: elsewhere it would slow down every call of torch's for nothing.
+    # The mode is active only inside attention; elsewhere it would slow down every torch call for nothing.
 
     def _arrived(self, key: Any) -> None:
         self._inside.append(key)
@@ -89,7 +91,7 @@ class AttentionListener(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def _leave_all(self) -> None:
-        """After a KeyboardInterrupt, which hooks are not told of."""
+        """Leave the modules still entered after a KeyboardInterrupt, on which hooks do not run."""
         while self._inside:
             self._left()
 
@@ -113,7 +115,7 @@ class AttentionListener(TorchFunctionMode):
             self._hear(_chunks_of(_first(logits, self.share), self._counts(logits)), logits)
 
     def _counts(self, x: Tensor) -> Tensor | None:
-        """Which queries of (b, heads, queries, …) are not padding, (b, heads, queries); None if none is."""
+        """Return which queries of x (b, heads, queries, …) are not padding, (b, heads, queries); None to count all."""
         first, valid = _first(x, self.share), self.valid(self._inside[-1])
         if valid is None or x.ndim != 4 or valid.shape[1] != x.shape[2] or 1 < len(valid) < len(first):
             return None
@@ -125,9 +127,9 @@ class AttentionListener(TorchFunctionMode):
         with torch.no_grad(), no_autocast(like):
             for logits in chunks:  # (…, queries, keys)
                 top = logits.amax(-1)
-                attends = ~top.isneginf()  # a query without keys attends to nothing, nor does one of padding
+                attends = ~top.isneginf()  # false for padding and for queries whose keys are all masked
                 weights = torch.softmax(logits, -1)
-                # A weight of zero, such as a masked key's, adds nothing to the entropy.
+                # A zero weight, such as a masked key's, adds nothing to the entropy.
                 each = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
                 total[0] += torch.where(attends, each, 0).sum(dtype=torch.float64)
                 total[1] += attends.sum()
@@ -137,7 +139,7 @@ class AttentionListener(TorchFunctionMode):
 
 @functools.cache
 def _made_of_others(func: Any) -> Any:
-    """A torch function that dispatches to function modes itself, without that: we intercept the functions it calls."""
+    """Return a copy of `func` without its own dispatch to function modes, so that we see the functions it calls."""
     scope = {**func.__globals__, "has_torch_function": lambda _tensors: False}
     twin = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     twin.__kwdefaults__ = func.__kwdefaults__
@@ -145,7 +147,7 @@ def _made_of_others(func: Any) -> Any:
 
 
 def _first(x: Tensor, share: float) -> Tensor:
-    """The samples measured: the first of the batch, with all their windows."""
+    """Return the measured samples: the first `share` of the batch, with all their windows."""
     x = x.detach()
     return x if share >= 1 else x[: max(1, round(len(x) * share))]
 
@@ -178,7 +180,7 @@ def _sdpa_logits(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Iterator[Tensor]:
-    """The masked logits of `scaled_dot_product_attention`, (heads, queries, keys), some at a time."""
+    """Yield the masked logits of `scaled_dot_product_attention` in chunks of (heads, queries, keys)."""
     query, key = _first(query, share), _first(key, share)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)

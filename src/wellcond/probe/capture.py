@@ -1,21 +1,22 @@
-"""What one forward pass gives: the tensors at a model's sites, which of their tokens are padding, what went wrong.
+"""Capture one forward pass: the tensors at a model's sites, which tokens are padding, and what went wrong.
 
     capture = Capture(wanted, max_samples=64)
-    with capture.hooks():               # always removed, also after an exception
+    with capture.hooks():               # always removed, even after an exception
         with capture.listening():
             model(images)
     capture.tensors                     # {Place("blocks.3", 3, "sa"): (b, n, d) tensor, …}
 
-A hook detaches, cuts to the first `max_samples` samples and copies: nothing of the pass changes, no later in-place
-operation reaches the copy, and no graph is kept alive. Nor does an error in it end the pass: it is kept in `errors`.
+Each hook detaches the tensor, cuts it to the first `max_samples` samples and copies it. So the pass itself does not
+change, later in-place operations do not reach the copy, and no graph is kept alive. An error in a hook does not end the
+pass; it is kept in `errors`.
 
-    padding = Padding(whole)                        # (b, n) of the model's own mask: True counts; or None
-    padding.see("layer.3", block, args, kwargs)     # what the block is called with
-    padding.of("layer.3")                           # (b, n), or None where every token counts
+    padding = Padding(whole)                        # the model's own mask (b, n), True for tokens that count, or None
+    padding.see("layer.3", block, args, kwargs)     # the arguments of the block's call
+    padding.of("layer.3")                           # (b, n), or None if every token counts
 
-A block's own mask says more than the model's: a wrapper may call its mask something else, and of a model with two
-towers only one may be padded. A token is padding where no query may attend to it. Where blocks are given masks, a block
-without one has no padding; where none is, the model's mask stands for all.
+A block's own mask says more than the model's: a wrapper may use another name for its mask, and in a model with two
+towers only one may be padded. A token is padding if no query may attend to it. If any block is given a mask, a block
+without one has no padding; if none is, the model's mask holds for all blocks.
 """
 
 import contextlib
@@ -35,23 +36,23 @@ from wellcond.probe.places import Place, Wanted
 
 __all__ = ["Capture", "Padding", "Pass", "counted"]
 
-HIDDEN = -1e4  # masks add this, or less, to logits that are not to count
-TORCHS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)  # for them True hides
+HIDDEN = -1e4  # additive masks put this or less on logits that they hide
+TORCHS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)  # in their masks True hides
 
 
 class Padding:
-    """The tokens that count in one pass, block by block."""
+    """Which tokens count in one pass, that is, are not padding, block by block."""
 
     def __init__(self, whole: Tensor | None = None, *, samples: int | None = None):
         self.whole: Tensor | None = whole
         self.samples: int | None = samples
         self.unread: dict[str, tuple[int, ...]] = {}
-        """By block, the shape of a mask that does not tell padding apart."""
+        """Block → the shape of a mask from which padding cannot be told."""
         self._blocks: dict[str, Tensor | None] = {}
         self._masked = False
 
     def see(self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What block `name` is called with, the first time."""
+        """Read the masks among the arguments of block `name`, at its first call."""
         if name in self._blocks:
             return
         self._blocks[name] = None
@@ -68,16 +69,16 @@ class Padding:
             self._blocks[name] = found[: self.samples] if before is None else before & found[: self.samples]
 
     def of(self, name: str) -> Tensor | None:
-        """Which tokens count there, (b, n) or (1, n); None for all."""
+        """Return which tokens count in block `name`, (b, n) or (1, n); None for all."""
         return self._blocks.get(name) if self._masked else self.whole
 
 
 def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool = False) -> Tensor | None:
-    """Which of `tokens` (b, n) count by a mask that a block was given as `argument`: bool, (b, n) or (1, n).
+    """Return which of `tokens` (b, n) count under a mask passed to a block as `argument`: bool, (b, n) or (1, n).
 
-    Shapes: (b, n) for keys, (n, n), (b, n, n) or (b, heads, n, n) for pairs, with ones that broadcast. True counts, or
-    what is not zero, or what is not hidden by a large negative number; the other way round where `hides`, as in torch's
-    own layers, and for what is called padding. None where it does not tell.
+    The mask is (b, n) for keys, or (n, n), (b, n, n) or (b, heads, n, n) for pairs; dimensions of size 1 broadcast.
+    True or nonzero means that a token counts; in an additive mask, anything but a large negative number. With `hides`,
+    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell.
     """
     batch, n = tokens
     if mask.ndim < 2 or mask.shape[-1] != n:
@@ -85,7 +86,7 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
     hides = hides or "padding" in argument
     kept = _kept(mask, hides=hides)
     if mask.ndim == 2:
-        # With as many samples as tokens, the name decides.
+        # With as many samples as tokens, the argument's name decides.
         by_sample = len(mask) == batch and (batch != n or hides or argument == "attention_mask" or "valid" in argument)
         return kept if by_sample else kept.any(0, keepdim=True) if len(mask) in (1, n) else None
     if len(mask) not in (1, batch):
@@ -101,7 +102,7 @@ def _kept(mask: Tensor, *, hides: bool) -> Tensor:
 
 
 def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors among the arguments whose name says that they are masks."""
+    """Return the tensor arguments whose names say that they are masks."""
     given = kwargs
     if len(args) > 1:
         given = {**dict(zip(inspect.signature(block.forward).parameters, args, strict=False)), **kwargs}
@@ -109,25 +110,25 @@ def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
 
 
 class Capture:
-    """Catches the wanted tensors of one pass; a block that runs more than once in it is caught at its first run."""
+    """Capture the wanted tensors of one pass; for a block that runs more than once, those of its first run."""
 
     def __init__(self, wanted: list[Wanted], *, max_samples: int):
         self.wanted = wanted
         self.max_samples = max_samples
         self.tensors: dict[Place, Tensor] = {}
         self.errors: dict[Place, Exception] = {}
-        """What went wrong in a hook."""
+        """Place → the exception raised in its hook."""
         self.low_precision: bool = False
-        """Whether autocast computed in less than float32 when a tensor was caught, whatever its own dtype is."""
+        """Whether autocast was computing below float32 when a tensor was captured, whatever the tensor's own dtype."""
         self.padding: Padding = Padding()
         self._listening = False
         self._owner: object | None = None
-        self._block: nn.Module | None = None  # the one that runs: two blocks may share a module
+        self._block: nn.Module | None = None  # the one now running, since two blocks may share a module
         self._calls: dict[int, int] = {}
 
     @contextlib.contextmanager
     def listening(self, padding: Padding | None = None) -> Iterator[None]:
-        """Starts anew, and catches what passes until the end of the block."""
+        """Discard earlier results and capture tensors until the end of the `with` block."""
         self.tensors, self.errors, self.low_precision = {}, {}, False
         self.padding = Padding() if padding is None else padding
         self._calls, self._block = {}, None
@@ -141,7 +142,7 @@ class Capture:
         return self._listening and whose_pass() is self._owner
 
     def take(self) -> dict[Place, Tensor]:
-        """What was caught, handed over: the capture keeps no memory."""
+        """Hand over the captured tensors, so that the capture holds no memory."""
         caught, self.tensors = self.tensors, {}
         return caught
 
@@ -158,7 +159,7 @@ class Capture:
             module = want.block.get_submodule(want.tap.path)
             by_module.setdefault(id(module), (module, []))[1].append(want)
         for want in {id(want.block): want for want in self.wanted}.values():
-            # The first of the hooks: which call of a module this is counts from the start of its block.
+            # This hook must run first: calls of a module are counted from the start of its block.
             yield want.block.register_forward_pre_hook(self._restart(want), prepend=True, with_kwargs=True)
         for module, wants in by_module.values():
             inputs = [want for want in wants if want.tap.end == "input"]
@@ -216,7 +217,7 @@ class Capture:
 
 
 def _computes_low(kind: str) -> bool:
-    """Whether autocast is on for such devices, in less than float32."""
+    """Whether autocast is on for devices of this kind, with a dtype below float32."""
     return (
         torch.amp.is_autocast_available(kind)
         and torch.is_autocast_enabled(kind)
@@ -225,7 +226,7 @@ def _computes_low(kind: str) -> bool:
 
 
 def _first_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the module works on: the first argument of its forward, also where everything is passed by name."""
+    """Return what the module works on: the first argument of its forward, even if everything is passed by name."""
     if args:
         return args[0]
     first = next(iter(inspect.signature(module.forward).parameters), "")
@@ -233,7 +234,7 @@ def _first_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _first_tensor(value: Any) -> Tensor | None:
-    """The tensor itself, or the first of a tuple, a list or a Hugging Face output."""
+    """Return a floating-point tensor itself, or the first one in a tuple, a list or a Hugging Face output."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     if isinstance(value, dict):
@@ -244,7 +245,7 @@ def _first_tensor(value: Any) -> Tensor | None:
 
 
 def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
-    """(b, …) as token matrices (b, n, d)."""
+    """Return (b, …) as token matrices (b, n, d)."""
     if want.place.site == "tokens":
         projection = want.block
         assert isinstance(projection, nn.Conv2d)
@@ -252,8 +253,8 @@ def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
             tensor = projection.graying(tensor)
         height, width = projection.stride
         whole = tensor[..., : tensor.shape[-2] // height * height, : tensor.shape[-1] // width * width]
-        return tokens_of(whole, height, width)  # the convolution does not see the remainder, either
-    if tensor.ndim == 2:  # one token a sample, without a dimension for tokens
+        return tokens_of(whole, height, width)  # the convolution ignores the remainder, too
+    if tensor.ndim == 2:  # one token per sample, without a token dimension
         return tensor[:, None, :]
     if tensor.ndim == 4:
         return tensor.flatten(2).mT if want.channels_first else tensor.flatten(1, 2)
@@ -262,25 +263,25 @@ def _as_tokens(tensor: Tensor, want: Wanted) -> Tensor:
 
 @dataclass
 class Pass:
-    """What one measured pass has given: tensors, masks, attention, and what went wrong."""
+    """What one measured pass yielded: tensors, masks, attention, and what went wrong."""
 
     exact: bool
     samples: int
     padding: Padding = field(default_factory=Padding)
     tensors: dict[Place, Tensor] = field(default_factory=dict)
     ends: dict[Place, Tensor] = field(default_factory=dict)
-    """What blocks read and gave out, where the map between is asked for."""
+    """The blocks' inputs and outputs, if the linear map between them is to be measured."""
     heard: dict[str, Heard] = field(default_factory=dict)
     unheard: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
-    """What kept the pass from being measured at all."""
+    """Why the pass as a whole could not be measured."""
     errors: dict[Place, Exception] = field(default_factory=dict)
-    """What kept single places from it."""
+    """Why individual places could not be measured."""
     low_precision: bool = False
-    """Whether autocast computed in less than float32."""
+    """Whether autocast computed below float32."""
 
     def remarks(self, missed: Iterable[Place], *, failed: bool) -> Iterator[str]:
-        """In words; `missed` are the places that gave nothing, `failed` tells that this was said already."""
+        """Yield what went wrong, in words; `missed` places gave nothing, `failed` means that this was reported."""
         if not failed:
             if self.errors:
                 why = next(iter(self.errors.values()))

@@ -4,7 +4,7 @@
     trainer = lightning.Trainer(callbacks=[ProbeCallback(every=100)])
     trainer.fit(module)                 # probe.jsonl in the trainer's log folder, log κ in its loggers
 
-A step is an optimiser step (`trainer.global_step`): with gradient accumulation the first of its batches is measured.
+A step is an optimiser step (`trainer.global_step`); with gradient accumulation the first of its batches is measured.
 """
 
 import math
@@ -34,17 +34,17 @@ __all__ = ["ProbeCallback", "called_module"]
 
 
 class ProbeCallback(Callback):
-    """Measures every `every`-th optimiser step of `trainer.fit`; validation and test passes are left alone.
+    """Measure every `every`-th optimiser step of `trainer.fit`; validation and test passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, … and at the last one, or "auto": as often as a hundredth of the
-            time allows.
-        path: the file of JSON lines; by default `probe.jsonl` in the trainer's log folder.
+        every: measure at steps 0, every, 2·every, … and at the last one; "auto" measures as often as 1 % of the
+            training time allows.
+        path: the JSON Lines file for the rows; by default `probe.jsonl` in the trainer's log folder.
         module: the module that `training_step` calls, as a path inside the LightningModule ("model"); by default the
-            outermost one below the LightningModule that holds all blocks.
-        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, samples, spectrum, …
+            outermost one inside the LightningModule that holds all blocks.
+        settings: further arguments of `wellcond.Probe`: sites, blocks, max_samples, exact, samples, spectrum, …
 
-    `callback.probe` has the last measurement (`callback.probe.table()`), `callback.path` the file with all of them.
+    `callback.probe` holds the last measurement (`callback.probe.table()`); `callback.path` is the file of all rows.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ProbeCallback(Callback):
                 "the whole LightningModule was compiled, training_step included, and compiled code skips hooks. "
                 "Compile the model inside it (self.model = torch.compile(model)) to measure it while it trains"
             )
-        folder = trainer.log_dir or trainer.default_root_dir  # asked on every process: log_dir is broadcast
+        folder = trainer.log_dir or trainer.default_root_dir  # on every process, since log_dir broadcasts
         if self.path is None:
             self.path = Path(folder) / PROBE
         if self.module is None:
@@ -115,19 +115,19 @@ class ProbeCallback(Callback):
 
 
 def _last_step(trainer: Trainer) -> int | None:
-    """None where nobody knows it: a training without an end, data without a length, accumulation that changes."""
+    """Return the last step; None if unknown: endless training, data without a length, accumulation that changes."""
     try:
         steps = trainer.estimated_stepping_batches
-    except Exception:  # Lightning refuses the last of these; a training must not fail by its probe
+    except Exception:  # Lightning raises for the last of these; a probe must not make training fail
         return None
     return int(steps) - 1 if 0 < steps < math.inf else None
 
 
 def called_module(module: nn.Module) -> nn.Module:
-    """The outermost module below `module` that holds all its blocks and can be called; `module` itself if none does.
+    """Return the outermost callable module inside `module` that holds all its blocks; `module` itself if there is none.
 
-    A LightningModule is not called in training, but its parts are. The outermost one has it all: the raw patches, the
-    padding mask, a wrapper of torch.compile around it.
+    A LightningModule is not called in training, but its parts are. The outermost one sees everything: the raw patches,
+    the padding mask, torch.compile's wrapper around it.
     """
     blocks = {id(block.module) for block in find_blocks(module)}
     inside = module
@@ -135,7 +135,7 @@ def called_module(module: nn.Module) -> nn.Module:
         inside = next((child for child in inside.children() if blocks <= set(map(id, child.modules()))), None)
         if inside is None or id(inside) in blocks:
             return module
-        if not isinstance(inside, nn.ModuleList | nn.ModuleDict):  # mere containers: they are never called
+        if not isinstance(inside, nn.ModuleList | nn.ModuleDict):  # containers are never called
             return inside
 
 
@@ -150,7 +150,7 @@ def _named(module: nn.Module, path: str) -> nn.Module:
 
 
 def _holders(module: nn.Module) -> list[str]:
-    """The paths of the modules that hold blocks and are none themselves."""
+    """Return the paths of the modules that hold blocks but are not blocks themselves."""
     blocks = {id(block.module) for block in find_blocks(module)}
     return [
         path

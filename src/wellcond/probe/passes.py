@@ -1,20 +1,20 @@
-"""Forward passes: the model's own, noticed whatever the model is wrapped in, and one of ours, for measuring alone.
+"""Forward passes: watch the model's own, whatever it is wrapped in, or run a separate one only to measure it.
 
     with watching(model, before, after):
         model(images)                                   # before(args, kwargs), the pass, after(finished)
-    batch_size(args, kwargs)                            # 256: what the model was called with
+    batch_size(args, kwargs)                            # 256, from the arguments of the call
     with own_pass(probe):
         run_apart(model, args, kwargs, samples=64, exact=True)
 
-`after` is called also when the pass fails, with False, except for a KeyboardInterrupt, of which no hook is told. A
-model compiled in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
-`torch.compile(model)` is a module whose own hooks stand outside the compiled code.
+If the pass fails, `after` is called with False, except that hooks do not run on a KeyboardInterrupt. A model compiled
+in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
+`torch.compile(model)` is a module whose own hooks run outside the compiled code.
 
-Our own pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without gradients,
-uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or in float64
-if asked, since low precision can both hide and invent large condition numbers. Weights below that precision, and
-sharded ones (FSDP2), are upcast and gathered block by block, while the block runs, so that no second copy of the model
-is ever in memory. FullyShardedDataParallel gathers its weights itself, in the precision in which it keeps them.
+The separate pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without
+gradients, uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or
+in float64 on request, since low precision can both hide and invent large condition numbers. Weights below that
+precision are upcast, and sharded ones (FSDP2) gathered, block by block while the block runs, so that memory never holds
+a second copy of the model. FullyShardedDataParallel gathers its weights itself, in the precision it stores them in.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ __all__ = [
     "whose_pass",
 ]
 
-FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode
+FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode, if nothing listens
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[bool], None]
 
@@ -58,7 +58,7 @@ _running = threading.local()
 
 @contextlib.contextmanager
 def watching(model: nn.Module, before: Before, after: After) -> Iterator[None]:
-    """A context in which `before` and `after` are called around each forward pass of `model`."""
+    """Call `before` and `after` around each forward pass of `model`, inside this context."""
     around = _around_compiled_call if model._compiled_call_impl is not None else _by_hooks
     with around(model, before, after):
         yield
@@ -83,7 +83,7 @@ def _around_compiled_call(model: nn.Module, before: Before, after: After) -> Ite
     try:
         yield
     finally:
-        if model._compiled_call_impl is call:  # else it was compiled anew meanwhile
+        if model._compiled_call_impl is call:  # otherwise it has been compiled again since
             model._compiled_call_impl = compiled
 
 
@@ -103,17 +103,17 @@ def _by_hooks(model: nn.Module, before: Before, after: After) -> Iterator[None]:
 
 
 class Ends:
-    """Both ends of a pass, as hooks of one module. In a copy of it, deep or pickled (an EMA's, say), they do nothing.
+    """Hooks at both ends of a module's pass. In a deep or pickled copy of the module, such as an EMA, they do nothing.
 
-    Nor do they where they are compiled into somebody's code: a probe of the inner model must not change that code. It
-    has then seen no pass, and says so.
+    They also do nothing if they are compiled into the user's code, which a probe of the inner model must not change.
+    The probe has then seen no pass, and reports it.
     """
 
     def __init__(self, before: Before | None, after: After | None):
         self.before: Before | None = before
         self.after: After | None = after
         self._finished: list[bool] = []
-        # One for each pass that runs (a probe's own runs inside another); empty if attached in the middle of a pass.
+        # One entry per running pass (a probe's own runs inside another); empty if attached in the middle of a pass.
 
     def __reduce__(self) -> Any:
         return Ends, (None, None)
@@ -125,7 +125,7 @@ class Ends:
         self.before(args, kwargs)
 
     def finish(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        # Not called where the pass has failed. (The output tells nothing: a model may return None.)
+        # Not called if the pass has failed. (The output cannot tell: a model may return None.)
         if torch.compiler.is_compiling() or self.after is None or not self._finished:
             return
         self._finished[-1] = True
@@ -138,19 +138,19 @@ class Ends:
             self.after(False)
 
 
-# ---- what it was called with
+# ---- the arguments of a pass
 
 
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The length of the first tensor; 1 where there is none."""
+    """Return the length of the first tensor among the arguments; 1 if there is none."""
     sizes = _lengths((args, kwargs))
     return sizes[0] if sizes else 1
 
 
 def first_samples(tree: Any, samples: int) -> Any:
-    """Copies of the tensors, of the first `samples` where a tensor's first dimension is the batch's.
+    """Return copies of the tensors in `tree`, cut to the first `samples` if the first dimension is the batch.
 
-    Copies, since some models change their input in place, and the model's own pass is still to come.
+    They are copies since some models change their input in place, and the model's own pass is still to come.
     """
     size = next(iter(_lengths(tree)), 0)
 
@@ -161,7 +161,7 @@ def first_samples(tree: Any, samples: int) -> Any:
 
 
 def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the model was given as `name`, by position or by name; None if nothing."""
+    """Return the model's argument `name`, passed by position or by name; None if it was not passed."""
     if name in kwargs or not args:
         return kwargs.get(name)
     parameters = list(inspect.signature(model.forward).parameters)
@@ -173,12 +173,12 @@ def _lengths(tree: Any) -> list[int]:
     return [len(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
 
 
-# ---- a pass of our own
+# ---- the separate pass
 
 
 @contextlib.contextmanager
 def own_pass(owner: object) -> Iterator[None]:
-    """A context in which the model runs for `owner` alone: other probes neither count nor measure the pass."""
+    """Run the model for `owner` alone inside this context: other probes neither count nor measure the pass."""
     before = whose_pass()
     _running.owner = owner
     try:
@@ -188,16 +188,16 @@ def own_pass(owner: object) -> Iterator[None]:
 
 
 def whose_pass() -> object | None:
-    """The owner of the pass that runs in this thread; None for the model's own."""
+    """Return the owner of the pass running in this thread; None for the model's own."""
     return getattr(_running, "owner", None)
 
 
 def run_apart(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool | str
 ) -> None:
-    """Call the model inside `model` once more, on the first `samples` of the batch; the result is thrown away.
+    """Run the model inside `model` once more, on the first `samples` of the batch, and discard the output.
 
-    `exact`: as the model computes (False), in float32 at least (True), or in float64 ("float64").
+    `exact` sets the precision: the model's own (False), at least float32 (True), or float64 ("float64").
     """
     inner = _callable_inside(model)
     args, kwargs = first_samples((args, kwargs), samples)
@@ -208,7 +208,7 @@ def run_apart(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
         if not exact:
-            # Weights cast without gradients must not stay in autocast's cache: the model's own pass would find them.
+            # Weights cast without gradients must not stay in autocast's cache: the model's own pass would use them.
             stack.enter_context(_no_autocast_cache())
             inner(*args, **kwargs)
             return
@@ -226,7 +226,7 @@ def run_apart(
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `model` or a part of it was compiled: by torch.compile, of its forward too, or by module.compile()."""
+    """Whether `model` or a part of it was compiled: by torch.compile (also of its forward) or by module.compile()."""
     return any(
         module._compiled_call_impl is not None
         or "_orig_mod" in module._modules
@@ -241,7 +241,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def needs_separate_pass(model: nn.Module) -> str | None:
-    """Why hooks would miss the model's own forward pass, or None where they would not."""
+    """Return why hooks would miss the model's own forward pass, or None if they would not."""
     if is_compiled(model):
         return "compiled code skips hooks, so the model underneath was measured in a pass of its own (evaluation mode)"
     if isinstance(model, nn.DataParallel):
@@ -252,7 +252,7 @@ def needs_separate_pass(model: nn.Module) -> str | None:
 
 
 def _callable_inside(model: nn.Module) -> nn.Module:
-    """The module to call: the innermost one that does not depend on a wrapper for its weights."""
+    """Return the module to call: the innermost one that does not depend on a wrapper for its weights."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     while True:
@@ -270,7 +270,7 @@ def _callable_inside(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    # Only the flags: `model.eval()` may be overridden to do more.
+    # Set only the flags: `model.eval()` may be overridden to do more.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -284,7 +284,7 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _own_random_state(model: nn.Module) -> Iterator[None]:
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
-    numpy = sys.modules.get("numpy")  # not loaded, it is not used
+    numpy = sys.modules.get("numpy")  # if not loaded, it is not in use
     ours, theirs = random.getstate(), numpy.random.get_state() if numpy else None
     try:
         with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
@@ -297,7 +297,7 @@ def _own_random_state(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """torch's encoders drop padding (nested tensors) for a fast path; hooks disable it, and nothing else reads them."""
+    """Disable torch's encoder fast path: it makes nested tensors of padded input, which hooked layers cannot read."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -332,28 +332,30 @@ def _no_autocast(model: nn.Module) -> Iterator[None]:
 
 
 def _wrapped_parts(model: nn.Module) -> list[Any]:
-    """Those wrapped in FSDP1 (FullyShardedDataParallel), which manages its weights itself."""
+    """Return the modules wrapped in FSDP1 (FullyShardedDataParallel), which manages its weights itself."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
 
 
 def _sharded_parts(model: nn.Module) -> list[Any]:
-    """Those of FSDP2."""
+    """Return the modules sharded by FSDP2."""
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _gathers_itself(model: nn.Module) -> bool:
-    """Whether the weights must not be touched: those of FSDP1, and of FSDP2 combined with tensor parallelism."""
+    """Whether the weights must not be touched: with FSDP1, and with FSDP2 combined with tensor parallelism."""
     return bool(_wrapped_parts(model)) or (bool(_sharded_parts(model)) and any(map(_is_parallel, model.parameters())))
 
 
 @contextlib.contextmanager
 def _as_stored(model: nn.Module) -> Iterator[None]:
-    """A context in which FullyShardedDataParallel, in evaluation mode, computes in the precision of its weights,
-    whatever it trains in: float32, unless the whole model is in less."""
+    """Let FullyShardedDataParallel compute in the precision of its stored weights, whatever it trains in.
+
+    That is float32, unless the whole model is stored in less. It holds in evaluation mode, inside this context.
+    """
     handles = [module._handle for module in _wrapped_parts(model) if module._handle is not None]
     before = [handle._use_full_prec_in_eval for handle in handles]
     for handle in handles:
@@ -363,13 +365,13 @@ def _as_stored(model: nn.Module) -> Iterator[None]:
     finally:
         for handle, value in zip(handles, before, strict=True):
             if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_full_param_padded"):  # it has run
-                handle.reshard(True)  # the outermost stay gathered, and a later pass would reuse them
+                handle.reshard(True)  # else the outermost stay gathered, and a later pass reuses them
             handle._use_full_prec_in_eval = value
 
 
 @contextlib.contextmanager
 def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """A context in which weights and buffers below `dtype` are upcast, and sharded ones gathered, block by block."""
+    """Upcast weights and buffers below `dtype` and gather sharded ones, block by block, inside this context."""
     blocks = {id(block.module): block.module for block in find_blocks(model)}
     inside = {id(module) for block in blocks.values() for module in block.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
@@ -401,7 +403,7 @@ def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype, *, whole: bool)
     try:
         yield
     finally:
-        while running:  # of a pass that was interrupted
+        while running:  # left over from an interrupted pass
             leave()
         for handle in handles:
             handle.remove()
@@ -409,9 +411,9 @@ def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype, *, whole: bool)
 
 @contextlib.contextmanager
 def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -> Iterator[None]:
-    """Put upcast copies in the place of the modules' own parameters and buffers, and those back at the end.
+    """Replace the modules' parameters and buffers by upcast copies, and restore the originals at the end.
 
-    `whole`: those of sharded ones are gathered.
+    With `whole`, sharded ones are gathered.
     """
     before: list[tuple[dict[str, Any], str, Tensor]] = []
     copies: dict[int, Tensor] = {}  # tied weights stay tied
@@ -437,15 +439,17 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -
 
 @contextlib.contextmanager
 def _no_gathering(model: nn.Module) -> Iterator[bool]:
-    """Take FSDP2's own hooks away: they would gather the weights in the precision that training computes in, and round
-    what the blocks are given to it. Yields whether there are any."""
+    """Remove FSDP2's own hooks inside this context, and yield whether the model has sharded parts.
+
+    The hooks would gather the weights in the precision that training computes in, and round the blocks' inputs to it.
+    """
     sharded = _sharded_parts(model)
     kept: list[tuple[Any, Any]] = []
     for module in sharded:
         module.reshard()  # a forward without a backward leaves weights gathered, and rounded
         state: Any = module._get_fsdp_state()
         for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
-            for one in getattr(handle, "handles", (handle,)):  # several, where modules are sharded as one
+            for one in getattr(handle, "handles", (handle,)):  # several, if modules are sharded as one
                 hooks = one.hooks_dict_ref()
                 if hooks and one.id in hooks:
                     kept.append((hooks, list(hooks.items())))
@@ -463,7 +467,7 @@ def _is_distributed(tensor: Tensor) -> bool:
 
 
 def _is_parallel(tensor: Any) -> bool:
-    """Whether more than FSDP2 has sharded it: FSDP2 alone uses one mesh dimension, or a second one of replicas."""
+    """Whether not only FSDP2 shards it: FSDP2 alone uses one mesh dimension, and at most a second one for replicas."""
     if not _is_distributed(tensor):
         return False
     *others, _last = tensor.placements

@@ -1,4 +1,4 @@
-"""Which places of a model to measure: the user's patterns of sites and blocks, and where to catch each tensor.
+"""Choose which places of a model to measure, from patterns of sites and blocks, and where to capture each tensor.
 
 wanted = choose(model, sites="*sa", blocks=["blocks.1?", 3])
 wanted[0].place                     # Place(block='blocks.3', index=3, site='sa')
@@ -19,7 +19,7 @@ __all__ = ["Place", "Wanted", "block_ends", "choose", "form_of"]
 
 
 class Place(NamedTuple):
-    """What a row is about: its fields of these names."""
+    """The place that a row describes, in its fields of the same names."""
 
     block: str
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -28,22 +28,22 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One place, and where to catch its tensor."""
+    """One place to measure, and where to capture its tensor."""
 
     place: Place
     block: nn.Module
-    """The module that runs once a pass; the tap is relative to it."""
+    """The module that runs once per pass; the tap is relative to it."""
     tap: Tap
     channels_first: bool = False
     attention: nn.Module | None = None
 
 
 def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: Which = None) -> list[Wanted]:
-    """The places, in order of execution; ValueError where a pattern matches nothing, with what there is."""
+    """Return the places in order of execution. ValueError if a pattern matches nothing, listing what there is."""
     found, known = find_blocks(model), SITES
-    if sites is None:  # no family has all of them in every block: take those there are
+    if sites is None:  # no family has all of them in every block: take those it has
         sites = [site for site in DEFAULT_SITES if any(site in block.taps for block in select_blocks(found, blocks))]
-        sites = sites or DEFAULT_SITES  # none at all: the message below says why
+        sites = sites or DEFAULT_SITES  # if it has none, the error below says why
     patterns: list[str] = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else [sites]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f"sites are names or patterns such as '*sa', got {sites!r}; the sites are {', '.join(known)}")
@@ -72,7 +72,7 @@ def choose(model: nn.Module, sites: str | Iterable[str] | None = None, blocks: W
 
 
 def block_ends(model: nn.Module, blocks: Which = None) -> list[Wanted]:
-    """What each block reads and what it gives out, for the linear map between them."""
+    """Return each block's input and output as places, for the linear map between them."""
     return [
         Wanted(
             place=Place(block.name, block.index, end),
@@ -86,7 +86,7 @@ def block_ends(model: nn.Module, blocks: Which = None) -> list[Wanted]:
 
 
 def form_of(wanted: Iterable[Wanted]) -> tuple[object, ...]:
-    """What their blocks are made of: where it has changed, by surgery, the places have to be chosen again."""
+    """Return what the blocks are made of: if surgery has changed that, the places must be chosen again."""
     blocks = {id(want.block): want.block for want in wanted}.values()
     return tuple((id(module), type(module)) for block in blocks for module in block.modules())
 
@@ -103,7 +103,7 @@ def _at(block: Block, site: str) -> Wanted:
 
 
 def _of_the_input(model: nn.Module, first: Block) -> list[Wanted]:
-    """`tokens`, where the model reads patches through a known projection, and `embed`; their index is −1."""
+    """Return `tokens`, if the model reads patches through a known projection, and `embed`; their index is −1."""
     entry = Tap(path="", end="input")
     embed = Wanted(
         place=Place(first.name, -1, "embed"), block=first.module, tap=entry, channels_first=first.channels_first

@@ -1,16 +1,17 @@
-"""Probe: attach to a model, in training or not, and get the conditioning of its tokens at every block and site.
+"""Attach a probe to a model, in training or not, to measure the conditioning of its tokens at every block and site.
 
-    with wellcond.Probe(model) as probe:          # once, exactly
+    with wellcond.Probe(model) as probe:          # once, in float32
         model(images)
     print(probe.table())
 
     probe = wellcond.Probe(model, every=100).to("probe.jsonl")
-    with probe:                                   # while training: every 100th forward pass, rows on disk as they come
+    with probe:                                   # in training: every 100th forward pass; rows are written as they come
         train(model)
 
-It measures a pass of its own, in float32 whatever the training computes in, of the uncompiled model: see passes.py.
-In training that pass reads the same samples each time, so that a curve shows the model and not the batch. It changes no
-output bit, no gradient and no random number, and always removes its hooks, also after an exception.
+The probe runs a forward pass of its own to measure, on the uncompiled model and in float32, whatever the training
+computes in: see passes.py. In training that pass reads the same samples each time, so that a curve shows the model and
+not the batch. The probe changes no output bit, no gradient and no random number, and always removes its hooks, even
+after an exception.
 """
 
 import contextlib
@@ -50,36 +51,38 @@ from wellcond.words import ENDS
 
 __all__ = ["SHARE", "Pace", "Probe"]
 
-SHARE = 0.01  # of the time
+SHARE = 0.01  # of the training time, with every="auto"
 
 
 class Probe:
-    """Measures a model's blocks at their sites, at every `every`-th forward pass while it is attached.
+    """Measure a model's blocks at their sites, in every `every`-th forward pass while the probe is attached.
 
     Args:
-        model: what you call: the model itself, or torch.compile's, DistributedDataParallel's, accelerate's wrapper.
-        sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed where the
-            model is) and `embed` (the first block's input); by default those of `sa`, `+sa`, `mlp`, `+mlp` there are.
+        model: the object that you call: the model itself, or its wrapper from torch.compile, DistributedDataParallel or
+            accelerate.
+        sites: names or fnmatch patterns among `in`, `sa`, `+sa`, `mlp`, `+mlp`, `tokens` (raw patches, grayed if the
+            model grays them) and `embed` (the first block's input); by default those of `sa`, `+sa`, `mlp`, `+mlp` that
+            the model has.
         blocks: names or fnmatch patterns (`blocks.3`, `blocks.1?`), or indices (−1 is the last); by default all.
         every: measure at steps 0, every, 2·every, … A step is a forward pass, or what you set `probe.step` to. "auto"
-            measures as often as a hundredth of the time allows.
+            measures as often as 1 % of the training time allows.
         last: also measure at this step, the last one of a training, whatever `every` says.
-        max_samples: how many samples are measured; it bounds the memory.
-        exact: measure a pass of its own with autocast and TF32 off, in float32 (True) or "float64", or look at the pass
-            that happens, in whatever precision (False): in bfloat16 that shows little but its ceiling.
-        samples: what the exact pass reads: a tensor, a tuple of arguments or a dict of them by name. By default the
-            batch that comes, and in training the first one, kept to the end: always the same samples.
-        rank_samples: how many of the samples get what costs more: the effective rank and the spectrum, which need all
-            singular values, and the attention's entropy and largest logit.
-        spectrum: also the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
-        attention: also the entropy of the attention and its largest logit, where they can be intercepted.
-        near_unit: also the share of each block's linear map that is near the unit circle (numerics/layer_map.py), at
-            the cost of an eigenvalue decomposition on the CPU for each block.
-        run: the name of the run, for the rows.
-        reduce: merge the measurements of all processes of torch.distributed, each of which must have a probe attached;
-            by default where there is more than one.
+        max_samples: how many samples are measured, which bounds the memory.
+        exact: measure in a separate pass with autocast and TF32 off, in float32 (True) or "float64"; or in the model's
+            own pass, in whatever precision it has (False): bfloat16 shows little but its own ceiling.
+        samples: the input of the exact pass: a tensor, a tuple of arguments or a dict of them by name. By default the
+            current batch, and in training the first one, kept to the end, so that the samples are always the same.
+        rank_samples: for how many of the samples to compute what costs more: the effective rank and the spectrum, which
+            need all singular values, and the attention's entropy and largest logit.
+        spectrum: also measure the decay of the singular values, as rows `sigma.0`, `sigma.6`, …
+        attention: also measure the attention's entropy and largest logit, where they can be intercepted.
+        near_unit: also measure the share of eigenvalues near the unit circle of each block's linear map
+            (numerics/layer_map.py), at the cost of an eigenvalue decomposition on the CPU for each block.
+        run: the name of the run, written to the rows.
+        reduce: merge the measurements of all torch.distributed processes, each of which must have a probe attached; by
+            default if there is more than one.
 
-    Raises ValueError for a model without known blocks, and for sites or blocks that match nothing, with what there is.
+    Raises ValueError for a model without known blocks, and if sites or blocks match nothing, listing what there is.
     """
 
     def __init__(
@@ -122,9 +125,9 @@ class Probe:
         self.reduce: bool | None = reduce
         self.near_unit = near_unit
         self.notes: list[str] = []
-        """What a reader of the numbers should know: that it was a pass of its own, that a site was not reached."""
+        """What a reader of the numbers should know, such as that a site was not reached or a separate pass was run."""
         self.shape: tuple[int, int] | None = None
-        """Tokens and width of the matrices inside of blocks, as last measured, where all have the same."""
+        """(tokens, width) of the matrices inside blocks, as last measured; None if they differ."""
         self._asked = (sites, blocks)
         self._given = samples is not None
         self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
@@ -135,11 +138,11 @@ class Probe:
         self._counts_passes = True
         self._measured_step: int | None = None
         self._passes = self._passes_before = 0
-        self._during = contextlib.ExitStack()  # what is open while the model's own pass runs
+        self._during = contextlib.ExitStack()  # contexts open while the model's own pass runs
         self._pass: Pass | None = None
 
     def _choose(self) -> None:
-        """Find the places that were asked for in the model as it is now."""
+        """Find the requested places in the model as it is now."""
         self._wanted = choose(self.model, *self._asked)
         self._attending = {
             want.place.block: want.attention for want in self._wanted if self.attention and want.attention is not None
@@ -149,7 +152,7 @@ class Probe:
     # Attaching
 
     def attach(self) -> Self:
-        """Start to watch the model, until `detach`; `with` does both."""
+        """Start watching the model, until `detach`; a `with` block does both."""
         if self._attached is not None:
             raise ValueError("this probe is attached already; detach it first, or make another")
         with contextlib.ExitStack() as stack:
@@ -160,7 +163,7 @@ class Probe:
         return self
 
     def detach(self) -> None:
-        """Remove every hook, and warn if no forward pass was seen; at the end of a `with` that is an error."""
+        """Remove every hook, and warn if no forward pass was seen; at the end of a `with` block that is an error."""
         if self._let_go():
             warnings.warn(self._saw_nothing(), stacklevel=2)
 
@@ -172,7 +175,7 @@ class Probe:
             raise RuntimeError(self._saw_nothing())
 
     def _let_go(self) -> bool:
-        """Detach; True if no forward pass was seen since it was attached."""
+        """Detach; return True if no forward pass was seen since the probe was attached."""
         if self._attached is None:
             return False
         stack, self._attached = self._attached, None
@@ -187,10 +190,10 @@ class Probe:
         )
 
     def measure(self, step: int | None = None) -> None:
-        """Measure now, in a pass of its own on `samples`: for loops of your own, without attaching.
+        """Measure now, in a separate pass on `samples`, without attaching: for your own training loops.
 
-        `step` is the one that the rows name, by default `probe.step`; `every` is not asked (`if probe.due(step)` does
-        that). Of several processes all have to call it. ValueError where there are no samples.
+        `step` is the step to write to the rows, by default `probe.step`. `every` is ignored; `if probe.due(step)`
+        follows it. If there are several processes, all must call this. ValueError if there are no samples.
         """
         if not self.exact or self._samples is None:
             raise ValueError("give the probe what to measure on: Probe(model, samples=batch), with exact not False")
@@ -215,7 +218,7 @@ class Probe:
 
     @property
     def step(self) -> int:
-        """The step that the next forward pass belongs to. Set it, and it no longer counts passes by itself."""
+        """The step of the next forward pass. Once you set it, it no longer counts passes by itself."""
         return self._step
 
     @step.setter
@@ -228,23 +231,23 @@ class Probe:
         return self._findings.run
 
     def rows(self) -> list[records.Row]:
-        """Everything measured so far, as plain dicts, oldest first."""
+        """Return everything measured so far, as plain dicts, oldest first."""
         return list(self._findings.rows())
 
     def table(self, name: str = "log_kappa") -> str:
-        """The last measurement as text: blocks × sites."""
+        """Return the last measurement as text: blocks × sites."""
         return table(self._findings.rows(), name, notes=self.notes)
 
     def to(self, path: str | Path) -> Self:
-        """Write the rows to this file of JSON lines: those there are, and from now on each as it is measured.
+        """Write the rows to this JSON Lines file: those measured so far, and from now on each as it is measured.
 
-        ValueError where no file can be written there.
+        ValueError if the file cannot be written.
         """
         self._findings.write_to(Path(path), write=self._writes())
         return self
 
     def clear(self) -> None:
-        """Forget the rows, not the file."""
+        """Forget the rows measured so far; the file keeps them."""
         self._findings.clear()
 
     def __repr__(self) -> str:
@@ -255,8 +258,7 @@ class Probe:
 
     @property
     def _busy(self) -> bool:
-        """Whether the pass is not to be counted: a probe's own, this one's or another one's, or one that gradient
-        checkpointing repeats in the backward pass."""
+        """Whether to ignore this pass: some probe's own, or one that gradient checkpointing repeats in backward."""
         return whose_pass() is not None or torch._C._current_graph_task_id() != -1
 
     @property
@@ -266,7 +268,7 @@ class Probe:
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._busy:
             return
-        self._during.close()  # left by a KeyboardInterrupt, which hooks are not told of
+        self._during.close()  # left open by a KeyboardInterrupt, on which hooks do not run
         self._passes += 1
         self._pass = None
         if not self._pace.due(self._step) or self._measured_step == self._step or batch_size(args, kwargs) == 0:
@@ -282,7 +284,7 @@ class Probe:
             self._pass.error = error  # the model's own pass may fail in the same way, with a better message
 
     def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """(args, kwargs): the samples that were given, in training those that came first, else the batch that came."""
+        """Return the exact pass's (args, kwargs): the given samples, else the first batch in training, else these."""
         if self._samples is None and self._in_training:
             self._samples = first_samples((args, kwargs), self.max_samples)
         return self._kept_samples() if self._given or self._in_training else (args, kwargs)
@@ -296,9 +298,9 @@ class Probe:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def _begin(self, into: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Listen to the pass that is about to happen, or measure one of our own before it."""
+        """Start listening to the pass that is about to run, or measure a separate one before it."""
         batch = batch_size(args, kwargs)
-        if form_of(self._wanted) != self._form:  # skips or attention were changed since
+        if form_of(self._wanted) != self._form:  # skips or attention have changed since
             self._choose()
         into.padding = Padding(self._valid_tokens(args, kwargs), samples=self.max_samples)
         why = needs_separate_pass(self.model)
@@ -307,7 +309,7 @@ class Probe:
             return
         if why is not None and (not into.exact or is_compiled(self.model)):
             self._note(why)
-        # It comes first, since the model's own pass might change its inputs in place.
+        # It runs first, since the model's own pass might change its inputs in place.
         with own_pass(self), self._listening(into, 1.0):
             run_apart(self.model, args, kwargs, samples=self.max_samples, exact=self.exact)
 
@@ -333,7 +335,7 @@ class Probe:
         )
         ends = block_ends(self.model, self._asked[1]) if self.near_unit else []
         capture = Capture([*self._wanted, *ends], max_samples=self.max_samples)
-        # The hooks stand for this one pass: at other times the model runs as if there were no probe.
+        # The hooks exist for this pass only; at other times the model runs as if there were no probe.
         with contextlib.ExitStack() as stack:
             stack.enter_context(capture.hooks())
             stack.enter_context(capture.listening(into.padding))
@@ -347,7 +349,7 @@ class Probe:
 
     def _finish(self, done: Pass, step: int) -> None:
         sums, error = None, done.error
-        if done.errors and (not self._in_training or not done.tensors):  # else some places are better than none
+        if done.errors and (not self._in_training or not done.tensors):  # otherwise, some places are better than none
             error = error or next(iter(done.errors.values()))
         if error is None:
             try:
@@ -355,7 +357,7 @@ class Probe:
             except Exception as raised:
                 error = raised
         if self._reduces():
-            # A process that failed takes part with nothing, or the others would wait for it.
+            # A process that failed contributes empty sums; otherwise the others would wait for it.
             sums = (sums or Sums.measure(self._places, {}, {})).over_ranks()
         if error is not None:
             if not self._in_training:
@@ -372,7 +374,7 @@ class Probe:
             warnings.warn(f"the probe's rows could not be written, training goes on: {problem}", stacklevel=2)
 
     def _tell(self, done: Pass, sums: Sums, *, failed: bool) -> None:
-        """What the reader has to know about this pass; RuntimeError where a probe sees nothing at all."""
+        """Note what the reader must know about this pass; RuntimeError if it reached no place at all."""
         missed = [want.place for want, seen in zip(self._wanted, sums.seen(), strict=True) if not seen]
         if len(missed) == len(self._wanted) and not failed and not done.errors and not self._findings:
             raise RuntimeError(
@@ -400,7 +402,7 @@ class Probe:
         )
 
     def _near_unit_shares(self, done: Pass) -> dict[str, tuple[float, int]]:
-        """By block: the share, and how many samples it is of. A block that changes the shape has no such map."""
+        """Return block → (share, number of samples). A block that changes the shape has no such map."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for place, x in done.ends.items():
             y = done.ends.get(place._replace(site=ENDS[1])) if place.site == ENDS[0] else None
@@ -419,7 +421,7 @@ class Probe:
         return [want.place for want in self._wanted]
 
     def _agree(self, answer: bool) -> bool:
-        """The first process's answer, on all of them: of sharded weights, too, all have to gather their parts."""
+        """Return the first process's answer on all; needed for sharded weights too, which all gather together."""
         if not self._reduces() and not is_sharded(self.model):
             return answer
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
@@ -432,12 +434,12 @@ class Probe:
         return together if self.reduce is None else self.reduce and together
 
     def _writes(self) -> bool:
-        """Whether the file is this process's to write."""
+        """Whether this process writes the file."""
         return not (self._reduces() and dist.get_rank() > 0)
 
     def _valid_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         mask = argument(unwrap(self.model), "attention_mask", args, kwargs)
-        if isinstance(mask, Tensor) and mask.ndim == 2:  # Hugging Face's: one for a token that counts
+        if isinstance(mask, Tensor) and mask.ndim == 2:  # Hugging Face's: 1 for a token that counts
             return mask[: self.max_samples].bool()
         if isinstance(mask, Tensor):
             shape = tuple(mask.shape)
@@ -452,7 +454,7 @@ class Probe:
 
 
 def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of what was given as `samples`; ValueError where there is nothing to measure in it."""
+    """Return `samples` as (args, kwargs); ValueError if there is nothing to measure in them."""
     call = (), {}
     if isinstance(samples, Mapping):
         call = (), dict(samples)
@@ -467,18 +469,18 @@ def _as_call(samples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 class Pace:
-    """When to measure: every so many steps, or ("auto") as often as a hundredth of the time allows; and at the `last`.
+    """Decide when to measure: every so many steps, or as often as 1 % of the time allows ("auto"), and at the `last`.
 
         if pace.due(step):
             with pace.timed(device):
                 …                           # the measurement
             pace.measured(step)
 
-    For "auto" the time since the last measurement is looked at 1, 2, 4, 8, … steps after it: processes have to answer
-    alike, and so rarely need to ask each other. The first measurement costs more than the others (kernels are
-    compiled), and so it does not count: the second comes when training has taken as long as the first did.
+    For "auto" the time since the last measurement is checked only 1, 2, 4, 8, … steps after it: all processes must give
+    the same answer, and so they rarely need to communicate. The first measurement costs more than the others (kernels
+    are compiled) and so does not count: the second is due when training has taken as long as the first did.
 
-    `agree` turns an answer into the one that all processes give. ValueError for an `every` that is none.
+    `agree` turns a process's answer into the one that all processes give. ValueError for an invalid `every`.
     """
 
     def __init__(self, every: int | Literal["auto"], *, last: int | None = None, agree: Callable[[bool], bool] = bool):
@@ -488,10 +490,10 @@ class Pace:
         self.last: int | None = last
         self.agree: Callable[[bool], bool] = agree
         self.cost: float = 0.0
-        """Seconds that the last measurement took."""
+        """Seconds taken by the last measurement."""
         self._timing, self._measurements = 0.0, 0
         self._step, self._ended, self._look = 0, 0.0, 1
-        self._answer: tuple[int, bool] | None = None  # one answer a step, however often it is asked
+        self._answer: tuple[int, bool] | None = None  # one answer per step, however often it is asked
 
     def due(self, step: int) -> bool:
         if step == self.last:
@@ -504,7 +506,7 @@ class Pace:
 
     def _is_due(self, step: int) -> bool:
         since = step - self._step
-        if self._measurements == 0 or since < 0:  # since < 0: the training went back to an earlier state
+        if self._measurements == 0 or since < 0:  # since < 0: training went back to an earlier state
             return True
         if since < self._look:
             return False
@@ -515,7 +517,7 @@ class Pace:
 
     @contextlib.contextmanager
     def timed(self, device: torch.device) -> Iterator[None]:
-        """A context whose time counts as that of a measurement, or of a part of one."""
+        """Count the time spent inside this context as that of a measurement, or of a part of one."""
         if self.every != "auto":
             yield
         elif device.type == "cuda":  # events, so that work queued before does not count
@@ -523,7 +525,7 @@ class Pace:
             start.record()
             try:
                 yield
-            finally:  # a failure has taken its time, too
+            finally:  # a failed measurement takes time, too
                 end.record()
                 end.synchronize()
                 self._timing += start.elapsed_time(end) / 1e3

@@ -1,12 +1,12 @@
-"""From captured tensors to rows: what is measured at each place, as sums that can be merged over ranks.
+"""Turn captured tensors into rows: measure each place, and keep sums that can be merged across ranks.
 
     sums = Sums.measure(places, capture.tensors, heard, valid=None, rank_samples=8)
-    sums = sums.over_ranks()                  # torch.distributed, where it runs
+    sums = sums.over_ranks()                  # if torch.distributed is in use
     rows = sums.rows(run="a", step=100)
 
-κ is taken per sample on its (n, d) matrix of tokens and averaged in log scale; what has no κ (NaN, all zero, a single
-token) is left out of every mean, and counted. Matrices of one shape are measured in one batch, whatever their place:
-dozens of small batches would cost a GPU several times as much.
+κ is computed for each sample from its (n, d) matrix of tokens and averaged in log scale. A matrix without a κ (NaN, all
+zero, a single token) is left out of every mean, and counted. Matrices of one shape are measured in one batch, whatever
+their place: dozens of small batches would cost a GPU several times as much.
 """
 
 import math
@@ -31,14 +31,14 @@ __all__ = ["MEANS", "SPECTRUM_POINTS", "Findings", "Sums", "spectrum_indices"]
 
 MEANS = ("log_kappa", "sigma_max", "sigma_min", "stable_rank", "effective_rank")
 SPECTRUM_POINTS = 32
-BATCH_BYTES = 2**29  # of matrices put together for one measurement, where memory is scarce
+BATCH_BYTES = 2**29  # of matrices measured together, if memory is scarce
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
-NEAR_UNIT = ENTROPY + 3  # after the entropies' total, their number, and that of the samples
+NEAR_UNIT = ENTROPY + 3  # after the total entropy, its number of rows and its number of samples
 SPECTRUM = NEAR_UNIT + 2
 TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
 LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, DTYPE, HEARD_DTYPE, MAXIMA = range(6)  # columns of `maxima`
-# Sent between ranks as numbers, with the rest, also by a rank that measured nothing; the largest is the coarsest.
+# Ranks exchange dtypes as indices into this tuple, even a rank that measured nothing; the largest is the coarsest.
 DTYPES = (
     "float64",
     "float32",
@@ -53,12 +53,12 @@ LOW_PRECISION_FROM = DTYPES.index("float16")
 WITHOUT_KAPPA = (singular.NON_FINITE, singular.ZERO, singular.SINGLE)
 
 Span = tuple[int, int]
-"""A line, and how many matrices in a row are of it."""
+"""(line, number of consecutive matrices that belong to it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Totals and maxima of one pass, one line per place, in float64 on the CPU: ranks merge by adding them."""
+    """Totals and maxima of one pass, one line per place, in float64 on the CPU, which can be merged across ranks."""
 
     places: Sequence[Place]
     totals: Tensor
@@ -77,11 +77,11 @@ class Sums:
         low_precision: bool = False,
         near_unit: Mapping[str, tuple[float, int]] | None = None,
     ) -> "Sums":
-        """The sums of these tensors, (b, n, d) each; a place without one counts nothing.
+        """Return the sums of these tensors, (b, n, d) each; a place without a tensor adds nothing.
 
-        `heard` is by block. `valid` says for a block which tokens, (b, n) or (1, n), are not padding: only they are
-        measured. `low_precision`: float32 tensors, too, were computed in less. `near_unit`: by block, the share, and of
-        how many samples; its row is at the block's last place.
+        `heard` is by block. `valid(block)` returns which tokens, (b, n) or (1, n), are not padding; only those are
+        measured. `low_precision` means that float32 tensors were computed in less, too. `near_unit` is by block, the
+        share and its number of samples; the row goes to the block's last place.
         """
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
@@ -91,7 +91,7 @@ class Sums:
             line_of = torch.tensor([line for line, length in spans for _ in range(length)])
             some = torch.tensor(_first_of_each(spans, left), dtype=torch.long)
             ranked = matrices[some.to(matrices.device)] if min(matrices.shape[1:]) > 1 else matrices[:0]
-            # Begun first: a GPU has work while the host looks at the others. A single token has none, as it has no κ.
+            # Started first, so that a GPU has work while the host does the rest. A single token has neither rank nor κ.
             ranks = singular.effective_rank(ranked) if len(ranked) else None
             _add_conditioning(totals, maxima, line_of, matrices, low_precision)
             if ranks is not None:
@@ -108,21 +108,21 @@ class Sums:
         return cls(places=places, totals=totals, maxima=maxima)
 
     def over_ranks(self) -> "Sums":
-        """The sums over all processes, alike on each; every process has to call it."""
+        """Return the sums over all processes, the same on each; every process must call it."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
         totals, maxima = self.totals.to(device), self.maxima.to(device)
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
-        # A maximum would lose a NaN: it is sent as infinity.
+        # A maximum would lose a NaN, so it is sent as infinity.
         maxima = maxima.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
         return Sums(places=self.places, totals=totals.cpu(), maxima=maxima.cpu())
 
     def seen(self) -> list[bool]:
-        """For each place, whether anything was measured there."""
+        """Return for each place whether anything was measured there."""
         return (self.totals[:, :COUNTS].sum(1) > 0).tolist()
 
     def rows(self, *, run: str, step: int) -> list[records.Row]:
-        """One row per place and name; places where nothing was measured have none."""
+        """Return one row per place and name; places where nothing was measured have none."""
         # As plain numbers: training waits for these rows, and indexing a tensor is slower than indexing a list.
         lines = zip(self.places, self.totals.tolist(), self.maxima.tolist(), strict=True)
         return [row for place, totals, maxima in lines for row in _rows_of(place, totals, maxima, run, step)]
@@ -189,7 +189,7 @@ def _row(
 
 
 def spectrum_indices(size: int) -> list[int]:
-    """Which of `size` singular values stand for the decay: all, or SPECTRUM_POINTS of them from first to last."""
+    """Return which of `size` singular values represent the decay: all, or SPECTRUM_POINTS from first to last."""
     if size <= SPECTRUM_POINTS:
         return list(range(size))
     return [round(slot * (size - 1) / (SPECTRUM_POINTS - 1)) for slot in range(SPECTRUM_POINTS)]
@@ -198,7 +198,7 @@ def spectrum_indices(size: int) -> list[int]:
 def _batches(
     lines: Mapping[Place, int], tensors: Mapping[Place, Tensor], valid: Callable[[str], Tensor | None]
 ) -> Iterator[tuple[list[Span], Tensor]]:
-    """All matrices, those of one shape and dtype together: (how many are of which line, (b, n, d))."""
+    """Yield all matrices in batches of one shape and dtype: (spans that map them to lines, (b, n, d))."""
     groups: dict[tuple[object, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     # Site by site, so that a site that takes longer (`sa`, where κ is largest) does not hold up the others.
     for place, tensor in sorted(tensors.items(), key=lambda item: item[0].site):
@@ -222,7 +222,7 @@ def _joined(batch: list[tuple[int, Tensor]]) -> tuple[list[Span], Tensor]:
 
 
 def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
-    """The tensor as it is, or a (1, n, d) of its valid tokens alone per sample that has any."""
+    """Return the tensor as it is or, if it has padding, a (1, n, d) of valid tokens for each sample that has any."""
     if 0 in tensor.shape:
         return []
     if valid is None or valid.shape[1] != tensor.shape[1] or len(valid) not in (1, len(tensor)) or bool(valid.all()):
@@ -232,7 +232,7 @@ def _without_padding(tensor: Tensor, valid: Tensor | None) -> list[Tensor]:
 
 
 def _first_of_each(spans: list[Span], left: dict[int, int]) -> list[int]:
-    """Indices of the first matrices of each line, as many as `left` allows; it is reduced by what is taken."""
+    """Return the indices of each line's first matrices, as many as `left` allows, and deduct them from `left`."""
     kept, start = [], 0
     for line, length in spans:
         taken = min(length, left[line])
@@ -247,7 +247,7 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
     stable_rank = (_frobenius(matrices) / found.sigma_max.double()).square()
     values = torch.stack([found.log_kappa, found.sigma_max, found.sigma_min, stable_rank.to(found.kappa.dtype)], 1)
     values, status = values.double().cpu(), found.status.cpu().long()
-    if low_precision:  # of a single token there is nothing to round
+    if low_precision:  # not for a single token, which has no κ to round
         status = status.masked_fill(status == singular.OK, singular.LOW_PRECISION)
     totals.index_put_((line_of, status), torch.ones(len(line_of), dtype=torch.float64), accumulate=True)
     usable = ~torch.isin(status, torch.tensor(WITHOUT_KAPPA))
@@ -259,7 +259,7 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
 
 
 def _frobenius(matrices: Tensor) -> Tensor:
-    """‖X‖_F of each, float64. Sums in float32 are exact enough, and a fifth of the time on a GPU, if they fit."""
+    """Return each ‖X‖_F in float64; if in range, summed in float32: exact enough, in a fifth of the time on a GPU."""
     if matrices.dtype == torch.float32:
         norms = torch.linalg.vector_norm(matrices, dim=(-2, -1))
         if bool(((norms > 1e-15) & (norms < 1e15)).all()):
@@ -299,7 +299,7 @@ def _add(totals: Tensor, line_of: Tensor, column: int, values: Tensor) -> None:
 
 
 def _worst(statuses: list[float]) -> str:
-    """The status of a row over samples of several statuses: the one that a reader has to know first."""
+    """Return the status of a row whose samples have several: the one that a reader must know first."""
     for code in (singular.NON_FINITE, singular.CEILING, singular.ZERO, singular.LOW_PRECISION):
         if statuses[code]:
             return singular.STATUSES[code]
@@ -311,23 +311,23 @@ def _number_of(dtype: torch.dtype) -> int:
 
 
 class Findings:
-    """The measurements of one run: sums, of which rows are made when somebody asks for them.
+    """The measurements of one run, kept as sums and turned into rows on request.
 
-    Right after a pass a GPU would sit idle while rows are made; `add` costs nothing. With a file, rows are written as
-    they are added.
+    If rows were made right after a pass, a GPU would sit idle meanwhile; `add` costs nothing. With a file, rows are
+    written as they are added.
     """
 
     def __init__(self, run: str):
         self.run = run
         self._rows: list[records.Row] = []
-        self._sums: list[tuple[Sums, int]] = []  # and their steps: no rows were made of these yet
+        self._sums: list[tuple[Sums, int]] = []  # with their steps; not yet turned into rows
         self._file: Path | None = None
 
     def __bool__(self) -> bool:
         return bool(self._rows or self._sums)
 
     def add(self, sums: Sums, step: int, *, write: bool = True) -> None:
-        """One measurement; `write=False` where another process writes the file."""
+        """Add one measurement; `write=False` if another process writes the file."""
         if self._file is None or not write:
             self._sums.append((sums, step))
             return
@@ -342,7 +342,7 @@ class Findings:
         return self._rows
 
     def write_to(self, path: Path, *, write: bool = True) -> None:
-        """ValueError where there can be no such file."""
+        """Write the rows to this file, now and as they are added. ValueError if it cannot be written."""
         if path == self._file:
             return
         if write:
@@ -356,12 +356,12 @@ class Findings:
         self._file = path
 
     def keep(self, step: int) -> bool:
-        """Forget all but those of this step, if there are any; whether there are."""
+        """Keep only the rows of this step, if there are any; return whether there are."""
         of_step = [row for row in self.rows() if row["step"] == step]
         self._rows = of_step or self._rows
         return bool(of_step)
 
     def clear(self) -> None:
-        """Forget the rows, not the file."""
+        """Forget the rows; the file keeps them."""
         self._rows.clear()
         self._sums.clear()

@@ -1,14 +1,14 @@
-"""A probe for other people's training loops: attached for one forward pass of each step that is measured, then gone.
+"""A probe for other libraries' training loops: attached for one forward pass of each measured step, then detached.
 
     probe = StepProbe(model, every=100)            # or "auto"
     for step, batch in enumerate(batches):
         probe.begin(step)               # attaches, at steps 0, 100, 200, …
-        …                               # the first forward pass is measured, and takes the hooks away again
-        if probe.end():                 # True where something was measured
+        …                               # the first forward pass is measured, then the hooks are removed
+        if probe.end():                 # True if something was measured
             log(summary(probe.rows()))  # {"probe/sa/mean_log_kappa": 8.4, "probe/sa/worst_log_kappa": …}
 
-So validation passes are not measured, only the first of the micro-batches of an optimiser step is, and an exception
-leaves no hooks behind, even in a loop without a callback for it. The rows are those of the last measurement: in a long
+So validation passes are not measured, nor are the later micro-batches of an optimiser step, and an exception leaves no
+hooks behind, even in a loop without a callback for it. Only the rows of the last measurement are kept: in a long
 training all of them would fill the memory, and they are in the file.
 """
 
@@ -24,19 +24,19 @@ __all__ = ["StepProbe", "check_settings", "summary"]
 
 
 class StepProbe(Probe):
-    """`Probe`, with steps that a training loop begins and ends."""
+    """A `Probe` whose steps a training loop begins and ends."""
 
     _awaited = False  # whether the pass of this step was to be measured
 
     def begin(self, step: int) -> None:
-        """The optimiser step `step` starts, or goes on with its next micro-batch."""
+        """Begin the optimiser step `step`, or its next micro-batch."""
         if step != self._measured_step and self._attached is None and self.due(step):
             self.step = step
             self.attach()
             self._awaited = True
 
     def end(self) -> bool:
-        """The step, or the micro-batch, is over. True if its forward pass was measured.
+        """End the step or micro-batch; return True if its forward pass was measured.
 
         Raises RuntimeError if the model was not called at all in the first step that was to be measured.
         """
@@ -53,7 +53,7 @@ class StepProbe(Probe):
         return awaited and self._findings.keep(self.step)
 
     def detach(self) -> None:
-        """Remove the hooks; `end` says if nothing was seen."""
+        """Remove the hooks, without a warning: `end` reports if no forward pass was seen."""
         self._let_go()
 
     def _after(self, finished: bool) -> None:
@@ -65,7 +65,7 @@ class StepProbe(Probe):
 
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """For a logger: the mean log κ over the blocks, that of the worst block, and its index, for each site.
+    """Return for each site, for a logger, the mean log κ over the blocks, that of the worst block, and its index.
 
     The sites `+sa` and `+mlp` are written `plus_sa` and `plus_mlp`: some trackers refuse a plus sign in a name.
     """
@@ -89,7 +89,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def check_settings(settings: Mapping[str, Any], every: int | Literal["auto"] = 1) -> None:
-    """Refuse settings that `Probe` does not take when the callback is made, not when the training starts."""
+    """Reject settings unknown to `Probe` when the callback is created, rather than when training starts."""
     Pace(every)
     known = [name for name in inspect.signature(Probe).parameters if name not in ("model", "every")]
     unknown = [name for name in settings if name not in known]

@@ -1,9 +1,9 @@
-"""Rows as a table to be read: one line per block, one column per site.
+"""Format rows as a text table: one line per block, one column per site.
 
     print(table(rows))          # ln κ at the last step; "≥" where some samples are beyond the ceiling
     lower_bounds(rows)          # at which step, block and site log κ is a lower bound
 
-A mark goes with a number into whatever is made of it: the mean of lower bounds is one, too.
+Whatever is computed from a marked number is marked, too: the mean of lower bounds is a lower bound.
 """
 
 import math
@@ -14,15 +14,15 @@ from wellcond.words import LEFT_OUT, SITES, meant
 
 __all__ = ["lower_bounds", "marks", "place_of", "table"]
 
-BOUNDED = ("log_kappa", "log_kappa_max")  # what the ceiling cuts off; ranks, say, are right beyond it
-ROUNDED = ("sigma_min",)  # what rounding decides there
+BOUNDED = ("log_kappa", "log_kappa_max")  # cut off at the ceiling; ranks, say, are right beyond it
+ROUNDED = ("sigma_min",)  # decided by rounding beyond the ceiling
 
 Row = Mapping[str, Any]
 Place = tuple[int, int, str, str]  # step, index, block, site
 
 
 def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] = ()) -> str:
-    """`name` at the last step of `rows`, block × site, with what the marks mean and the notes below it."""
+    """Return `name` at the last step of `rows` as block × site, with a legend of the marks and the notes below."""
     everything = list(rows)
     rows = [row for row in everything if row["name"] == name]
     if not rows:
@@ -60,7 +60,10 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
 
 
 def lower_bounds(rows: Iterable[Row]) -> set[Place]:
-    """Where some samples are beyond the ceiling. A status names the worst alone, so the capped ones are asked, too."""
+    """Return where some samples are beyond the ceiling.
+
+    A row's status names only the worst, so the rows `capped` are read, too.
+    """
     return {
         place_of(row)
         for row in rows
@@ -73,7 +76,7 @@ def place_of(row: Row) -> Place:
 
 
 def marks(rows: Iterable[Row], beyond: Collection[Place]) -> str:
-    """What stands before a number made of these rows: "!" for samples left out, "≥" for a lower bound."""
+    """Return the marks of a number made from these rows: "!" samples left out, "≥" lower bound, "~" rounding."""
     found = set()
     for row in rows:
         if row["status"] in LEFT_OUT:

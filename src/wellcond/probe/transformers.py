@@ -5,9 +5,9 @@
     trainer.add_callback(ProbeCallback(every=100, trainer=trainer))
     trainer.train()                     # probe.jsonl in args.output_dir, log κ in the Trainer's logs
 
-A step is an optimiser step (`state.global_step`): with gradient accumulation the first of its batches is measured.
-`trainer=` may be left out: the numbers then go into `state.log_history` and the file, but not to trackers (a callback
-has no way to them), and a compiled model is refused, for callbacks are only shown the one inside.
+A step is an optimiser step (`state.global_step`); with gradient accumulation the first of its batches is measured.
+`trainer=` is optional. Without it the numbers go into `state.log_history` and the file but not to trackers, which a
+callback cannot reach, and torch.compile and DataParallel are refused, since callbacks only see the model inside.
 """
 
 import os
@@ -30,16 +30,17 @@ __all__ = ["ProbeCallback"]
 
 
 class ProbeCallback(TrainerCallback):
-    """Measures every `every`-th optimiser step of `trainer.train`; evaluation passes are left alone.
+    """Measure every `every`-th optimiser step of `trainer.train`; evaluation passes are left alone.
 
     Args:
-        every: measure at the steps 0, every, 2·every, … and at the last one, or "auto": as often as a hundredth of the
-            time allows.
-        path: the file of JSON lines; by default `probe.jsonl` in `args.output_dir`.
-        trainer: the Trainer it is added to: needed with `torch_compile` and DataParallel, and for its trackers.
-        settings: what else `wellcond.Probe` takes: sites, blocks, max_samples, exact, samples, spectrum, …
+        every: measure at steps 0, every, 2·every, … and at the last one; "auto" measures as often as 1 % of the
+            training time allows.
+        path: the JSON Lines file for the rows; by default `probe.jsonl` in `args.output_dir`.
+        trainer: the Trainer that the callback is added to: needed with `torch_compile` and DataParallel, and to reach
+            its trackers.
+        settings: further arguments of `wellcond.Probe`: sites, blocks, max_samples, exact, samples, spectrum, …
 
-    `callback.probe` has the last measurement (`callback.probe.table()`), `callback.path` the file with all of them.
+    `callback.probe` holds the last measurement (`callback.probe.table()`); `callback.path` is the file of all rows.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ProbeCallback(TrainerCallback):
 
 
 def _wrapped_in(args: TrainingArguments) -> str | None:
-    """What hides the model that is called, as far as the settings say; a sharded or DDP model calls the one inside."""
+    """Return what hides the model that is called, as far as the settings tell; FSDP and DDP do call the one inside."""
     launched = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() not in ("", "no")
     if args.torch_compile or launched:
         return "torch.compile"

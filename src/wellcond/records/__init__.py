@@ -1,9 +1,9 @@
-"""Rows and the files of a run: the one place that writes and reads config.json, metrics.jsonl and probe.jsonl.
+"""Rows and run files: the one place that writes and reads config.json, metrics.jsonl and probe.jsonl.
 
-    run = Run.open("runs/a")                                         # run.py: a run's folder, read
+    run = Run.open("runs/a")                                         # run.py: reads a run's folder
     run.config["lr"], run.train[-1].loss, run.validation[-1].metrics["top1"], run.events, run.probe
-    RunWriter(path=Path("runs/a")).log(Event(step=3, event="…"))     # run.py: and written
-    write_record("benchmarks/kappa.json", {"ratio": 120.0}, seed=0)  # rows.py: JSON that survives an interruption
+    RunWriter(path=Path("runs/a")).log(Event(step=3, event="…"))     # run.py: and writes it
+    write_record("benchmarks/kappa.json", {"ratio": 120.0}, seed=0)  # rows.py: JSON, safe to interrupt
 
 Nothing here needs torch, so that a page can be rendered where torch is not installed.
 """

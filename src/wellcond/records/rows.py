@@ -7,7 +7,7 @@
 Every file is strict JSON, so that any reader can parse it. JSON has no NaN and no infinity: they are written as the
 strings "NaN", "Infinity" and "-Infinity", which `float()` in Python and `Number()` in a browser turn into numbers, and
 which `read_rows` and `read_json` turn back on their own. (null would not tell NaN from inf, and κ may be either.) Text
-that is one of these words, such as the name of a class, is written with a backslash before it: "\\\\NaN" in the file.
+that equals one of these words, such as a class name, is written with a backslash before it: "\\\\NaN" in the file.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 MARKS: dict[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""The words that stand in JSON for what JSON has no numbers for."""
-WIDTH = 120  # of a line of a JSON file
+"""The strings that stand in JSON for numbers that JSON does not have."""
+WIDTH = 120  # characters per line of a JSON file
 
 
 class Row(TypedDict):
-    """One measurement, flat."""
+    """One measurement, as a flat dict."""
 
     run: str
     step: int
@@ -62,7 +62,7 @@ class Row(TypedDict):
 
 
 def row(**fields: Unpack[Row]) -> Row:
-    """A row, checked: every field is there, and a value that is not finite says why, for `ok` vouches for a number."""
+    """Return a row, checked: every field is there, and a value that is not finite has a status that says why."""
     if fields.keys() != Row.__required_keys__:
         raise ValueError(f"a row has the fields {', '.join(Row.__annotations__)}; these were {', '.join(fields)}")
     site, status, value = fields["site"], fields["status"], float(fields["value"])
@@ -78,7 +78,7 @@ def row(**fields: Unpack[Row]) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in the types of JSON; whatever JSON could not give back is refused rather than bent."""
+    """Convert `value` to the types of JSON. Raises ValueError for what JSON could not give back unchanged."""
     if isinstance(value, str):
         return f"\\{value}" if value.lstrip("\\") in MARKS else str(value)
     if value is None or isinstance(value, bool | int):
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """The marks turned back into the numbers they stand for."""
+    """Turn marks back into the numbers they stand for."""
     if isinstance(value, str):
         return value[1:] if value[:1] == "\\" and value.lstrip("\\") in MARKS else MARKS.get(value, value)
     if isinstance(value, list):
@@ -121,13 +121,13 @@ def _dumps(plain: Any) -> str:
 
 
 def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add one line per row, all in one write, and first take away what an earlier interruption left of a line."""
+    """Append one line per row, all in one write, after removing a torn last line left by an earlier interruption."""
     data = "".join(_dumps(_plain(row)) + "\n" for row in rows).encode()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), open(path, "a+b") as file:
         tail = _unfinished(file)
-        if tail and _is_json(tail):  # a whole row that only lacks its newline, as editors leave it
+        if tail and _is_json(tail):  # a whole row that only lacks its newline, as some editors leave it
             data = b"\n" + data
         elif tail:
             warnings.warn(f"{path}: the last line was torn by an interruption and has been removed", stacklevel=2)
@@ -136,7 +136,7 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON lines file. A torn last line is left out, with a warning; a bad line elsewhere raises."""
+    """Return the rows of a JSON lines file. A torn last line is left out with a warning; other bad lines raise."""
     *lines, tail = Path(path).read_bytes().split(b"\n")
     if tail and _is_json(tail):
         lines.append(tail)
@@ -154,7 +154,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def replace_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """These rows instead of those that are there: written aside and renamed."""
+    """Replace all rows of a file, by writing a temporary file and renaming it."""
     path = Path(path)
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def replace_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _unfinished(file: BinaryIO) -> bytes:
-    """What follows the last newline, read from the end, for the file may be large."""
+    """Return what follows the last newline, read from the end because the file may be large."""
     start, tail = file.seek(0, os.SEEK_END), b""
     while start > 0 and b"\n" not in tail:
         size = min(start, 65536)
@@ -182,7 +182,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write aside and rename, so that a reader, or a crash, finds the old file or the new one and never half of one."""
+    """Write a temporary file and rename it: even after a crash, readers find the old file or the new, never half."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -198,15 +198,15 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def fsync(path: str | Path) -> None:
-    """A file's content, or a folder's names, past the system's own memory: a machine that loses power has them."""
-    if os.name == "nt" and Path(path).is_dir():  # Windows opens no folders
+    """Flush a file's content, or a folder's entries, to disk (fsync), so that they survive a power failure."""
+    if os.name == "nt" and Path(path).is_dir():  # Windows cannot open folders
         return
     with _naming(path):
         handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems do not know it for folders
+            if error.errno != errno.EINVAL:  # some network file systems do not support it for folders
                 raise
         finally:
             os.close(handle)
@@ -214,7 +214,7 @@ def fsync(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: str | Path) -> Iterator[None]:
-    """What the system says of a write, such as that the disk is full, does not name the file: here it does."""
+    """Add the file's name to errors that come without it, such as that of writing to a full disk."""
     try:
         yield
     except OSError as error:
@@ -224,13 +224,13 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 
 def write_json(path: str | Path, payload: Any) -> None:
-    """`payload` as indented JSON, what is short on one line, written aside and renamed."""
+    """Write `payload` as indented JSON, with short values on one line, to a temporary file, and rename it."""
     write_text(path, _laid_out(_plain(payload), "") + "\n")
 
 
 def _laid_out(value: Any, indent: str, used: int = 0) -> str:
-    """JSON of plain values after `used` characters of a line: what fits into it stays on it. Of long lists of numbers
-    lines are filled, for a curve has hundreds."""
+    """Return JSON of plain values, to follow `used` characters of a line: what fits on that line stays on it. Long
+    lists of numbers fill their lines, because a curve has hundreds."""
     line = _dumps(value)
     if not isinstance(value, dict | list) or len(indent) + used + len(line) < WIDTH:
         return line
@@ -252,7 +252,7 @@ def _laid_out(value: Any, indent: str, used: int = 0) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """What `write_json` wrote, non-finite numbers included. ValueError names a file that is damaged."""
+    """Return what `write_json` wrote, including non-finite numbers. ValueError names a file that is damaged."""
     try:
         return _numbers(json.loads(Path(path).read_text(encoding="utf-8")))
     except ValueError as error:
@@ -260,7 +260,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | None) -> None:
-    """A file of evidence or of a benchmark: the payload, the seed (None where nothing is drawn) and the environment."""
+    """Write a file of evidence or of a benchmark: payload, seed (None if nothing is random) and environment."""
     taken = {"seed", "environment"} & payload.keys()
     if taken:
         raise ValueError(
@@ -270,11 +270,11 @@ def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | No
 
 
 def check_writable(*files: Path) -> None:
-    """Whether files can be written, asked before the work whose result they shall hold.
+    """Check that files can be written, before the work whose results they will hold.
 
-    Makes the folders and a file in each, and takes all of it away again. Raises ValueError where that fails, or where a
-    folder stands in a file's place. Permissions are not asked: they do not tell of file systems that are full,
-    read-only or no file systems at all.
+    Creates the folders and a file in each, and removes all of it again. Raises ValueError if that fails, or if a folder
+    is in a file's place. Permissions are not consulted: they do not show that a file system is full or read-only, or
+    is none at all.
     """
     for file in files:
         if file.is_dir():
@@ -291,5 +291,5 @@ def check_writable(*files: Path) -> None:
             ) from None
         finally:
             for made in missing:
-                with contextlib.suppress(OSError):  # it was not made, or somebody has put something there meanwhile
+                with contextlib.suppress(OSError):  # it was not created, or something has been put there meanwhile
                     made.rmdir()

@@ -1,19 +1,19 @@
 """A run's folder: what its files hold, who writes them, and the one way to read them.
 
-    run = Run.open("runs/a")                     # or the file of a probe by itself: "runs/a/early.jsonl"
+    run = Run.open("runs/a")                     # or only a probe's file: "runs/a/early.jsonl"
     run.config["lr"], run.model                  # config.json
     run.train[-1].loss, run.validation[-1].metrics["top1"], run.events          # metrics.jsonl
     run.probe                                    # probe.jsonl: the rows of a probe, as dicts
 
     writer = RunWriter(path=Path("runs/a"))
     writer.begin(settings)                       # config.json
-    writer.log(Event(step=3, event="diverged"))  # metrics.jsonl; on a full disk rows wait for the next time
+    writer.log(Event(step=3, event="diverged"))  # metrics.jsonl; if the disk is full, rows wait for the next write
     writer.measured(probe.rows())                # probe.jsonl
-    writer.flush(sync=True)                      # all of it past the system's own memory
+    writer.flush(sync=True)                      # flush everything to disk (fsync)
 
 A folder holds config.json, metrics.jsonl, probe.jsonl, checkpoints/ and report.html. The rows of metrics.jsonl are of
-three kinds, told apart by `split`: `train`, `val` and `event`. config.json has the `version` of all this; a folder
-without one was written before there were versions, in the form of version 1.
+three kinds, distinguished by `split`: `train`, `val` and `event`. config.json has the `version` of these formats; a
+folder without one was written before there were versions, in the form of version 1.
 """
 
 import contextlib
@@ -42,35 +42,35 @@ METRICS = "metrics.jsonl"
 PROBE = "probe.jsonl"
 """A run's file: what the probe measured."""
 REPORT = "report.html"
-"""A run's file: its page."""
+"""A run's file: its report page."""
 VERSION = 1
-"""Of the folder's files; `config.json` has it."""
+"""The version of the formats of a run's files, as `config.json` records it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRow:
-    """Some of the training's own steps; what a row of an older run lacks is NaN."""
+    """What was logged at one training step; fields that a row of an older run lacks are NaN."""
 
     step: int
-    """How many steps are done."""
+    """The number of steps done."""
     epoch: float = math.nan
-    """How many epochs are done, the share of the present one included."""
+    """The number of epochs done, including the fraction of the current one."""
     loss: float
-    """Of that step."""
+    """The loss of that step."""
     lr: float = math.nan
     gradient_norm: float = math.nan
-    """Of that step, before clipping."""
+    """The norm of that step's gradient, before clipping."""
     skipped: int = 0
-    """Steps so far that were left out, because their gradient was not finite."""
+    """Steps skipped so far because their gradient was not finite."""
     images_per_second: float = math.nan
-    """Of the steps since the row before."""
+    """Samples per second since the previous row."""
     data_wait: float = math.nan
     """The share of that time spent waiting for data."""
     memory_mib: float | None = None
-    """The most memory that was in use on the GPU so far; None without one."""
+    """Peak memory on the GPU so far, in MiB; None without a GPU."""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as it is written."""
+        """Return the row as it is written."""
         row: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -92,25 +92,25 @@ class ValidationRow:
     step: int
     epoch: float = math.nan
     metrics: Mapping[str, float]
-    """By name: `loss`, `top1`, …"""
+    """Values by name: `loss`, `top1`, …"""
     best: float = math.nan
     """The best value so far of the metric that the task is judged by."""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as it is written."""
+        """Return the row as it is written."""
         return {"step": self.step, "epoch": self.epoch, "split": "val", **self.metrics, "best": self.best}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to the run: it diverged, went back, or goes on under other circumstances."""
+    """Something that happened to the run: it diverged, went back, or was resumed under other circumstances."""
 
     step: int
     event: str
-    """In words."""
+    """What happened, in words."""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as it is written."""
+        """Return the row as it is written."""
         return {"step": self.step, "split": "event", "event": self.event}
 
 
@@ -119,9 +119,9 @@ MetricRow = TrainRow | ValidationRow | Event
 
 
 def _metric_row(row: Any) -> MetricRow | None:
-    """A line of metrics.jsonl; None where it is of no known kind.
+    """Parse a line of metrics.jsonl; None if it is of no known kind.
 
-    A loss without a split is a training's: so do people write whose training loop is their own.
+    A row with a loss but no split is a training row: people with their own training loop write such rows.
     """
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
@@ -141,9 +141,9 @@ def _metric_row(row: Any) -> MetricRow | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder, read: each file when it is first asked for. What is not there is empty.
+    """Reads a run's folder, each file when it is first needed. A missing file counts as empty.
 
-    Each of them raises ValueError where its file is damaged. A torn last line is left out, with a warning.
+    Properties raise ValueError if their file is damaged. A torn last line is left out with a warning.
     """
 
     path: Path
@@ -151,13 +151,13 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """The run in a folder, or of a file of probe rows with what lies beside it. ValueError where nothing is."""
+        """Open a run's folder, or a file of probe rows with what lies beside it. Raises ValueError if there is none."""
         path = Path(path)
         if not path.exists():
             raise ValueError(f"there is no {path}; give a run folder, with {METRICS} or {PROBE}, or a .jsonl file")
         version = VERSION
         run = cls(path=path, probe_file=path / PROBE) if path.is_dir() else cls(path=path.parent, probe_file=path)
-        with contextlib.suppress(ValueError, OSError):  # damaged: who asks for what it holds is told
+        with contextlib.suppress(ValueError, OSError):  # damaged: reported when its content is asked for
             version = run.about.get("version", VERSION)
         if version > VERSION:
             raise ValueError(
@@ -181,13 +181,13 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the training; empty where they are not known."""
+        """The settings of the training; empty if they are not known."""
         config = self.about.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
     def model(self) -> str:
-        """The model's name; empty where it is not known."""
+        """The model's name; empty if it is not known."""
         model = self.config.get("model") or self.about.get("model")
         return model if isinstance(model, str) else ""
 
@@ -205,7 +205,7 @@ class Run:
 
     @property
     def unknown_rows(self) -> int:
-        """How many rows of metrics.jsonl are of no known kind, and left out."""
+        """How many rows of metrics.jsonl are of no known kind, and therefore left out."""
         return self._metrics[1]
 
     @property
@@ -220,24 +220,24 @@ class Run:
 
     @property
     def events(self) -> list[Event]:
-        """What happened on the way."""
+        """Rows of events: what happened during the run."""
         return [row for row in self.metrics if isinstance(row, Event)]
 
     @cached_property
     def probe(self) -> list[Row]:
-        """What a probe measured. Nothing is checked here: the file may be anybody's."""
+        """Rows of a probe. They are not checked: anyone may have written the file."""
         return cast(list[Row], read_rows(self.probe_file)) if self.probe_file.is_file() else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunWriter:
-    """Writes the files of a run: each row once, whatever is killed, and no room is no reason to stop."""
+    """Writes the files of a run: each row once, even if processes are killed; a full disk does not stop the run."""
 
     path: Path
     writes: bool = True
     """Whether this process is the one that writes."""
     unwritten: dict[Path, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """Rows that found no room yet."""
+    """Rows that could not be written yet, by file."""
 
     @property
     def name(self) -> str:
@@ -246,21 +246,21 @@ class RunWriter:
 
     @property
     def config_file(self) -> Path:
-        """Where the settings are."""
+        """The file with the settings."""
         return self.path / CONFIG
 
     @property
     def metrics_file(self) -> Path:
-        """Where losses, validations and events are."""
+        """The file with losses, validations and events."""
         return self.path / METRICS
 
     @property
     def probe_file(self) -> Path:
-        """Where the probe's rows are."""
+        """The file with the probe's rows."""
         return self.path / PROBE
 
     def read(self) -> Run:
-        """What is written so far."""
+        """Read what has been written so far."""
         return Run.open(self.path)
 
     def begin(self, config: Mapping[str, Any]) -> None:
@@ -269,7 +269,7 @@ class RunWriter:
         write_json(self.config_file, about)
 
     def describe(self, **facts: Any) -> None:
-        """Add to config.json what is known later, or has changed."""
+        """Add facts to config.json that became known later, or have changed."""
         write_json(self.config_file, self.read().about | facts)
 
     def log(self, row: MetricRow) -> None:
@@ -281,9 +281,9 @@ class RunWriter:
         self._append(self.probe_file, rows)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Write the rows that found no room before; OSError where there still is none.
+        """Write the rows for which there was no room before. Raises OSError if there still is none.
 
-        With `sync` all rows are on the disk afterwards, also if the machine loses power.
+        With `sync` all rows are then flushed to disk (fsync), so that they survive a power failure.
         """
         failed = None
         for file, rows in list(self.unwritten.items()):
@@ -292,7 +292,7 @@ class RunWriter:
                 append_rows(file, rows)
             except OSError as error:
                 if file.exists() and file.stat().st_size > size:
-                    os.truncate(file, size)  # some of the rows may have been written: they will be again
+                    os.truncate(file, size)  # undo a partial write: its rows will be written again
                 failed = error  # there may be room for the other file's rows
             else:
                 del self.unwritten[file]
@@ -303,21 +303,21 @@ class RunWriter:
                 fsync(file)
 
     def forget_after(self, step: int) -> None:
-        """Drop the rows of what will be done again: they are of a process that died before it saved its next state.
+        """Drop the rows of steps that will be repeated, written by a process that died before it saved its next state.
 
-        A metric stands under the number of steps done, a measurement under that of the steps done before it: the
-        state after 20 steps has the metrics of 20, and measures 20 again. An event (the training was lost) happened,
-        whatever is done again after it.
+        Metrics of step 20 are written before the state after 20 steps is saved, but a measurement of step 20 only
+        after it, before the next step: a run that resumes from that state keeps the metrics of 20, and measures 20
+        again. Events, such as a divergence, have happened whatever is repeated, and are kept.
         """
         for file, last in ((self.metrics_file, step), (self.probe_file, step - 1)) if self.writes else ():
             if file.exists():
-                rows = read_rows(file)  # as they are, with fields that this version may not know
+                rows = read_rows(file)  # as dicts, with fields that this version may not know
                 kept = [row for row in rows if row.get("step", 0) <= last or row.get("split") == "event"]
                 if len(kept) < len(rows) or not rows:
                     replace_rows(file, kept)
 
     def put_aside(self, *others: Path) -> list[Path]:
-        """Rename all rows, and `others`, so that the run begins anew and nothing is lost."""
+        """Rename the files of rows, and `others`, so that the run can start over and nothing is lost."""
         files = (self.metrics_file, self.probe_file, *others) if self.writes else ()
         there = [file for file in files if file.exists() and file.stat().st_size]
 

@@ -1,4 +1,4 @@
-"""Rows become one self-contained HTML page: no network, no torch, light and dark, readable on a phone.
+"""Turn rows into one self-contained HTML page: no network, no torch, light and dark, readable on a phone.
 
     chart = line_chart(rows, title="Spectrum", x=Axis("index"), y=Axis("sigma", log=True), by="line", looks=looks)
     page = Page("Block 11 is worst", "One sentence on what this is.", about="My run")
@@ -7,8 +7,8 @@
 
     report_runs(["runs/a", "runs/b"], "report.html")          # two run folders, compared
 
-Charts are Altair's: they zoom, toggle, highlight a block everywhere, and each can be saved as SVG, PNG and CSV. Without
-Altair a page cannot be written, and ValueError says so.
+Charts are drawn with Altair: they zoom, toggle lines, highlight a block in all charts at once, and can be saved as SVG,
+PNG and CSV. Writing a page without Altair installed raises ValueError.
 """
 
 from .charts import Axis, Chart, Look, can_draw, grid, line_chart, looks_of

@@ -1,11 +1,11 @@
-"""What to do about a block: small rules, each one a function from what was measured to one sentence, or to nothing.
+"""Advice about a block: small rules, each a function from what was measured to one sentence, or None.
 
     state = BlockState.of(readings, step, position=3)
-    advise(state)                  # sentences, the most urgent first; empty where nothing is wrong
-    advise_run(readings, step)     # what concerns the whole run and is said once
+    advise(state)                  # sentences, most urgent first; empty if nothing is wrong
+    advise_run(readings, step)     # what concerns the whole run and is said only once
 
-The thresholds are rules of thumb, named and explained below. What a paper claims is said to be its claim, with our own
-verdict on it where there is one; nothing here has been tried on the reader's model, and the sentences say "may".
+The thresholds are rules of thumb, named and explained below. A paper's claim is presented as its claim, with our own
+verdict if there is one. Nothing here has been tried on the reader's model, so the sentences say "may".
 """
 
 import math
@@ -32,43 +32,43 @@ __all__ = [
 
 HIGH = 10.0
 """A log κ worth acting on: κ = 22,000, which leaves the weakest direction less than three of float32's seven digits.
-Trained vision transformers were seen near 6 after the adds, and near 12 at `sa`, where the skip makes up for it."""
+In trained vision transformers we saw about 6 after the adds, and about 12 at `sa`, where the skip makes up for it."""
 
 SKIP_GAIN = 1.0
-"""A skip at work lowers log κ by several; one that lowers it by less than this does nothing, or is not there."""
+"""A working skip lowers log κ by several units; one that lowers it by less than this does nothing, or is missing."""
 
 SAME = 0.01
-"""Without its skip the stream is the branch, so that both give the same number whatever comes in."""
+"""Differences up to this count as none. Without its skip the stream is the branch, and both give the same number."""
 
 LARGE_LOGIT = 50.0
-"""exp(−50) = 2e-22 is nothing beside 1 even in float64: whatever lies so far below the largest gets no gradient."""
+"""exp(−50) = 2e-22 vanishes beside 1 even in float64: a logit this far below the largest gets no gradient."""
 
 LOW_ENTROPY = 0.3
-"""In nats: exp(0.3) = 1.35, so that the average query looks at little more than one token."""
+"""In nats: exp(0.3) = 1.35, so the average query attends to little more than one token."""
 
 ADDS = {site: f"+{site}" for site in BRANCH_SITES}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockState:
-    """What a block measured at one step, as far as the rules ask for it."""
+    """What was measured in one block at one step, as far as the rules need it."""
 
     block: str
     cells: Mapping[str, Cell]
-    """log κ by site, for the sites that were measured."""
+    """log κ by site, for the measured sites."""
     capped: Mapping[str, float]
     entering: float
-    """log κ of what the block reads: its `in`, or else the `+mlp` of the block before, or NaN."""
+    """log κ of the block's input: its `in`, else `+mlp` of the previous block (`embed` for the first), else NaN."""
     entropy: float
     logit: float
     began: tuple[int, str, str] | None = None
-    """Where the run's first non-finite number was seen: step, block, site."""
+    """Where the first non-finite number of the run was seen: step, block, site."""
 
     @classmethod
     def of(
         cls, readings: Readings, step: int, position: int, began: tuple[int, str, str] | None = None
     ) -> "BlockState":
-        """The state of the block at `position` in the model's order; `began` is what `first_failure` says."""
+        """Return the state of the block at `position` in model order; `began` is the result of `first_failure`."""
         block = readings.blocks[position].name
         cells = {site: cell for site in readings.sites if (cell := readings.log_kappa(step, block, site))}
         capped = {site: number for site in cells if (number := readings.value("capped", step, block, site)) > 0}
@@ -88,21 +88,21 @@ class BlockState:
         )
 
     def value(self, site: str) -> float:
-        """log κ at a site; NaN, which no rule takes for large, where there is none."""
+        """Return log κ at a site; NaN, which no rule takes for large, if there is none."""
         return self.cells[site].value if site in self.cells else math.nan
 
     def lower_bound(self, site: str) -> bool:
-        """Whether log κ at a site is at least what it says, some samples being at the ceiling."""
+        """Whether log κ at a site is only a lower bound, because some samples are at the ceiling."""
         return bool(self.capped.get(site)) or (site in self.cells and self.cells[site].status == "ceiling")
 
     @property
     def after_attention(self) -> float:
-        """A parallel block has one add for both branches."""
+        """log κ after attention's add; a parallel block has a single add for both branches."""
         return self.value("+sa") if "+sa" in self.cells else self.value("+mlp")
 
     @property
     def worst_site(self) -> str:
-        """Where it is worst; a number that is missing is worse than any."""
+        """The site with the largest log κ; a non-finite one ranks worst."""
         return max(self.cells, key=lambda site: _rank(self.value(site)), default="")
 
     @property
@@ -115,7 +115,7 @@ def _rank(value: float) -> float:
 
 
 def advise(state: BlockState) -> list[str]:
-    """One sentence for each rule that applies, the most urgent first. Beside NaN nothing else can be believed."""
+    """Return a sentence per rule that applies, most urgent first. With NaN only that one: the rest is unreliable."""
     broken = non_finite(state)
     return [broken] if broken else [sentence for rule in RULES if (sentence := rule(state))]
 
@@ -145,7 +145,7 @@ def skip_does_not_help(state: BlockState) -> str | None:
     for site, add in ADDS.items():
         before, after = state.value(site), state.value(add)
         unseen = state.lower_bound(site), state.lower_bound(add)
-        if unseen == (True, False):  # it came back from beyond the ceiling: how far is unknown
+        if unseen == (True, False):  # κ came back below the ceiling, by an unknown amount
             continue
         alike = abs(after - before) <= SAME
         if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):
@@ -202,7 +202,7 @@ def attention_has_collapsed(state: BlockState) -> str | None:
 
 
 def beyond_the_ceiling(state: BlockState) -> str | None:
-    """Only where it matters: after an add. A branch's output at the ceiling is common, and the skip makes up for it."""
+    """Checked only after an add: a branch's output at the ceiling is common, and the skip makes up for it."""
     sites = [site for site in ADDS.values() if state.lower_bound(site)]
     if not sites:
         return None
@@ -227,7 +227,7 @@ RULES: tuple[Callable[[BlockState], str | None], ...] = (
 
 
 def advise_run(readings: Readings, step: int) -> list[str]:
-    """What concerns the whole run: where NaN began, low precision, ill-conditioned raw tokens."""
+    """Return sentences about the whole run: where NaN began, low precision, ill-conditioned raw tokens."""
     said = []
     failure = first_failure(readings)
     if failure:
@@ -258,7 +258,7 @@ def advise_run(readings: Readings, step: int) -> list[str]:
 
 
 def first_failure(readings: Readings) -> tuple[int, str, str] | None:
-    """(step, block, site) of the first non-finite measurement: first in time, then in the order of a forward pass."""
+    """Return (step, block, site) of the first non-finite measurement: first in time, then in forward order."""
     for step in readings.steps:
         for block, site in [
             *(("", site) for site in readings.outside),

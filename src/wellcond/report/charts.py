@@ -1,11 +1,11 @@
-"""Charts, with Altair: rows in, a figure out that zooms, toggles, highlights and downloads; or a picture for docs.
+"""Charts with Altair: from rows to a figure that zooms, toggles, highlights and downloads; or to a picture for docs.
 
     chart = line_chart(rows, title="Training loss", x=Axis("step"), y=Axis("loss"), by="run", looks={"a": Look(BLUE)})
-    page.add(grid(chart, other))                    # side by side, with one legend where they have the same lines
+    page.add(grid(chart, other))                    # side by side; lines of the same kind share one legend
     write_text(path, svg(titled(drawing, "A title", "what to know")))
 
-Nothing is imported before something is drawn: a machine that trains need not have Altair. A page's script (page.js)
-draws what `Chart` writes: the specification without its data, and the rows as CSV, which is also what a reader saves.
+Altair is imported only when something is drawn, so a training machine need not have it. A page's script (page.js)
+draws what `Chart` writes: the specification without its data, and the rows as CSV, which readers can also download.
 """
 
 import csv
@@ -30,18 +30,18 @@ __all__ = [
 
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 HEIGHT, CELL_HEIGHT = 240, 34  # pixels
-LEGEND_ROOM = 24  # pixels: a reader's font may be wider than the one that a picture was measured with
-LARGEST, SMALLEST = 1e250, 1e-250  # beyond them an axis, with its margins, would leave the doubles
+LEGEND_ROOM = 24  # pixels: a reader's font may be wider than the one used to measure the picture
+LARGEST, SMALLEST = 1e250, 1e-250  # beyond these, an axis with its margins would leave the range of doubles
 DASHES = [5, 4]
 LOG_LABEL = "datum.label && format(datum.value, datum.value >= 1e5 || datum.value < 1e-3 ? '.0e' : ',~g')"
-MARKS_MOST = 24  # more points than these on a line are drawn as a line alone
+MARKS_MOST = 24  # lines with more points than this are drawn without point marks
 DIM = 0.15
 
 Row = Mapping[str, Any]
 
 
 def altair() -> Any:
-    """The module; ValueError with the way out where it is missing."""
+    """Import and return the module; raises ValueError with the install command if it is missing."""
     try:
         import altair
         import vl_convert  # noqa: F401 (what makes an SVG of a chart, and the script of a page)
@@ -58,7 +58,7 @@ def can_draw() -> bool:
 
 
 def titled(chart: Any, title: str, *captions: str) -> Any:
-    """A picture in the style of all: a title, and below it what the reader must know, each from a new line."""
+    """Style a picture like all others: a title, and below it the captions, each starting on a new line."""
     alt = altair()
     lines = [line for caption in captions for line in _lines(caption)]
     heading = alt.Title(text=title, subtitle=lines, anchor="start", fontSize=14, subtitleFontSize=11)
@@ -97,7 +97,7 @@ def _lines(text: str, width: int = 88) -> list[str]:
 
 
 def plain_lines(rows: Sequence[Row], *, x: "Axis", y: "Axis", by: str, looks: Mapping[str, "Look"], **size: int) -> Any:
-    """Lines for a picture: named in a legend below, with their points where they are few."""
+    """Return a line chart for a picture: with a legend below, and with point marks if there are few points."""
     alt = altair()
     color, dash = _look(
         by, looks, alt.Legend(title=None, orient="bottom", columns=4, symbolType="stroke", labelLimit=320)
@@ -117,7 +117,7 @@ def plain_lines(rows: Sequence[Row], *, x: "Axis", y: "Axis", by: str, looks: Ma
 
 
 def _look(by: str, looks: Mapping[str, "Look"], legend: Any) -> tuple[Any, Any]:
-    """The encodings of a line's colour and dashes."""
+    """Return the encodings of a line's colour and dashes."""
     alt = altair()
     names = list(looks)
     ranges = [DASHES if look.dashed else [1, 0] for look in looks.values()]
@@ -128,14 +128,14 @@ def _look(by: str, looks: Mapping[str, "Look"], legend: Any) -> tuple[Any, Any]:
 
 
 class Look(NamedTuple):
-    """How a line is drawn: its colour (light), and whether it is dashed, a second mark where colours repeat."""
+    """How a line is drawn: its (light) colour, and whether it is dashed, which tells lines of one colour apart."""
 
     color: str
     dashed: bool = False
 
 
 class Shaded(NamedTuple):
-    """Where others lie."""
+    """A band drawn behind the lines, where other models lie."""
 
     low: float
     high: float
@@ -143,28 +143,28 @@ class Shaded(NamedTuple):
 
 
 def looks_of(names: Sequence[str]) -> dict[str, Look]:
-    """Six colours, plain and then dashed."""
+    """Return a look for each name: six colours, first solid, then dashed."""
     return {name: Look(CATEGORIES[i % len(CATEGORIES)], i >= len(CATEGORIES)) for i, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The field of the rows that an axis shows, and how."""
+    """Which field of the rows an axis shows, and how."""
 
     field: str
     title: str = ""
-    """By default the field."""
+    """By default the field's name."""
     log: bool = default(default=False, kw_only=True)
     base: int = default(default=10, kw_only=True)
-    """Of the powers at the ticks of a logarithmic axis: lengths that double are read off powers of 2."""
+    """Base of the ticks of a logarithmic axis: for lengths that double, powers of 2 are easier to read."""
     reverse: bool = default(default=False, kw_only=True)
     whole: bool = default(default=False, kw_only=True)
-    """Ticks at whole numbers alone: there is no block 2.5."""
+    """Ticks at whole numbers only: there is no block 2.5."""
     least: float | None = default(default=None, kw_only=True)
-    """The least span that is shown, so that noise does not look like a signal; by default a tenth of the largest value,
-    or half a decade."""
+    """The smallest span shown, so that noise does not look like a signal; by default a tenth of the largest value, or
+    half a decade on a logarithmic axis."""
     ends: tuple[float, float] | None = default(default=None, kw_only=True)
-    """Where it begins and ends, whatever the rows say."""
+    """Where the axis begins and ends, whatever the rows contain."""
 
     @property
     def label(self) -> str:
@@ -172,13 +172,13 @@ class Axis:
         return self.title or self.field
 
     def drawable(self, value: Any) -> bool:
-        """Whether it has a place on this axis: not NaN, infinite, absurdly large, or not positive on a log axis."""
+        """Whether a value can be drawn: finite, not absurdly large, and on a log axis positive."""
         if not isinstance(value, int | float) or not math.isfinite(value):
             return False
         return abs(value) <= LARGEST and (value >= SMALLEST or not self.log)
 
     def domain(self, values: Iterable[Any]) -> list[float]:
-        """All that can be drawn, with some room, and at least the least span."""
+        """Return the ends of the axis: around all drawable values, with some margin, and at least `least` apart."""
         if self.ends:
             return list(self.ends)
         found = [float(value) for value in values if self.drawable(value)]
@@ -195,14 +195,14 @@ class Axis:
         return [max(0.0, ends[0]) if min(found) >= 0 and not self.whole else ends[0], ends[1]]
 
     def encode(self, channel: Any, values: Iterable[Any]) -> Any:
-        """The axis in Altair's words."""
+        """Return the axis as an Altair encoding."""
         alt = altair()
         scale: dict[str, Any] = {"domain": self.domain(values), "nice": False, "reverse": self.reverse}
         axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
         if self.log:
             scale |= {"type": "log", "base": self.base}
             axis = {"labelExpr": LOG_LABEL, "tickCount": 5}
-        if self.log and self.base != 10:  # else a short axis would have round ticks, and not its powers
+        if self.log and self.base != 10:  # otherwise a short axis gets round ticks instead of powers of its base
             low, high = (math.log(end, self.base) for end in scale["domain"])
             powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
             axis = {"format": ",", "values": [float(self.base) ** k for k in powers][:: 1 + len(powers) // 8]}
@@ -213,11 +213,11 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of a page: a drawing whose data is named `rows`, and the rows."""
+    """A chart on a page: a drawing whose data is named `rows`, and the rows."""
 
     title: str
     drawing: Callable[[], Any]
-    """Makes Altair's chart, when it is needed."""
+    """Creates the Altair chart, when it is needed."""
     rows: Sequence[Row]
     caption: Any = ""
     notes: Sequence[str] = ()
@@ -225,13 +225,13 @@ class Chart:
     """The field whose values are the lines."""
     looks: Mapping[str, Look] = default(default_factory=dict)
     axes: tuple[Axis, Axis] | None = None
-    """Of a chart that zooms."""
+    """The axes, if the chart can be zoomed."""
     description: str = ""
-    """What it shows, for those who cannot see it; the table of its numbers says the rest."""
+    """What the chart shows, for readers who cannot see it; the table of its numbers has the rest."""
 
     @property
     def id(self) -> str:
-        """What links to the chart call it."""
+        """The chart's id, for links to it."""
         return file_stem(self.title)
 
     @property
@@ -247,7 +247,7 @@ class Chart:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """For Vega-Lite, without its rows."""
+        """The Vega-Lite specification, without the rows."""
         drawn = self.drawing().to_dict(validate=False)
         return {**drawn, "config": _style(), "description": self.description or self.title}
 
@@ -255,7 +255,7 @@ class Chart:
         return self.figure()
 
     def figure(self, *, legend: bool = True) -> Html:
-        """The figure; without its legend where one stands for several charts."""
+        """Return the figure; without its legend if several charts share one."""
         content = {
             "spec": self.spec,
             "csv": self.csv,
@@ -279,7 +279,7 @@ class Chart:
 
 
 def grid(*charts: Chart | None) -> Html:
-    """Charts side by side, with one legend where their lines are of one kind."""
+    """Put charts side by side, with one legend if their lines are of one kind."""
     found = [chart for chart in charts if chart is not None]
     kinds = {chart.by for chart in found if len(chart.looks) > 1}
     shared = len(found) > 1 and len(kinds) == 1
@@ -289,7 +289,7 @@ def grid(*charts: Chart | None) -> Html:
 
 
 def _legend(looks: Mapping[str, Look]) -> Html | None:
-    """Buttons that show and hide lines; none where a chart has one line, which its title names."""
+    """Return buttons that show and hide lines; None for a single line, which the chart's title names."""
     if len(looks) < 2:
         return None
     names = {light: f"var(--{name})" for name, light in LIGHT.items()}
@@ -322,15 +322,15 @@ def line_chart(
     signal: str = "step",
     band: Shaded | None = None,
 ) -> Chart:
-    """Lines over common axes, one for each value of the field `by`.
+    """Return a chart of lines over common axes, one for each value of the field `by`.
 
     Args:
-        rows: with the fields of both axes and `by`. A field `block` links a chart with the others that have one.
-        steps: of a slider; the chart shows the rows whose field `signal` it stands at, at first the last, and those
-            without a value there.
-        band: where others lie, drawn behind the lines.
+        rows: with the fields of both axes and `by`. A field `block` links the chart with others that have one.
+        steps: the stops of a slider, which starts at the last. The chart shows the rows whose field `signal` equals
+            the slider's value, and rows without a value there.
+        band: where other models lie, drawn behind the lines.
 
-    Raises ValueError for no rows.
+    Raises ValueError if there are no rows.
     """
     if not rows:
         raise ValueError(f"the chart {title!r} has no rows; leave it out, or say in words that nothing was measured")
@@ -355,7 +355,7 @@ def _draw_lines(
 ) -> Any:  # fmt: skip
     alt = altair()
     color, dash = _look(by, looks, None)
-    all_rows = alt.Chart(alt.NamedData("rows"))  # of which all layers come: only then is its data the chart's
+    all_rows = alt.Chart(alt.NamedData("rows"))  # all layers derive from this: only then is its data the chart's
     base = all_rows.encode(
         x=x.encode(alt.X, (row[x.field] for row in rows)),
         y=y.encode(alt.Y, [*(row[y.field] for row in rows), *(band[:2] if band else ())]),
@@ -389,7 +389,7 @@ def _draw_lines(
         base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=dash, opacity=pointed if fades else alt.value(1))
     ]
     layers.append(points.transform_filter("isValid(datum['" + y.field + "'])").add_params(near, zoom))
-    if linked and not fades:  # a line is drawn through the block that the reader points at anywhere
+    if linked and not fades:  # a vertical line at the block that the reader points at in any chart
         at = base.transform_filter("datum.block == block").mark_rule(color=LIGHT["muted"], strokeWidth=1)
         layers.insert(
             0, at.encode(x=f"{x.field}:Q", y=alt.value(0), y2=alt.value(HEIGHT), color=alt.value(LIGHT["muted"]))
@@ -403,7 +403,7 @@ def _draw_lines(
 
 
 def _layered(layers: Sequence[Any], params: Sequence[Any], height: int) -> Any:
-    """As wide as its place. Made in one go: each method of a layered chart copies and checks all of it."""
+    """Return a chart as wide as its container. Built in one call: LayerChart's methods copy and check all of it."""
     return altair().LayerChart(
         layer=list(layers), width="container", height=height, params=[one.param for one in params]
     )
@@ -413,11 +413,11 @@ def heat_map(
     rows: Sequence[Row], *, title: str, columns: Sequence[Any], lines: Sequence[str], ends: tuple[float, float],
     caption: str = "", steps: Sequence[int] = (), legend: bool = True,
 ) -> Chart:  # fmt: skip
-    """log κ as colours, from the first block to the last, a line for each site; its number in each cell.
+    """Return a chart of log κ as colours: a column per block, first to last, a row per site, the number in each cell.
 
     Args:
-        rows: block, place, site, log_kappa, status, capped, samples, and the step where a slider moves it.
-        ends: of the colours, the same on all maps that are compared (`heat_ends`).
+        rows: block, place, site, log_kappa, status, capped, samples, and step if there is a slider.
+        ends: of the colour scale, the same on all maps that are compared (`heat_ends`).
     """
     said = f"{title}: {len(columns)} blocks from left to right, {', '.join(lines)} from top to bottom"
     drawing = partial(_draw_heat, columns, lines, ends, steps, legend)
@@ -467,7 +467,7 @@ def _draw_heat(
 
 
 def heat_ends(values: Iterable[float]) -> tuple[float, float]:
-    """Of the colours: each has a round step, of a half at least, for a difference of 0.1 is no difference."""
+    """Return the ends of the colour scale. Each colour spans a multiple of 0.5: a difference of 0.1 means nothing."""
     found = [value for value in values if math.isfinite(value) and abs(value) < LARGEST] or [0.0]
     low = math.floor(min(found))
     step = max(0.5, math.ceil(2 * (max(found) - low) / len(HEAT)) / 2)
@@ -480,7 +480,7 @@ TOLD = {"block": "block", "site": "site", "number": "log κ", "status": "status"
 
 
 def _notes(rows: Sequence[Row], lost: Sequence[Row], by: str) -> list[str]:
-    """What is not drawn, line by line."""
+    """Say which points are not drawn, line by line."""
     count, gone = Counter(row[by] for row in rows), Counter(row[by] for row in lost)
     return [
         f"{name}: {number} of {count[name]} points have no place here, and are not drawn."
@@ -493,7 +493,7 @@ def _cell(value: Any) -> str:
 
 
 def _types(rows: Sequence[Row]) -> dict[str, str]:
-    """Whether a column is read as numbers or as text: a run may be called 7."""
+    """Return whether each column holds numbers or text, for the script: a run may be called 7."""
     return {
         key: "number" if all(isinstance(row.get(key), int | float | None) for row in rows) else "string"
         for key in dict.fromkeys(key for row in rows for key in row)
@@ -505,5 +505,5 @@ def anchor(id_: str) -> Html:
 
 
 def script_json(content: Any) -> str:
-    """For an element of a page: no name can end it."""
+    """Return JSON for a script element of a page, which no name in it can close."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,6 +1,7 @@
-"""The colours of pages and charts, once for light and once for dark.
+"""The colours of pages and charts, for light and dark mode.
 
-A chart has the light ones written in, so that it is a picture anywhere; the page's script exchanges them in the dark.
+Charts are written with the light colours, so that they work as pictures anywhere; in dark mode the page's script swaps
+them.
 """
 
 from wellcond.words import BLOCK_SITES
@@ -29,8 +30,8 @@ COLORS = {
     "r4": ("#d4552a", "#ff9a66"),
     "r5": ("#a97a00", "#f2cf5b"),
 }
-# Levels of a heat map, from low to high. The lightness falls steadily (in the dark: rises), so that the order also
-# shows in gray and to colour-blind readers. Ink is written on the lower five, paper on the others, at 4.5:1 or more.
+# Levels of a heat map, from low to high. The lightness falls steadily (in dark mode: rises), so that the order also
+# shows in gray and to colour-blind readers. Text is `ink` on the lower five, `paper` on the others, at 4.5:1 or more.
 HEAT = (
     ("#f8f4e1", "#2a1c28"),
     ("#f0d6ad", "#4d253c"),
@@ -55,6 +56,6 @@ def dark_of_light() -> dict[str, str]:
 
 
 def stylesheet() -> str:
-    """The custom properties for a page: light, and dark where the reader asks for it."""
+    """Return a page's CSS custom properties: light, and dark if the reader's system prefers it."""
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLORS.items()) for i in (0, 1))
     return f":root{{color-scheme:light dark;{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -1,9 +1,9 @@
-"""Runs side by side: a summary of each, and where they differ from the first, the worst change first.
+"""Compare runs: a summary of each, and where they differ from the first, worst change first.
 
 section("The runs", summary(runs))
 section("Differences", *differences(runs))
 
-Beyond the ceiling log κ is a lower bound, and so is what is made of it: a mean, or a change from an exact number. A
+At the ceiling log κ is a lower bound, and so is what is computed from it: a mean, or a change from an exact number. A
 change between two lower bounds is not known.
 """
 
@@ -20,7 +20,7 @@ from .readings import BLOCK_SITES, Readings, bounded
 __all__ = ["Difference", "compare", "differences", "largest_rise", "share_at_ceiling", "summary"]
 
 ROWS_MOST = 20
-SENSES = {  # of a change, by whether the first and the other are lower bounds
+SENSES = {  # of a change, by whether the first and the other number are lower bounds
     (False, False): "exact",
     (False, True): "at least",
     (True, False): "at most",
@@ -30,7 +30,7 @@ BOUND = "≥: some samples were at the ceiling, so that it is a lower bound."
 
 
 class Difference(NamedTuple):
-    """log κ at one place, in the first run and in another, each at its last step, and whether it is a lower bound."""
+    """log κ at one place in the first run and in another, each at its last step; and whether each is a lower bound."""
 
     run: str
     block: str
@@ -42,9 +42,9 @@ class Difference(NamedTuple):
 
     @property
     def change(self) -> float:
-        """How much worse the other run is; infinite where it alone has no number, NaN where both have none.
+        """How much worse the other run is: inf if only it has no number, −inf if only the first has none, NaN if both.
 
-        NaN also where both are lower bounds: the difference of two unknown numbers is unknown.
+        Also NaN if both are lower bounds: the difference of two unknown numbers is unknown.
         """
         if math.isfinite(self.first):
             if self.first_bound and self.other_bound and math.isfinite(self.other):
@@ -54,13 +54,13 @@ class Difference(NamedTuple):
 
     @property
     def sense(self) -> str:
-        """What `change` is: "exact", "at least", "at most", "not known", or "no number" in one of the two."""
+        """What `change` is: "exact", "at least", "at most", "not known", or "no number" if one of the two has none."""
         if not (math.isfinite(self.first) and math.isfinite(self.other)):
             return "no number"
         return SENSES[self.first_bound, self.other_bound]
 
     def __str__(self) -> str:
-        """The change in words, or with its mark and sign."""
+        """Return the change in words, or as a number with its bound mark and sign."""
         if self.sense == "no number":
             return "NaN in both" if math.isnan(self.change) else "NaN now" if self.change > 0 else "NaN before"
         if self.sense == "not known":
@@ -70,7 +70,7 @@ class Difference(NamedTuple):
 
 
 def compare(runs: Sequence[Readings]) -> list[Difference]:
-    """Every place that the first run shares with another, the worst change first, and those not known last."""
+    """Compare every place that the first run shares with another: worst change first, unknown changes last."""
     first, *others = runs
     found = []
     for other in others:
@@ -84,7 +84,7 @@ def compare(runs: Sequence[Readings]) -> list[Difference]:
 
 
 def largest_rise(found: Sequence[Difference]) -> tuple[Difference, bool] | None:
-    """The worst change that certainly is one, of what `compare` found, and whether no other can be worse."""
+    """Return the worst change that is certain, of those from `compare`, and whether no other can be worse."""
     rise = next((d for d in found if d.change > 0 and d.sense != "at most"), None)
     if rise is None:
         return None
@@ -99,7 +99,7 @@ def _places(run: Readings) -> list[tuple[str, str]]:
 
 
 def summary(runs: Sequence[Readings], models: Mapping[str, str]) -> Html:
-    """One line per run: its last step, the mean log κ by site, and how much of it was at the ceiling."""
+    """Return a table with a row per run: its last step, the mean log κ by site, and the share at the ceiling."""
     sites = [site for site in BLOCK_SITES if any(site in run.sites for run in runs)]
     with_models = any(models.get(run.run) for run in runs)
     rows: list[list[Any]] = []
@@ -126,7 +126,7 @@ def _mean(run: Readings, step: int, site: str) -> str:
 
 
 def share_at_ceiling(run: Readings, step: int) -> tuple[str, str]:
-    """How many samples had a κ beyond what their dtype can see: as a share, and counted."""
+    """Return how many samples had a κ beyond what their dtype can resolve: as a share, and as a count."""
     capped = samples = 0.0
     for block, site in _places(run):
         cell = run.log_kappa(step, block, site)
@@ -140,7 +140,7 @@ def share_at_ceiling(run: Readings, step: int) -> tuple[str, str]:
 
 
 def differences(runs: Sequence[Readings]) -> list[Html]:
-    """A table of the worst changes, and all of them as a file."""
+    """Return a table of the worst changes, and a link to all of them as CSV."""
     found = compare(runs)
     if not found:
         return [

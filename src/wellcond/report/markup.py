@@ -1,10 +1,10 @@
-"""Markup that cannot be forgotten to be escaped: text goes in as text, and only `tag` makes elements. And files inside
-it: links that download them with no server.
+"""Markup that is always escaped: text goes in as text, and only `tag` makes elements. Also files embedded in it: links
+that download them without a server.
 
     tag("p", "a < b, ", tag("code", "x & y"), class_="lead")     # <p class="lead">a &lt; b, <code>x &amp; y</code></p>
     data_link("CSV", "spectrum.csv", "text/csv", "index,plain\n1,3.0\n")
 
-Whatever has an `__html__` method (the custom of the template engines) is taken as markup; everything else is text.
+Whatever has an `__html__` method (the convention of template engines) is taken as markup; everything else is text.
 Non-finite numbers are written as "NaN", "Infinity" and "-Infinity", as in all our files.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 __all__ = ["Html", "csv_number", "data_link", "file_stem", "format_number", "join", "tag"]
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
-# Markup has no place for these at all, and one in a run's name would make a page unreadable.
+# Not allowed in markup at all: one in a run's name would make a page unreadable.
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]|[\ud800-\udfff]")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ def escape(value: Any) -> str:
 
 
 def join(*children: Any) -> Html:
-    """Children one after the other: markup as it is, lists item by item, None as nothing, anything else escaped."""
+    """Concatenate children: markup unchanged, lists item by item, None as nothing, anything else escaped."""
     parts = []
     for child in children:
         if child is None:
@@ -52,7 +52,7 @@ def join(*children: Any) -> Html:
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
-    """One element. `class_` becomes `class`, `aria_label` `aria-label`; None and False leave an attribute out."""
+    """Return one element. `class_` becomes `class`, `aria_label` `aria-label`; None and False omit an attribute."""
     written = []
     for key, value in attributes.items():
         if value is None or value is False:
@@ -68,7 +68,7 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
 
 
 def data_link(label: str, name: str, kind: str, content: str | bytes) -> Html:
-    """A link that downloads `content` as the file `name`, with no server."""
+    """Return a link that downloads `content` as the file `name`, without a server."""
     raw = content.encode() if isinstance(content, str) else content
     kind += ";charset=utf-8" if isinstance(content, str) else ""
     href = f"data:{kind};base64,{base64.b64encode(raw).decode()}"
@@ -76,7 +76,7 @@ def data_link(label: str, name: str, kind: str, content: str | bytes) -> Html:
 
 
 def file_stem(title: str) -> str:
-    """A name for a file (and an id for an element) made from a title: "κ of china, ε" → "kappa-of-china-epsilon"."""
+    """Make a file name (and element id) from a title: "κ of china, ε" → "kappa-of-china-epsilon"."""
     for letter, name in {"κ": "kappa", "σ": "sigma", "ε": "epsilon", "+": " after "}.items():
         title = title.replace(letter, name)
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
@@ -84,7 +84,7 @@ def file_stem(title: str) -> str:
 
 
 def csv_number(value: float | None) -> str:
-    """A number as all our CSV files write it; nothing for None."""
+    """Format a number as in all our CSV files; None as an empty string."""
     if value is None:
         return ""
     if math.isfinite(value):
@@ -93,7 +93,7 @@ def csv_number(value: float | None) -> str:
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """A number for a reader: 0.0541, 3,567, 1.2·10⁷, ∞; NaN as NaN."""
+    """Format a number for readers: 0.0541, 3,567, 1.2·10⁷, ∞; NaN as NaN."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

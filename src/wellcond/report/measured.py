@@ -1,9 +1,9 @@
-"""What `wellcond measure` leaves in a folder: rows, perhaps those of the untrained model, what to know, and a page.
+"""What `wellcond measure` writes to a folder: rows, possibly those of the untrained model, notes, and a page.
 
     measured = Measured.read(Path("measure-vit_tiny_patch16_224"))     # None for any other folder
     measured.page().write("report.html")                               # the page that `measure` wrote
 
-One home for both, so that a page made again is the page that was there.
+`measure` and `report` share this module, so that a regenerated page is the same as the original.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,14 @@ from .run_page import conditioning_page
 
 __all__ = ["CONFIG", "MARK", "PAGE", "ROWS", "UNTRAINED", "UNTRAINED_ROWS", "Measured", "measured_config"]
 
-MARK = "wellcond measure"  # what config.json says of such a folder
+MARK = "wellcond measure"  # identifies such a folder in its config.json
 UNTRAINED, UNTRAINED_ROWS = "untrained", "untrained.jsonl"
 
 Row = Mapping[str, Any]
 
 
 def measured_config(folder: Path) -> dict[str, Any] | None:
-    """What `measure` wrote down about a folder; None for a folder that is not its own."""
+    """Return what `measure` recorded about a folder; None for any other folder."""
     try:
         about = Run.open(folder).about
     except (OSError, ValueError):
@@ -38,23 +38,23 @@ def measured_config(folder: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A model, measured once."""
+    """The measurements of one model."""
 
     model: str
     trained: bool
     rows: Iterable[Row]
     untrained: Iterable[Row] | None
-    """The same architecture with random weights, where that was asked for."""
+    """Rows of the same architecture with random weights, if requested."""
     notes: list[str]
-    """What a reader must know, one sentence each."""
+    """What readers must know, one sentence each."""
     why_random: str = ""
-    """Why its weights are random, if they are and that is known."""
+    """Why the weights are random, if they are and the reason is known."""
     shape: tuple[int, int] | None = None
-    """Tokens and width of its blocks, where all have the same."""
+    """Tokens and width of the blocks, if all have the same."""
 
     @classmethod
     def read(cls, folder: Path, read: Callable[[Path], list[dict[str, Any]]] = read_rows) -> "Measured | None":
-        """What lies in `folder`, if `measure` made it; `read` reads a file of rows."""
+        """Read `folder`; None if `measure` did not write it. `read` reads a file of rows."""
         config = measured_config(folder)
         if config is None:
             return None
@@ -75,7 +75,7 @@ class Measured:
 
     @property
     def warning(self) -> str:
-        """For the top of table and page, where the weights are random."""
+        """The warning above table and page; empty unless the weights are random."""
         if self.trained:
             return ""
         why = f" ({self.why_random})" if self.why_random else ""
@@ -86,12 +86,12 @@ class Measured:
 
     @property
     def like(self) -> ReferenceModels | None:
-        """The models of our evidence with token matrices of the nearest shape; None for stages of several shapes."""
+        """The models in our evidence whose token matrices are nearest in shape; None if the blocks' shapes differ."""
         return reference().nearest(*self.shape) if self.shape else None
 
     @property
     def reference(self) -> dict[str, Mapping[str, Band]]:
-        """Where these lie, by site: trained, and untrained where that is measured here."""
+        """Where those models lie, by site: trained, and also untrained if untrained weights are measured here."""
         if self.like is None:
             return {}
         shown = {"trained": self.like.trained}
@@ -102,7 +102,7 @@ class Measured:
         return [self.like.beside(self.shape, self.reference)] if self.like and self.shape else []
 
     def page(self) -> Page:
-        """The untrained model comes first: it is what the other is compared with."""
+        """Return the page. The untrained model comes first, since the other is compared with it."""
         runs = {self.model: self.rows} if self.untrained is None else {UNTRAINED: self.untrained, self.model: self.rows}
         them = self.like.them if self.like else ""
         return conditioning_page(

@@ -1,11 +1,11 @@
-"""The page: a shell with style and script inside, sections, tables and the small things between figures.
+"""The page: a shell with inlined style and scripts, sections, tables and the small elements between figures.
 
     page = Page("Token Graying", "One sentence on what this is.", footer=["written on …"])
     page.add(section("Numbers", "A paragraph.", table(["ε", "κ"], [["0.95", 2370.0]], numeric={1})))
     page.write("demo/index.html")
 
-Text is escaped wherever it enters. The page asks the network for nothing, and its content security policy makes the
-browser hold it to that, and to our own two scripts, by their digests: no name that comes in with a run can be one.
+Text is escaped wherever it enters. The page makes no network requests, which its content security policy enforces. The
+policy also allows only our own two scripts, by digest, so that no name in a run can inject one.
 """
 
 import base64
@@ -25,19 +25,19 @@ from .markup import Html, file_stem, format_number, join, tag
 
 __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "slider", "table", "tiles"]
 
-TILES_MANY = 3  # more than these stand in two columns on a phone, and their numbers wrap
+TILES_MANY = 3  # with more tiles, a phone shows two columns, and their numbers wrap
 CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples, [hidden])))"
 WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
 
 
 class Page:
-    """A page in the making: add sections, then write it.
+    """A page under construction: add sections, then write it.
 
     Args:
-        title: what was found; it is also what a link to the page shows.
-        lead: one sentence more.
-        about: what the page is of, above the title.
-        card: the title of the chart that is on the card to share; by default the first.
+        title: what was found; previews of links to the page show it too.
+        lead: one more sentence.
+        about: what the page is about, shown above the title.
+        card: the title of the chart on the card for sharing; by default the first chart.
     """
 
     def __init__(self, title: str, lead: Any = "", *, about: str = "", card: str = "", footer: Iterable[Any] = ()):
@@ -53,7 +53,7 @@ class Page:
         self.blocks.extend(blocks)
 
     def to_html(self) -> str:
-        """The page. ValueError where there is no Altair to draw it with."""
+        """Return the page. Raises ValueError if Altair is not installed."""
         about = tag("p", self.about, class_="about") if self.about else None
         lead = tag("p", self.lead, class_="lead") if self.lead else None
         footer = tag("footer", [tag("p", line) for line in self.footer]) if self.footer else None
@@ -91,20 +91,20 @@ class Page:
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
     def write(self, path: str | Path) -> Path:
-        """Write the page aside and put it in place at once; returns its path."""
+        """Write the page to a temporary file, rename it to `path`, and return the path."""
         write_text(path, self.to_html())
         return Path(path)
 
 
 class Section(Html):
-    """A part of a page, which its contents list."""
+    """A part of a page that is listed in its contents."""
 
     id: str
     heading: str
 
 
 def section(title: str, *blocks: Any) -> Section:
-    """A titled part of the page; its id is made from the title."""
+    """Return a titled part of the page; its id is made from the title."""
     id_ = file_stem(title)
     found = Section(tag("section", tag("h2", title, anchor(id_)), _blocks(blocks), id=id_))
     found.id, found.heading = id_, title
@@ -112,7 +112,7 @@ def section(title: str, *blocks: Any) -> Section:
 
 
 def slider(signal: str, values: Sequence[float], label: str, *, at: int = -1) -> Html | None:
-    """A slider that sets a parameter of all charts that have it; None where there is nothing to slide over."""
+    """Return a slider that sets a parameter of all charts that have it; None for fewer than two values."""
     if len(values) < 2:
         return None
     at %= len(values)
@@ -123,27 +123,27 @@ def slider(signal: str, values: Sequence[float], label: str, *, at: int = -1) ->
 
 
 def paragraph(*parts: Any) -> Html:
-    """A paragraph; text is escaped."""
+    """Return a paragraph; text is escaped."""
     return tag("p", *parts)
 
 
 def note(title: str, *blocks: Any) -> Html:
-    """A box beside the main thread."""
+    """Return a box set apart from the main text."""
     return tag("aside", tag("strong", title), _blocks(blocks))
 
 
 def bullets(*items: Any) -> Html:
-    """A list with bullets."""
+    """Return a bulleted list."""
     return tag("ul", [tag("li", item) for item in items])
 
 
 def code_block(code: str) -> Html:
-    """Code as it is, in a box that scrolls."""
+    """Return preformatted code, in a box that scrolls."""
     return tag("pre", tag("code", code), tabindex="0")
 
 
 def tiles(*items: tuple[str, str, str]) -> Html:
-    """A few numbers set large: (what, number, explanation)."""
+    """Return a few numbers in large type: (what, number, explanation)."""
     return tag(
         "dl",
         [tag("div", tag("dt", what), tag("dd", value), tag("dd", text, class_="small")) for what, value, text in items],
@@ -161,13 +161,13 @@ def table(
     prose: Collection[int] = (),
     blocks: Sequence[str] = (),
 ) -> Html:
-    """A table that scrolls by itself where it is wider than the screen.
+    """Return a table that scrolls on its own if it is wider than the screen.
 
     Args:
-        numeric: the columns that are numbers, to be set flush right. Floats are formatted with four digits.
-        prose: the columns that are sentences: they wrap, and on a phone stand below the rest of their row.
-        groups: draw a line wherever the first column changes, and leave its repetitions out.
-        blocks: the block that each row is of; pointed at, or reached by keys, charts highlight it.
+        numeric: columns of numbers, to be aligned right. Floats are formatted with four digits.
+        prose: columns of sentences: they wrap, and on a phone appear below the rest of their row.
+        groups: draw a line wherever the first column changes, and leave out its repetitions.
+        blocks: the block of each row; when the row is hovered or focused, charts highlight it.
     """
     header, body = list(header), [list(row) for row in rows]
     for row in body:
@@ -193,7 +193,7 @@ def table(
         "thead", tag("tr", [tag("th", name, scope="col", class_=k) for name, k in zip(header, kinds, strict=True)])
     )
     written = tag("table", head, tag("tbody", lines), class_="with-prose" if prose else None)
-    # The caption stands outside, so that it keeps to the screen where the table does not.
+    # The caption is outside, so that it fits the screen even if the table does not.
     below = tag("p", caption, class_="caption") if caption else None
     return join(tag("div", written, class_="scroll", tabindex="0", role="region", aria_label=", ".join(header)), below)
 
@@ -204,7 +204,7 @@ def _blocks(blocks: Iterable[Any]) -> Html:
 
 @functools.cache
 def _charting() -> str:
-    """Vega, Vega-Lite and their embedding as one script, which calls nobody."""
+    """Return Vega, Vega-Lite and vega-embed as one script, which makes no requests."""
     altair()
     import vl_convert
 

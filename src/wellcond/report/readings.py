@@ -1,11 +1,11 @@
-"""Rows of a probe, sorted: what was measured at which step, in which block, at which site.
+"""The rows of a probe, indexed: what was measured at which step, in which block, at which site.
 
     readings = Readings.of("my run", Run.open("runs/a").probe)
     readings.log_kappa(readings.steps[-1], "blocks.3", "sa")     # Cell(value=12.1, samples=64, …), or None
     readings.notes                                               # what was left out, in words
 
-A run may lack any of them: a parallel block has no `+sa`, a probe may watch one site only, and any value may be NaN.
-Of two rows for the same place the later one counts, since a run that goes on after a crash measures some steps again.
+Anything may be missing: a parallel block has no `+sa`, a probe may watch one site only, and any value may be NaN.
+Of two rows for the same place the later one counts, since a run that resumes after a crash measures some steps again.
 """
 
 import math
@@ -43,7 +43,7 @@ NAMES = {
     "near_unit_share",
 }
 SINGULAR_VALUE = re.compile(r"sigma\.(0|[1-9]\d*)", re.ASCII)
-NAMED_MOST = 4  # so many names of what was left out are spelled out
+NAMED_MOST = 4  # how many names of what was left out are spelled out
 
 
 class Block(NamedTuple):
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One measured number with what vouches for it."""
+    """One measured number, with the samples, dtype and status behind it."""
 
     value: float
     samples: int
@@ -63,16 +63,16 @@ class Cell(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """Mean log κ over blocks; the mean of numbers among which are lower bounds is one, too."""
+    """Mean log κ over blocks; a lower bound if any of the numbers is one."""
 
     value: float
     blocks: int
     left_out: int
     """Blocks without a number."""
     least: tuple[float, bool]
-    """The smallest number, and whether it is a lower bound; an exact one stays the smallest, whatever bounds hide."""
+    """The smallest number, and whether it is a lower bound; an exact one is the smallest whatever the bounds hide."""
     most: tuple[float, bool]
-    """The largest number, which is a lower bound as soon as one of them is."""
+    """The largest number, and whether it is a lower bound, which it is if any of the numbers is one."""
 
     @property
     def lower_bound(self) -> bool:
@@ -81,28 +81,28 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """All that one run measured."""
+    """Everything that one run measured."""
 
     run: str
     steps: list[int]
     """The steps with condition numbers, in order; at least one."""
     blocks: list[Block]
-    """In the model's order, without what lies outside of blocks."""
+    """In the model's order, without what lies outside blocks."""
     sites: list[str]
     """The sites inside blocks with condition numbers, in the order of a forward pass."""
     outside: list[str]
-    """`tokens` and `embed`, where they were measured."""
+    """`tokens` and `embed`, if they were measured."""
     singular: list[int]
-    """Which singular values were kept, from 0."""
+    """Indices of the recorded singular values, from 0."""
     cells: dict[tuple[str, int, str, str], Cell]
-    """(name, step, block, site) → cell; the block is empty outside of blocks."""
+    """(name, step, block, site) → cell; the block is "" outside blocks."""
     notes: list[str]
 
     @classmethod
     def of(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "Readings":
-        """Sort `rows`; unknown names and sites are left out, with a note.
+        """Index `rows`; unknown names and sites are left out, with a note.
 
-        Raises ValueError where there are no rows, no condition numbers among them, or a row is not a row.
+        Raises ValueError if there are no rows, no condition numbers among them, or a malformed row.
         """
         cells: dict[tuple[str, int, str, str], Cell] = {}
         indexes: dict[str, int] = {}
@@ -149,20 +149,20 @@ class Readings:
         return self.cells.get(("log_kappa", step, block, site))
 
     def value(self, name: str, step: int, block: str, site: str) -> float:
-        """The number, NaN where there is none."""
+        """Return the number, or NaN if there is none."""
         cell = self.cells.get((name, step, block, site))
         return cell.value if cell else math.nan
 
     def lower_bound(self, step: int, block: str, site: str) -> bool:
-        """Whether some samples were at the ceiling, so that log κ is at least what it says.
+        """Whether some samples were at the ceiling, so that log κ is only a lower bound.
 
-        A status names the worst alone: NaN in one sample hides the ceiling in another, but not from their count.
+        A status names only the worst: NaN in one sample hides the ceiling in another, but `capped` still counts it.
         """
         cell = self.log_kappa(step, block, site)
         return cell is not None and (cell.status == "ceiling" or self.value("capped", step, block, site) > 0)
 
     def mean_over_blocks(self, step: int, site: str) -> "Mean | None":
-        """Mean log κ of the blocks that have a number at a site; None where none was measured there."""
+        """Return the mean log κ of the blocks with a number at a site; None if no block was measured there."""
         cells = {b.name: cell for b in self.blocks if (cell := self.log_kappa(step, b.name, site))}
         finite = {name: cell.value for name, cell in cells.items() if math.isfinite(cell.value)}
         if not cells:
@@ -177,12 +177,12 @@ class Readings:
         )
 
     def over_blocks(self, step: int, site: str) -> list[float]:
-        """log κ at a site, of every block that was measured there."""
+        """Return log κ at a site, for every block measured there."""
         cells = [self.log_kappa(step, block.name, site) for block in self.blocks]
         return [cell.value for cell in cells if cell]
 
     def mean(self, step: int, site: str) -> float:
-        """Mean log κ at a site over blocks; NaN where one of them has no number, for the rest would look too good."""
+        """Return the mean log κ at a site; NaN if a block has no number, since the mean of the rest looks too good."""
         mean = self.mean_over_blocks(step, site)
         return mean.value if mean and not mean.left_out else math.nan
 
@@ -194,28 +194,28 @@ class Readings:
 
     @property
     def only_ceilings(self) -> bool:
-        """Whether no number here says more than that κ is beyond what its dtype can see."""
+        """Whether every number is a ceiling, which says only that κ is beyond what its dtype can resolve."""
         places = [key[1:] for key, cell in self.cells.items() if key[0] == "log_kappa" and math.isfinite(cell.value)]
         return bool(places) and all(self.lower_bound(*place) for place in places)
 
     def worst(self, step: int) -> float:
-        """The largest log κ of a step at any place; infinite where one is not finite. Tells which steps to draw."""
+        """Return the largest log κ of a step, infinite if one is not finite; it decides which steps to draw."""
         places = [(block.name, site) for block in self.blocks for site in self.sites] + [("", s) for s in self.outside]
         cells = [self.log_kappa(step, *place) for place in places]
         return max((c.value if math.isfinite(c.value) else math.inf for c in cells if c), default=-math.inf)
 
     def last_step_with(self, name: str) -> int | None:
-        """Some things are measured more rarely than condition numbers."""
+        """Return the last step with `name`: some things are measured less often than condition numbers."""
         return max((step for found, step, _, _ in self.cells if found == name), default=None)
 
     def spectrum(self, step: int, block: str, site: str) -> list[tuple[int, float]]:
-        """(i, σ_i/σ_0) of the singular values that were kept, i from 0."""
+        """Return (i, σ_i/σ_0) for the recorded singular values, i from 0."""
         found = ((i, self.get(f"sigma.{i}", step, block, site)) for i in self.singular)
         return [(i, cell.value) for i, cell in found if cell]
 
 
 def bounded(value: float, bound: bool, *, digits: int = 1) -> str:
-    """A number with the mark of a lower bound, where it is one."""
+    """Format a number, marked with ≥ if it is a lower bound."""
     return f"{'≥ ' if bound else ''}{value:.{digits}f}" if math.isfinite(value) else "NaN"
 
 
@@ -233,7 +233,7 @@ def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, C
 
 
 def _ordered(indexes: Mapping[str, int]) -> list[Block]:
-    """Blocks by index. Where two share one (stages that count anew) they keep the order in which they were measured."""
+    """Sort blocks by index; if two share one (stages that restart at 0), keep the order in which they were measured."""
     if len(set(indexes.values())) == len(indexes):
         return [Block(name, index) for name, index in sorted(indexes.items(), key=lambda item: item[1])]
     return [Block(name, place) for place, name in enumerate(indexes)]

@@ -1,11 +1,11 @@
-"""What a page must know of the evidence: where log κ of models lies, and which advice has a verdict.
+"""What pages use from the evidence: the log κ of its models, and which advice has a verdict.
 
     like = reference().nearest(tokens=197, width=192)      # the models whose token matrices have the nearest shape
     like.trained["sa"]                                     # Band(low=10.5, median=11.7, high=13.2)
     like.about                                             # "11 runs on CIFAR-10, CIFAR-100, …, 65 tokens of …"
     verdict_on("gray")                                     # "no verdict of ours yet: asa-table2"
 
-All of it stands in reference.json, which `wellcond ledger` writes from evidence/ and `--check` compares with it.
+All of it comes from reference.json, which `wellcond ledger` writes from evidence/ and `--check` compares with it.
 """
 
 import functools
@@ -24,7 +24,7 @@ FILE = "reference.json"
 
 
 class Band(NamedTuple):
-    """The middle 90 % of the blocks of all runs."""
+    """log κ of the middle 90 % of the blocks of all runs."""
 
     low: float
     median: float
@@ -36,7 +36,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceModels:
-    """Models of one form in the evidence, and their log κ by site."""
+    """Models of one kind and shape in the evidence, and their log κ by site."""
 
     model: str
     tokens: int
@@ -52,17 +52,17 @@ class ReferenceModels:
 
     @property
     def them(self) -> str:
-        """What to call them in a table."""
+        """What a table calls them."""
         return f"{self.model}s" if self.runs > 1 else self.model
 
     @property
     def about(self) -> str:
-        """How many and what they are, in words that go on after a comma."""
+        """How many and what they are, phrased to follow a comma."""
         many = f"{self.runs} runs" if self.runs > 1 else "one run"
         return f"{many} on {', '.join(self.sets)}, {self.shape}"
 
     def beside(self, shape: tuple[int, int], which: Iterable[str]) -> str:
-        """What to know where the bands of `which` (trained, untrained) stand beside matrices of this shape."""
+        """Explain the bands of `which` (trained, untrained) that are shown beside matrices of this shape."""
         tokens, width = shape
         other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
         other = "" if shape == (self.tokens, self.width) else other
@@ -72,10 +72,10 @@ class ReferenceModels:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """All that reference.json says."""
+    """The content of reference.json."""
 
     models: Sequence[ReferenceModels]
-    """Those with the most runs first."""
+    """Sorted by number of runs, largest first."""
     advice: Mapping[str, Mapping[str, str]]
     """Advice → the claim that tests it, its verdict and finding."""
 
@@ -91,7 +91,7 @@ class Reference:
         return cls(models=models, advice=payload["advice"])
 
     def nearest(self, tokens: int = 0, width: int = 0) -> ReferenceModels | None:
-        """Those as far from square as this, which κ of a matrix depends on most; without a shape, the first."""
+        """Return the models nearest in aspect ratio, on which κ depends most; without a shape, the first."""
         if not tokens or not width:
             return next(iter(self.models), None)
         here = _oblong(tokens, width)
@@ -108,7 +108,7 @@ def reference() -> Reference:
 
 
 def verdict_on(advice: str) -> str:
-    """What our own runs say of a piece of advice, for brackets after it."""
+    """Return our verdict on a piece of advice, for the parentheses after it."""
     found = reference().advice[advice]
     if found["verdict"] in VERDICTS:
         return f"our own verdict: {found['verdict']}, {found['claim']}"

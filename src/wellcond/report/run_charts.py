@@ -1,11 +1,11 @@
-"""The charts of a page of runs: log κ by block and site with its slider, everything over training, spectra, attention.
+"""The charts of a page of runs: log κ by block and site with a slider, everything over training, spectra, attention.
 
     steps = shown_steps(readings)
     grid(*heat_maps(readings, steps)), grid(*by_block(readings, steps))
     grid(*training_charts([shown], last=440), *kappa_charts(readings, last=440))
 
-One run has a chart per quantity; several have the same charts, with a line per run. What was measured thousands of
-times is thinned to the worst of each stretch, for people look for that one; the chart says so.
+One run gets a chart per quantity; several runs get the same charts, with a line per run. Long series are thinned to the
+worst point of each stretch, since that is what readers look for; the chart says so.
 """
 
 import math
@@ -28,26 +28,26 @@ __all__ = [
 
 RUNS_MOST = 12  # six colours, plain and dashed
 HEAT_MAPS_MOST = 6
-STEPS_MOST, STEPS_LEAST = 100, 10  # where the slider stops
-CELLS_MOST = 6000  # numbers that the slider's figures hold, so that a page stays small
-POINTS_MOST = 500  # of one line
+STEPS_MOST, STEPS_LEAST = 100, 10  # number of stops of the slider
+CELLS_MOST = 6000  # numbers in the slider's figures, so that a page stays small
+POINTS_MOST = 500  # per line
 BLOCKS_MOST = 5  # lines of single blocks in one chart
 STEP, BLOCK = Axis("step", whole=True), Axis("place", "block", whole=True)
 KAPPA = Axis("log_kappa", "log κ", least=3.0)
 METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
-"""What the metrics of a validation are called on a page; others keep their names."""
-MAP, BY_BLOCK = "log κ by block and site", "log κ by block, {}"  # the titles of a run's map, and of a site's lines
+"""Names of validation metrics on a page; others keep their own."""
+MAP, BY_BLOCK = "log κ by block and site", "log κ by block, {}"  # titles of a run's heat map, and of a site's lines
 VALIDATED = "Over the validation set; over the next part of it each time, where eval_batches says so."
 OTHERS = {
     "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's groups."),
     "gradient_norm": ("Gradient norm", Axis("gradient_norm", "norm", log=True), "Of all gradients, before clipping."),
 }
-"""Fields of a training row that have a chart of their own: its title, its axis and its caption."""
+"""Fields of a training row with a chart of their own: title, axis and caption."""
 ATTENTION = {
     "attention_entropy": ("Attention entropy by block", "entropy (nats)", "0 is one token alone, ln n all n alike."),
     "largest_logit": ("Largest attention logit by block", "largest logit", "Before softmax, over heads and samples."),
 }
-OUTSIDE = Block("", -1)  # stands for what lies before the first block
+OUTSIDE = Block("", -1)  # placeholder for what comes before the first block
 MARKS = (
     "≥: some samples were at the ceiling, so that the mean is a lower bound. !: samples that were not finite, or all "
     "zero, are left out."
@@ -66,9 +66,9 @@ class Shown:
     validation: Sequence[ValidationRow] = ()
     events: Sequence[Event] = ()
     probe: Iterable[Mapping[str, Any]] | None = None
-    """The rows of its probe; None where it had none."""
+    """The rows of its probe; None if it had none."""
     shape: tuple[int, int] | None = None
-    """Tokens and width of its matrices of image patches, where all have the same."""
+    """Tokens and width of its matrices of image patches, if all have the same."""
 
     @property
     def logged(self) -> bool:
@@ -82,7 +82,7 @@ class Shown:
         return [(row.step, row.metrics[name]) for row in self.validation if name in row.metrics]
 
     def trained(self, field: str) -> Points:
-        """(step, value) of a field of the training rows; none where an older run did not write it."""
+        """Return (step, value) for a field of the training rows; empty if an older run did not write it."""
         points = [(row.step, getattr(row, field)) for row in self.train]
         missing = field != "loss" and all(math.isnan(value) for _, value in points)
         return [] if missing else points
@@ -96,7 +96,7 @@ def metric_name(name: str) -> str:
 
 
 def thin(items: Sequence[Any], *, most: int, weight: Callable[[Any], float]) -> list[Any]:
-    """At most `most`: the first, the last, and of each stretch between them the one of largest weight."""
+    """Return at most `most` items: the first, the last, and from each stretch in between the one of largest weight."""
     if len(items) <= most:
         return list(items)
     inner, parts = items[1:-1], most - 2
@@ -105,7 +105,7 @@ def thin(items: Sequence[Any], *, most: int, weight: Callable[[Any], float]) -> 
 
 
 def shown_steps(runs: Sequence[Readings]) -> list[int]:
-    """Where the slider stops."""
+    """Return the steps at which the slider stops."""
     steps = sorted({step for run in runs for step in run.steps})
     cells = sum(max(1, len(run.blocks) * len(run.sites)) for run in runs)
     most = max(STEPS_LEAST, min(STEPS_MOST, CELLS_MOST // cells))
@@ -113,13 +113,13 @@ def shown_steps(runs: Sequence[Readings]) -> list[int]:
 
 
 def _at(run: Readings, step: int) -> int | None:
-    """The run's latest step up to `step`."""
+    """Return the run's latest step up to `step`, if there is one."""
     position = bisect_right(run.steps, step)
     return run.steps[position - 1] if position else None
 
 
 def _cells(run: Readings, steps: Sequence[int], sites: Sequence[str]) -> Iterator[tuple[dict[str, Any], Cell, float]]:
-    """Where and what a run had measured when the slider stands at a step: place, log κ, samples at the ceiling."""
+    """Yield a run's latest measurements at each step of the slider: place, log κ, samples at the ceiling."""
     for step in steps:
         at = _at(run, step)
         if at is None:
@@ -133,13 +133,13 @@ def _cells(run: Readings, steps: Sequence[int], sites: Sequence[str]) -> Iterato
 
 
 def _kappas(runs: Sequence[Readings]) -> list[float]:
-    """All numbers inside of blocks, for scales that have room for all steps."""
+    """Return all log κ inside blocks, for scales that fit every step."""
     cells = ((key, cell) for run in runs for key, cell in run.cells.items())
     return [cell.value for (name, _, block, _), cell in cells if name == "log_kappa" and block]
 
 
 def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
-    """One per run, over one scale of colours."""
+    """Return a heat map per run, on one colour scale."""
     drawn = [run for run in runs[:HEAT_MAPS_MOST] if run.sites]
     ends = heat_ends(_kappas(drawn))
     return [
@@ -161,7 +161,7 @@ def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
 
 
 def by_block(runs: Sequence[Readings], steps: Sequence[int], bands: Mapping[str, Shaded] | None = None) -> list[Chart]:
-    """A chart per site over the blocks, with a line per run; `bands`, by site, are where others lie."""
+    """Return a chart per site over blocks, with a line per run; `bands`, by site, are where other models lie."""
     charts, bands = [], bands or {}
     low, high = KAPPA.domain([*_kappas(runs), *(end for band in bands.values() for end in band[:2])])
     y = Axis(KAPPA.field, KAPPA.title, ends=(low, high))
@@ -186,13 +186,13 @@ def _sentence(words: str) -> str:
 
 
 def _alone(names: Iterable[str], runs: Sequence[Any]) -> str:
-    """Which run a line belongs to where a chart of several runs has only one."""
+    """Say which run was measured if a chart of several runs has only one line."""
     names = list(names)
     return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
 
 
 def _below_truth(runs: Sequence[Readings], *sites: str) -> str:
-    """What to know of lines at these sites where some of their points are lower bounds."""
+    """Return a caveat for lines at these sites if some of their points are lower bounds."""
     if not any(run.capped_sites & set(sites) for run in runs):
         return ""
     return " Some samples were at the ceiling: near it, the truth may lie above a line."
@@ -202,9 +202,9 @@ def _below_truth(runs: Sequence[Readings], *sites: str) -> str:
 
 
 def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
-    """Training loss, validation loss, accuracies, learning rate and gradient norm, as far as there are rows of them.
+    """Return charts of training and validation loss, accuracies, learning rate and gradient norm, if there are rows.
 
-    All charts over training go from step 0 to `last`, so that they can be read one below the other.
+    All charts over training go from step 0 to `last`, so that they line up one below the other.
     """
     looks = looks_of([run.name for run in runs])
 
@@ -230,7 +230,7 @@ def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
 
 
 def kappa_charts(runs: Sequence[Readings], *, last: int) -> list[Chart]:
-    """log κ over training, from step 0 to `last`; none for runs of one step."""
+    """Return charts of log κ over training, from step 0 to `last`; none if no run has more than one step."""
     if not any(len(run.steps) > 1 for run in runs):
         return []
     return _of_one_run(runs[0], last) if len(runs) == 1 else _of_runs(runs, last)
@@ -286,7 +286,7 @@ def _of_runs(runs: Sequence[Readings], end: int) -> list[Chart]:
 def _over_steps(
     lines: Mapping[str, Points], *, title: str, y: Axis, caption: str, looks: Mapping[str, Look], by: str, last: int
 ) -> Chart:
-    """A chart of lines over steps, from 0 to `last`, thinned where the points are many."""
+    """Return a chart of lines over steps, from 0 to `last`, thinned if there are many points."""
     longest = max(len(points) for points in lines.values())
     if longest > POINTS_MOST:
         caption += (
@@ -305,11 +305,11 @@ def _finite_or_high(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-# ---- singular values, and what attention itself says
+# ---- singular values, and attention's own statistics
 
 
 def spectra(runs: Sequence[Readings]) -> list[Chart]:
-    """One chart per site: of one run some blocks from first to last and the worst, of several runs the worst block."""
+    """Return a chart per site: for one run, the worst and some other blocks; for several runs, the worst block."""
     charts, looks = [], looks_of([run.run for run in runs])
     chosen = _chosen(runs[0]) if len(runs) == 1 else []
     for site in (*BLOCK_SITES, *OUTSIDE_SITES):
@@ -341,13 +341,13 @@ def _spectrum(run: Readings, step: int, block: Block, site: str, of: Mapping[str
 
 
 def _step_with_spectrum(run: Readings, site: str) -> int | None:
-    """The last step with singular values at a site."""
+    """Return the last step with singular values at a site."""
     names = {f"sigma.{i}" for i in run.singular}
     return max((step for name, step, _, where in run.cells if where == site and name in names), default=None)
 
 
 def _chosen(run: Readings) -> list[Block]:
-    """At most as many blocks as there are ordered colours: the first, the last, some between, and the worst."""
+    """Choose at most as many blocks as there are ordered colours: the first, the last, some between, and the worst."""
     measured = {block for name, _, block, _ in run.cells if name.startswith("sigma.")}
     blocks = [block for block in run.blocks if block.name in measured]
     if len(blocks) <= len(RAMP):
@@ -369,7 +369,7 @@ def _worst(run: Readings, step: int, site: str) -> Block:
 
 
 def attention(runs: Sequence[Readings]) -> list[Chart]:
-    """Entropy and largest logit over blocks, one line per run."""
+    """Return charts of entropy and largest logit over blocks, with a line per run."""
     charts, looks = [], looks_of([run.run for run in runs])
     for name, (title, label, caption) in ATTENTION.items():
         rows = [
@@ -381,7 +381,7 @@ def attention(runs: Sequence[Readings]) -> list[Chart]:
         ]
         if rows:
             here = {run: look for run, look in looks.items() if any(row["run"] == run for row in rows)}
-            y = Axis(name, label, least=1.0)  # nats, both
+            y = Axis(name, label, least=1.0)  # both are in nats
             told = caption + _alone(here, runs)
             charts.append(line_chart(rows, title=title, x=BLOCK, y=y, by="run", looks=here, caption=told))
     return charts

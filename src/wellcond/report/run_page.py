@@ -1,13 +1,13 @@
 """The page of runs: how their training went, and how well-conditioned their blocks were.
 
     page = run_page([Shown(name="my run", train=run.train, validation=run.validation, probe=run.probe)])
-    page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")      # the rows of probes alone
+    page = conditioning_page({"vit_tiny": probe.rows()}, title="ViT-Tiny, untrained")      # only rows of probes
     page.write("report.html")
 
-Its title is what was found. Below it log κ by block and site with a slider over steps, the last numbers, what happened,
-what to look at first, losses and κ over training, spectra, attention. Several runs: the same charts with one line per
-run, and where they differ, the worst change first. A run may have a training, a probe or both; what it has not is left
-out, and the page says so.
+The title states what was found. Below it: log κ by block and site with a slider over steps, the last numbers, what
+happened, what to look at first, losses and κ over training, spectra, attention. For several runs: the same charts with
+a line per run, and where they differ, worst change first. A run may have training rows, a probe or both; what it lacks
+is left out, and the page says so.
 """
 
 import math
@@ -43,10 +43,10 @@ from .run_charts import (
 
 __all__ = ["conditioning_page", "run_page"]
 
-ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the table of what to do
-SENTENCES_MOST = 2  # in one row
-BESIDE_MOST = 16  # blocks of heat maps that fit beside each other
-EVENTS_MOST = 12  # of one run; metrics.jsonl has all
+ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the advice table
+SENTENCES_MOST = 2  # per row
+BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
+EVENTS_MOST = 12  # per run; metrics.jsonl has all
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
     "that some directions among the tokens have almost vanished, and training has a hard time with them."
@@ -58,7 +58,7 @@ SITE_NAMES = {
 
 
 def conditioning_page(runs: Mapping[str, Iterable[Mapping[str, Any]]], **options: Any) -> Page:
-    """The page of what probes measured: the rows of each, by the name of its run. Options and errors of `run_page`."""
+    """Return the page of what probes measured: rows by the name of the run. Options and errors are `run_page`'s."""
     return run_page([Shown(name=name, probe=rows) for name, rows in runs.items()], **options)
 
 
@@ -70,20 +70,21 @@ def run_page(
     warning: str = "",
     reference: Mapping[str, Mapping[str, Band]] | None = None,
 ) -> Page:
-    """The page of one or several runs.
+    """Return the page of one or several runs.
 
     Args:
-        runs: the first that has a probe is what the κ of others is compared with.
-        title: what the page is of, by default the model, or the number of runs; its heading is what was found.
-        notes: sentences to show above everything else, such as what could not be read.
-        warning: what a reader has to know before any number.
-        reference: where log κ of models lies, by their name and by site, for the means of one run.
+        runs: the κ of the others is compared with the first that has a probe.
+        title: what the page is about, by default the model, or the number of runs; its heading is what was found.
+        notes: sentences for a box below the first numbers, such as what could not be read.
+        warning: what readers have to know before any number.
+        reference: where log κ of models lies, by name and site: the first is shaded in the charts, and all are given
+            beside the means of a single run.
 
-    Raises ValueError for no runs, and for a probe without rows or without condition numbers.
+    Raises ValueError if there are no runs, and for a probe without rows or without condition numbers.
     """
     if not runs:
         raise ValueError("there are no runs to draw; give at least one, with the rows of its probe")
-    # Those with a probe first, so that a run has the same place, and colour, in every chart.
+    # Runs with a probe first, so that each run has the same place and colour in every chart.
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
@@ -136,7 +137,7 @@ def run_page(
 def _map_section(
     drawn: Sequence[Readings], maps: Sequence[Any], steps: Sequence[int], reference: Mapping[str, Mapping[str, Band]]
 ) -> list[Any]:
-    """The heat maps, the slider that moves all of it, and the same numbers as lines before the first of `reference`."""
+    """Return the heat maps, their slider, and the same numbers as lines, with the first of `reference` shaded."""
     name, spans = next(iter(reference.items()), ("", {}))
     bands = {
         site: Shaded(span.low, span.high, f"where 90 % of the blocks of {name} lie") for site, span in spans.items()
@@ -167,8 +168,8 @@ def _subject(runs: Sequence[Shown], logged: bool) -> str:
 
 
 def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
-    """The worst place of a run; of several the largest rise. A sentence more, and the chart that shows it, if not the
-    first."""
+    """Return a title (the worst place of a run, or the largest rise between runs), a sentence, and the title of the
+    chart that shows it, "" for the first."""
 
     def card(run: Readings) -> str:
         return f"{MAP}, {run.run}" if len(runs) > 1 else ""
@@ -202,7 +203,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
 
 
 def _place(run: Readings, block: str, site: str) -> str:
-    """ "block 11's attention output"; a block whose name does not end with its place keeps its name."""
+    """Return e.g. "block 11's attention output"; a block whose name does not end with its place keeps its name."""
     if not block:
         return f"the {SITE_NAMES[site]}"
     place = next(one.place for one in run.blocks if one.name == block)
@@ -211,13 +212,13 @@ def _place(run: Readings, block: str, site: str) -> str:
 
 
 def _means(run: Readings) -> dict[str, str]:
-    """log κ by site at the last step, mean over blocks."""
+    """Return the mean log κ over blocks, by site, at the last step."""
     means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.steps[-1], site))}
     return {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
 
 
 def _sentence(run: Readings, other: Readings | None = None) -> str:
-    """What the run's means say of its skips, at the last step; or what they are in two runs."""
+    """Say what the run's means at the last step tell about its skips; or compare the means of two runs."""
     last, texts = run.steps[-1], _means(run)
     if other and (both := {site: text for site, text in _means(other).items() if site in texts}):
         changes = ", ".join(f"{texts[site]} to {text} at {site}" for site, text in both.items())
@@ -236,7 +237,7 @@ def _sentence(run: Readings, other: Readings | None = None) -> str:
 
 
 def _training_finding(runs: Sequence[Shown]) -> tuple[str, str]:
-    """How far a training came, or that it was lost; of several, which came furthest."""
+    """Return how far training got, or that it diverged, as title and sentence; for several runs, which is best."""
     sentence = "How the training went, from the rows of metrics.jsonl; no condition numbers were measured."
     lost = [(run, event) for run in runs for event in run.events if event.event.startswith("diverged")]
     if lost and not any(run.train and run.train[-1].step > event.step for run, event in lost):
@@ -264,7 +265,7 @@ def _written() -> str:
 
 
 def _training_tiles(run: Shown) -> list[tuple[str, str, str]]:
-    """The last step, the losses and the accuracy, each with the best there was."""
+    """Return the last step, the losses and the accuracy, each with its best value."""
     found = [("steps", f"{run.last_step:,}", "the last with a row")] if run.logged else []
     for name, points, best in (
         ("training loss", run.trained("loss"), min),
@@ -280,14 +281,14 @@ def _training_tiles(run: Shown) -> list[tuple[str, str, str]]:
 
 
 def _value(name: str, value: float) -> str:
-    """A number of a training, by what it is called on the page."""
+    """Format a training number according to its name on the page."""
     if not math.isfinite(value):
         return format_number(value, 4)
     return f"{value:.1%}" if name.startswith("top-") else f"{value:#.4g}".removesuffix(".")
 
 
 def _events(runs: Sequence[Shown]) -> list[str]:
-    """What happened to the runs, in words, each in its order."""
+    """Return what happened to each run, in order, in words."""
     found = []
     for run in runs:
         who = f"{run.name}, step" if len(runs) > 1 else "Step"
@@ -298,7 +299,7 @@ def _events(runs: Sequence[Shown]) -> list[str]:
 
 
 def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html]:
-    """Losses and accuracies of the runs that were trained, κ of those that were measured."""
+    """Return losses and accuracies of the runs that were trained, κ of those that were measured."""
     models = {run.name: run.model for run in runs}
     parts = [_training_table([run for run in runs if run.logged])] if any(run.logged for run in runs) else []
     if measured:
@@ -323,7 +324,7 @@ def _training_table(runs: Sequence[Shown]) -> Html:
 
 
 def _how_to_probe(run: Shown) -> Html:
-    """How to switch the probe on: in another folder, since it is another configuration."""
+    """Say how to switch the probe on: in another folder, since that is another configuration."""
     return section(
         "Condition numbers",
         "Trained without a probe: nothing is known of how well-conditioned the blocks were. With probe_every the same "
@@ -346,7 +347,7 @@ def _blind(runs: Sequence[Readings]) -> str:
 
 
 def _states(run: Readings) -> list[BlockState]:
-    """The blocks at the last step, worst first; one without a number is worse than any."""
+    """Return the blocks at the last step, worst first; one without a number ranks worst."""
     began = first_failure(run)
     states = [BlockState.of(run, run.steps[-1], position, began) for position in range(len(run.blocks))]
     return sorted((s for s in states if s.cells), key=_rank, reverse=True)
@@ -357,7 +358,7 @@ def _rank(state: BlockState) -> float:
 
 
 def _number(state: BlockState) -> str:
-    """log κ of a block where it is worst, with the mark of a lower bound."""
+    """Format log κ of a block where it is worst, with the mark of a lower bound."""
     if not math.isfinite(state.worst):
         return "all zero" if state.cells[state.worst_site].status == "zero" else "NaN"
     return bounded(state.worst, state.lower_bound(state.worst_site))
@@ -383,7 +384,7 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
             rise, certain = found
             what = f"largest {'' if certain else 'known '}rise from {runs[0].run}"
             items.append((what, str(rise), f"{rise.run}: {rise.block} {rise.site}"))
-    if not worst:  # nothing but what comes before the blocks
+    if not worst:  # only what comes before the blocks was measured
         for site in runs[0].outside:
             at = last, "", site
             number = bounded(runs[0].value("log_kappa", *at), runs[0].lower_bound(*at))
@@ -393,7 +394,7 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
 
 def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Band]]) -> tuple[str, str, str]:
     mean = run.mean_over_blocks(run.steps[-1], site)
-    if mean is None:  # not at the last step
+    if mean is None:  # not measured at the last step
         return f"mean log κ at {site}", "–", SITE_WORDS[site]
     text = SITE_WORDS[site]
     if mean.blocks > 1 and mean.left_out < mean.blocks:
@@ -404,7 +405,7 @@ def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Ba
 
 
 def _first_section(runs: Sequence[Readings]) -> Html:
-    """What concerns whole runs, then the worst blocks with one or two sentences each."""
+    """Return advice on whole runs, then the worst blocks with one or two sentences each."""
     general = [
         f"{run.run}: {text}" if len(runs) > 1 else text for run in runs for text in advise_run(run, run.steps[-1])
     ]
@@ -426,7 +427,7 @@ def _first_section(runs: Sequence[Readings]) -> Html:
 
 
 def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int) -> Html:
-    """Blocks of which the same is to be said share a row, with the numbers of the worst of them."""
+    """Return the advice table: blocks with the same advice share a row, with the numbers of the worst of them."""
     rows, advised = [], any(not said.startswith("–") for (_, said), _ in groups)
     for (run, said), states in groups:
         first = states[0]

@@ -1,11 +1,11 @@
-"""Run folders become a report page.
+"""Make a report page from run folders.
 
     report_runs(["runs/a"])                               # how it trained, and what its probe measured if it had one
     report_runs(["runs/a", "runs/b"], "report.html")      # compared
-    report_runs(["runs/a/probe.jsonl"])                   # a file by itself; the page goes beside it
-    report_runs(["measure-vit_tiny"])                     # the page that `wellcond measure` wrote there, made again
+    report_runs(["runs/a/probe.jsonl"])                   # a single file; the page goes next to it
+    report_runs(["measure-vit_tiny"])                     # regenerate the page that `wellcond measure` wrote there
 
-Nothing is written unless all of it could be read, and an old page stays until the new one is whole.
+Nothing is written unless everything could be read, and an old page is kept until the new one is complete.
 """
 
 from collections import Counter
@@ -36,19 +36,19 @@ from .run_page import run_page
 
 __all__ = ["report_runs"]
 
-IMAGE_TASKS = ("classify", "linear_probe")  # whose matrices are those of our evidence
+IMAGE_TASKS = ("classify", "linear_probe")  # with the same kind of token matrices as our evidence
 T = TypeVar("T")
 
 
 def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    """Write the page of these runs, each a folder or a .jsonl file of a probe, and return its path.
+    """Write the page of these runs, each a folder or a probe's .jsonl file, and return its path.
 
     Args:
-        output: a file, or a folder that gets a report.html; by default beside the rows of a single run, or in the
-            working folder for several.
+        output: a file, or a folder that gets a report.html; by default next to the rows of a single run, or in the
+            working directory for several.
 
-    Raises ValueError for a run that is not there or has nothing to show, and for an output that cannot be written or is
-    the page of another measurement.
+    Raises ValueError for a run that does not exist or has nothing to show, and for an output that cannot be written or
+    is the page of another measurement.
     """
     if not runs:
         raise ValueError("no runs were given; name run folders, or .jsonl files of a probe")
@@ -74,7 +74,7 @@ def _open(path: str | Path) -> Run:
 
 
 def _measured_page(file: Path) -> Page | None:
-    """The page of a folder that `wellcond measure` made, with all that it knows; None for any other."""
+    """Return the page of a folder that `wellcond measure` wrote, with everything it knows; None for any other."""
     if file.name != PROBE:
         return None
     torn: list[str] = []
@@ -97,7 +97,7 @@ def _runs_page(runs: Sequence[Run]) -> Page:
 
 
 def _shown(name: str, run: Run, notes: list[str]) -> Shown:
-    """All that the page needs of a run. What lies beside the probe's rows may be damaged: that becomes a note."""
+    """Collect what the page needs of a run. Damage to files beside the probe's rows becomes a note."""
     rows: list[Any] = _read(run.probe_file, lambda: run.probe, notes)
     metrics = run.path / METRICS
     model, recipe, shape = "", "", None
@@ -116,12 +116,12 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
         model, recipe = run.model, str(run.config.get("recipe") or "")
         shape = run.about.get("shape") if run.config.get("task") in IMAGE_TASKS else None
     except (ValueError, OSError) as error:
-        why = str(error).replace(str(run.path), run.path.name)  # a page names no folders of a machine
+        why = str(error).replace(str(run.path), run.path.name)  # a page must not reveal a machine's folders
         notes.append(f"{_short(run.path / CONFIG)} cannot be read ({why}).")
     shown = Shown(name=name, model=model, recipe=recipe, train=train, validation=validation, events=events)
     if rows:
         return replace(shown, probe=rows, shape=tuple(shape) if shape else None)
-    if not shown.logged or run.probe_file.name != PROBE:  # a file by itself was asked for
+    if not shown.logged or run.probe_file.name != PROBE:  # a single file was requested
         raise ValueError(
             f"{run.probe_file if run.probe_file.is_file() else metrics} has no rows yet; nothing is there to draw"
         )
@@ -129,7 +129,7 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
 
 
 def _measured_notes(name: str, file: Path) -> list[str]:
-    """What `wellcond measure` has to say of one run among several."""
+    """Return the notes of `wellcond measure` on one run among several."""
     config = measured_config(file.parent) if file.name == PROBE else None
     if config is None:
         return []
@@ -140,7 +140,7 @@ def _measured_notes(name: str, file: Path) -> list[str]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """The folder's name for a probe.jsonl, else the file's; longer where two are alike, else numbered."""
+    """Name runs by folder (for a probe.jsonl) or file; equal names get more of their path, else a number."""
     parts = [[p for p in file.resolve().parts[:-1] if p != file.anchor] for file in files]
     parts = [folder if file.name == PROBE else [*folder, file.stem] for folder, file in zip(parts, files, strict=True)]
     names = dict.fromkeys(map(tuple, parts), "")
@@ -160,7 +160,7 @@ def _tail(parts: Sequence[str], count: int) -> str:
 
 
 def _read(file: Path, read: Callable[[], T], notes: list[str]) -> T:
-    """What `read` gives of a file; a torn last line becomes a note, for a page that is read later should say so too."""
+    """Return `read()`; its warning of a torn last line becomes a note, so that readers of the page see it too."""
     with catch_warnings(record=True) as caught:
         simplefilter("always")
         try:
@@ -187,7 +187,7 @@ def _target(files: Sequence[Path], output: str | Path | None) -> Path:
         target = output / REPORT if output.is_dir() or not output.suffix else output
     elif len(files) > 1:
         target = Path(REPORT)
-    else:  # beside its rows, and not over the page of others that lie there
+    else:  # next to its rows, without overwriting the page of others in that folder
         target = files[0].with_name(REPORT) if files[0].name == PROBE else files[0].with_suffix(".html")
     rows = target.with_name(PROBE)
     if target.name == REPORT and measured_config(target.parent) and [f.resolve() for f in files] != [rows.resolve()]:

@@ -1,6 +1,6 @@
-"""The instability score of Skyformer's appendix: how far an update moves the embeddings, for how far the weights go.
+"""The instability score of Skyformer's appendix: how far an update moves the embeddings relative to the weights.
 
-    score = instability_score(model, batch, step)          # step(model, batch) does one update of the optimiser
+    score = instability_score(model, batch, step)          # step(model, batch) does one optimiser update
     scores = instability_scores(model, batches, step)      # of 20 steps
     found = instability_ratio({"softmax": a, "skyformer": b}, batches, make_step, baseline="softmax")
     found["skyformer"].mean                                # below 1: more stable than the baseline

@@ -1,22 +1,23 @@
-"""The instability score of attentions compared (Skyformer's appendix, Table 1): one task, several seeds.
+"""Compare the instability scores of attentions on one task, over several seeds (Skyformer's appendix, Table 1).
 
     found = attention_stability(
-        lambda name: wellcond.models.sequence.build("text", name),      # a model by the name of its attention
-        lambda seed: batches_of(seed),                                  # what the 20 steps read
+        lambda name: wellcond.models.sequence.build("text", name),      # a model with the named attention
+        lambda seed: batches_of(seed),                                  # the batches of the 20 steps
         schedule=OneCycle(lr=1e-4, warmup=80),
         seeds=range(5),
     )
-    found.means("skyformer", "after")              # one ratio to softmax a seed: the mean of its 20 steps
+    found.means("skyformer", "after")              # one ratio to softmax per seed: the mean of its 20 steps
     found.rows()                                   # every step's τ and ratio, flat
 
 For each seed every attention starts from the same weights and reads the same batches in the same order. Its 20 updates
-are those of the paper's training: AdamW under one cycle of learning rate and momentum, gradients clipped by value, in
-float32 (or whatever the model is built in). τ of a step compares the token embeddings after the two layers, `before`
-and `after` the final norm, padding left out; they are evaluated in eval mode, without dropout and with the same
-landmarks before and after the update. W is all parameters.
+follow the paper's training: AdamW with one cycle of learning rate and momentum, gradients clipped by value, in float32
+(or whatever dtype the model is built in). τ of a step compares the token embeddings after the two layers, `before` and
+`after` the final norm, without padding; they are computed in eval mode, without dropout and with the same landmarks
+before and after the update. W is all parameters.
 
-The two embeddings answer different questions. Kernelized attention and Skyformer are sums over the keys and not means:
-before the norm their embeddings, and every change of these, are many times larger than softmax's; after it, not so.
+The two embeddings answer different questions. Kernelized attention and Skyformer sum over the keys instead of
+averaging. So before the norm their embeddings, and all changes to these, are many times larger than softmax's; after it
+they are not.
 """
 
 import math
@@ -38,10 +39,10 @@ ATTENTIONS = ("nystrom", "kernelized", "skyformer")  # the rows of the paper's t
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle:
-    """AdamW and its schedule, as Skyformer's training has them: torch's OneCycleLR, linear, everything else default.
+    """AdamW and its schedule as in Skyformer's training: torch's OneCycleLR, linear, otherwise with its defaults.
 
-    The learning rate goes from lr/25 up to lr within `warmup` steps and down to lr/25/1e4 at `steps`; the first beta of
-    Adam from 0.95 to 0.85 and back.
+    The learning rate rises from lr/25 to lr within `warmup` steps and falls to lr/25/1e4 at `steps`; Adam's first beta
+    goes from 0.95 to 0.85 and back.
     """
 
     lr: float
@@ -49,10 +50,10 @@ class OneCycle:
     steps: int = 50_000
     eps: float = 1e-6
     clip: float | None = 1.0
-    """The largest absolute value of a gradient's entries; None clips nothing."""
+    """The largest absolute value of a gradient's entries; None for no clipping."""
 
     def make_step(self, model: nn.Module) -> Step:
-        """What does one update of the model on a batch, which has `inputs` and `targets`."""
+        """Return a function that does one update of the model on a batch, which has `inputs` and `targets`."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr, eps=self.eps, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
@@ -76,12 +77,12 @@ class OneCycle:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionStability:
-    """What `attention_stability` found, seed by seed."""
+    """The results of `attention_stability`, seed by seed."""
 
     baseline: str
     seeds: tuple[int, ...]
     found: tuple[InstabilityRatios, ...]
-    """One for each seed."""
+    """One per seed."""
 
     @property
     def attentions(self) -> list[str]:
@@ -94,16 +95,16 @@ class AttentionStability:
         return list(self.found[0].ratios[self.attentions[0]])
 
     def means(self, attention: str, embedding: str) -> list[float]:
-        """One ratio to the baseline a seed, the mean of its steps; NaN where a training gave none."""
+        """Return one ratio to the baseline per seed, the mean of its steps; NaN where a training gave none."""
         return [found[attention, embedding].mean for found in self.found]
 
     def mean(self, attention: str, embedding: str) -> float:
-        """Over the seeds."""
+        """Return the mean of `means` over the seeds."""
         values = self.means(attention, embedding)
         return math.fsum(values) / len(values)
 
     def rows(self, run: str = "") -> list[dict[str, Any]]:
-        """Flat dicts: of each seed, attention, embedding and step `tau` and, but for the baseline, `ratio`."""
+        """Return flat dicts, by seed, attention, embedding and step: `tau` and, except for the baseline, `ratio`."""
         rows = []
         for seed, found in zip(self.seeds, self.found, strict=True):
             for attention, scores in found.scores.items():
@@ -128,17 +129,17 @@ def attention_stability(
     device: torch.device | str = "cpu",
     progress: Callable[[int, str], None] | None = None,
 ) -> AttentionStability:
-    """Train each attention for `steps` steps from one start, for each seed, and compare their τ with the baseline's.
+    """For each seed, train every attention for `steps` steps from the same start and compare its τ with the baseline's.
 
     Args:
-        build: the model with this attention, its weights drawn from torch's generator. All must have the same
-            parameters, by name and shape, and `features`, as the models of `wellcond.models.sequence` have.
-        batches: the batches of a seed, each with `inputs`, a tuple that the model is called with, and `targets`.
+        build: returns the model with the named attention, its weights drawn from torch's generator. All models must
+            have the same parameters, by name and shape, and a method `features`, as in `wellcond.models.sequence`.
+        batches: returns the batches of a seed, each with `inputs`, a tuple of arguments for the model, and `targets`.
         schedule: the optimiser's settings.
-        device: where models and batches go.
+        device: where to put models and batches.
         progress: called with the seed and the attention before each training.
 
-    The global random state is left as it was. Raises ValueError for too few batches, and where the models differ in
+    The global random state is left as it was. Raises ValueError for too few batches, and if the models differ in
     their parameters.
     """
     seeds = tuple(seeds)
@@ -164,7 +165,7 @@ def attention_stability(
 
 
 def embed_features(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    """An `embed` for models that give their token embeddings by name, padding 0: `model.features(*batch.inputs)`."""
+    """Return `model.features(*batch.inputs)`, the token embeddings by name with padding set to 0: an `embed`."""
     features: Any = model.features
     return features(*batch.inputs)
 
@@ -172,7 +173,7 @@ def embed_features(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 def _from_one_start(
     build: Callable[[str], nn.Module], names: Sequence[str], seed: int, device: torch.device | str
 ) -> dict[str, nn.Module]:
-    """A model for each name, all with the weights that the first one draws from the seed."""
+    """Return a model for each name, all with the weights that the first one draws from the seed."""
     models: dict[str, nn.Module] = {}
     with seeded(nn.Module(), seed):  # the CPU's generator: weights do not depend on the device
         for name in names:

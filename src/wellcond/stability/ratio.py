@@ -1,10 +1,10 @@
-"""The instability score of models compared: trained by the same batches from the same start, step by step.
+"""Compare the instability scores of models trained on the same batches from the same start, step by step.
 
     found = instability_ratio({"softmax": a, "skyformer": b}, batches, make_step, baseline="softmax")
     found["skyformer"].mean, found["skyformer"].standard_error, found.unshared["skyformer"]
 
-Adam moves the weights by much the same length whatever the model, so that a ratio shows mostly the embeddings' change.
-Steps of one training are not independent: the standard error is of this training; repeat it with other seeds.
+Adam moves the weights about equally far in every model, so a ratio mostly shows how the embeddings change. The steps of
+one training are not independent: the standard error is that of this training only; repeat it with other seeds.
 """
 
 import itertools
@@ -27,30 +27,30 @@ class InstabilityRatio:
     """τ of one model over τ of the baseline, for one embedding."""
 
     mean: float
-    """Over the steps in which both models moved; NaN where a score is not finite, or nothing is left."""
+    """The mean over the steps in which both models moved; NaN if a score is not finite, or no step is left."""
     standard_error: float
-    """Of that mean; NaN for fewer than two steps."""
+    """The standard error of that mean; NaN for fewer than two steps."""
     count: int
-    """How many steps the mean stands for; those with status `zero` are left out."""
+    """How many steps the mean is over; those with status `zero` are left out."""
     status: str
-    """`non_finite` or `low_precision` where any step is, else `ok`; `zero` where no step is left."""
+    """`non_finite` or `low_precision` if any step is, else `ok`; `zero` if no step is left."""
     ratios: tuple[float, ...]
-    """One for each step; NaN where one of the two has no τ, inf where the baseline's is 0."""
+    """One for each step; NaN where either model has no τ or both are 0, inf where only the baseline's is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstabilityRatios:
-    """What `instability_ratio` found: `found["skyformer"]`, or `found["skyformer", "after"]` of several embeddings."""
+    """The results of `instability_ratio`: `found["skyformer"]`, or `found["skyformer", "after"]` if it has several."""
 
     baseline: str
     ratios: Mapping[str, Mapping[str, InstabilityRatio]]
     """By model, then by embedding."""
     scores: Mapping[str, Sequence[InstabilityScore]]
-    """By model, the baseline too: one for each step."""
+    """By model, including the baseline: one for each step."""
     shared: Mapping[str, Sequence[str]]
-    """By model, the parameters that it has in common with the baseline: equal at the start, to the bit."""
+    """By model, the parameters that it shares with the baseline, bit for bit equal at the start."""
     unshared: Mapping[str, Sequence[str]]
-    """By model, those that it or the baseline has alone, or in another shape."""
+    """By model, the parameters that only it or only the baseline has, or that differ in shape."""
 
     def __getitem__(self, key: str | tuple[str, str]) -> InstabilityRatio:
         model, embedding = (key, None) if isinstance(key, str) else key
@@ -68,9 +68,9 @@ def instability_ratio(
     steps: int = STEPS,
     seed: int = 0,
 ) -> InstabilityRatios:
-    """Train each model by the same `steps` batches, from the same start and the same random state, and compare their τ.
+    """Train each model on the same `steps` batches, from the same start and the same random state, and compare their τ.
 
-    `make_step(model)` gives the function that does one update, with an optimiser of its own. The models are trained in
+    `make_step(model)` returns the function that does one update, with its own optimiser. The models are trained in
     place. Parameters and buffers that a model shares with the baseline, by name and shape, must be equal at the start,
     else ValueError: load the baseline's into the others first. The batches are held in memory.
     """
@@ -117,7 +117,7 @@ def _ratio(
 
 
 def _compare_start(name: str, model: nn.Module, baseline: str, other: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the parameters that both have, and of those that only one has; ValueError where common ones differ."""
+    """Return the names of the common parameters and of all others; ValueError if values of common tensors differ."""
     mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
     common = [key for key in mine if key in theirs and mine[key].shape == theirs[key].shape]
     if not common:

@@ -1,4 +1,4 @@
-"""How far one update moves the embeddings, for how far it moves the weights.
+"""How far one update moves the embeddings, relative to how far it moves the weights.
 
     score = instability_score(model, batch, step)
     score.tau, score.status
@@ -6,9 +6,9 @@
 
     τ = ‖f(x, W') − f(x, W)‖² / ‖W' − W‖²   (Frobenius), with W and W' all parameters before and after the update on x
 
-f gives the token embeddings. It is evaluated in eval mode, without gradients, with the same random draws and the same
-buffers before and after, so that the weights alone make the difference. Training itself is not touched: the random
-state, gradients, buffers and flags are what `step` makes of them.
+f returns the token embeddings. It is evaluated in eval mode, without gradients, with the same random draws and the same
+buffers before and after, so that only the weights make a difference. Training itself is not affected: the random state,
+gradients, buffers and training flags are left as `step` leaves them.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ __all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_
 Embed = Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]]
 Step = Callable[[nn.Module, Any], object]
 
-STEPS = 20  # the paper's
-ROUNDING = 16  # times eps·‖f‖: a change below that is rounding
+STEPS = 20  # as in the paper
+ROUNDING = 16  # changes up to this times eps·‖f‖ are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +45,27 @@ class InstabilityScore:
     """`ok`; `zero`: no parameter moved (as when a GradScaler skips a step); `non_finite`; `low_precision`: the
     embedding is coarser than float32 (as under autocast), or moved by no more than its rounding."""
     embedding: str
-    """Its name: "embedding", unless `embed` gives names."""
+    """Its name: "embedding", unless `embed` returns names."""
     count: int
     """Samples in the batch."""
     dtype: str
-    """Of the embedding."""
+    """The embedding's dtype."""
     others: tuple["InstabilityScore", ...] = ()
-    """Those of the other embeddings, where `embed` gives several."""
+    """The scores of the other embeddings, if `embed` returns several."""
 
     def __getitem__(self, embedding: str) -> "InstabilityScore":
-        """The score of the embedding with this name."""
+        """Return the score of the embedding with this name."""
         for score in (self, *self.others):
             if score.embedding == embedding:
                 return score
         raise KeyError(f"no embedding {embedding!r}; there are {', '.join(self.embeddings())}")
 
     def embeddings(self) -> list[str]:
-        """The embedding of this score and those of the others, by name."""
+        """Return the names of the embeddings of this score and the others."""
         return [score.embedding for score in (self, *self.others)]
 
     def rows(self, run: str = "") -> list[dict[str, Any]]:
-        """Flat dicts for `records.append_rows`: the fields of a row but block, index and site, which τ has none of."""
+        """Return flat dicts for `records.append_rows`: rows with `embedding` instead of block, index and site."""
         return [
             {
                 "run": run,
@@ -84,12 +84,12 @@ class InstabilityScore:
 def instability_score(
     model: nn.Module, batch: Any, step: Step, *, embed: Embed | None = None, index: int = 1, seed: int = 0
 ) -> InstabilityScore:
-    """τ of the update that `step(model, batch)` does.
+    """Return τ of the update that `step(model, batch)` does.
 
-    `embed(model, batch)` gives the token embeddings, or several by name, e.g. before and after the final norm (`around`
-    makes such a function). Without it they are `model.forward_features`, or else the model's output, of the batch or
-    its first element. `index` is the number of the step; `seed` that of the random draws in both evaluations.
-    Takes the memory of one copy of the parameters, the buffers and the embeddings.
+    `embed(model, batch)` returns the token embeddings, or several by name, e.g. before and after the final norm
+    (`around` makes such a function). By default `model.forward_features`, or else the model, is called with the batch
+    or its first element. `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs
+    memory for one copy of the parameters, the buffers and the embeddings.
     """
     embed = embed or _default_embed
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -130,7 +130,7 @@ def instability_scores(
     steps: int = STEPS,
     seed: int = 0,
 ) -> list[InstabilityScore]:
-    """τ of each of `steps` updates, one on each batch; they train the model. ValueError for too few batches."""
+    """Return τ of each of `steps` updates, one per batch; they train the model. ValueError for too few batches."""
     check_count(batches, steps)
     scores = [
         instability_score(model, batch, step, embed=embed, index=index, seed=seed)
@@ -141,9 +141,10 @@ def instability_scores(
 
 
 def around(path: str) -> Embed:
-    """An `embed` with the embeddings `before` and `after` the module at this path: `around("norm")` for timm's ViT.
+    """Return an `embed` for the embeddings `before` and `after` the module at `path`: `around("norm")` for timm's ViT.
 
-    The model is called with the batch, or with its first element; the module must run once in that, in a plain call.
+    It calls the model with the batch or its first element. In that call the module must run exactly once, with its
+    input as a positional argument.
     """
 
     def embed(model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -183,7 +184,7 @@ def _squared_distance(model: nn.Module, before: Mapping[str, Tensor]) -> float:
 def _evaluate(
     model: nn.Module, batch: Any, embed: Embed, seed: int, buffers: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The embeddings in eval mode with these buffers; flags, buffers and random state are set back."""
+    """Return the embeddings in eval mode with these buffers; flags, buffers and random state are restored."""
     flags = [(module, module.training) for module in model.modules()]
     current = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
@@ -214,7 +215,7 @@ def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """The random state of `seed` inside, on the CPU and on the model's GPUs, and that of before outside."""
+    """Seed the CPU and the model's GPUs inside this context, and restore their random state afterwards."""
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)):
         torch.manual_seed(seed)

@@ -1,9 +1,9 @@
-"""Every bound of both papers, computed: one file per statement, and the functions that they leave to users.
+"""Every bound of both papers, computed: one file per statement, plus functions that are useful on their own.
 
     from wellcond.theory import STATEMENTS, check, statistical_dimension
     check("asa-prop41").verdict              # "holds in part"
 
-What came out: docs/theory.md.
+Results: docs/theory.md.
 """
 
 from .findings import Case, Example, Finding

@@ -4,10 +4,11 @@
     depthwise(x, t)                               # (b, n, h): column j multiplied by its own matrix
     for case in cases(400, seed=0): …
 
-The equation writes the convolution as one matrix to the left of X. A depthwise convolution has another matrix for each
-column of X: W_CD is block-diagonal on the flattened X, and its condition number says how much ‖X‖_F changes, not
-how the columns come to lie. One kernel for all channels is one matrix, and there the equation is right. The padding
-does not matter: on two places in a row the zero-padded kernel (1, 0, 1) swaps them, as a circular shift does.
+The equation writes the convolution as one matrix to the left of X. A depthwise convolution has a different matrix for
+each column of X: W_CD is block-diagonal on the flattened X, and its condition number says how much ‖X‖_F changes, not
+how the columns end up relative to each other. If all channels share one kernel, it is one matrix, and the equation is
+right. Padding does not matter: on two places in a row, the zero-padded kernel (1, 0, 1) swaps them, as a circular shift
+does.
 """
 
 import math
@@ -37,9 +38,9 @@ __all__ = [
 ID = "asa-eq24"
 SIDE, KERNEL = 6, 3
 CHANNELS = (72, 36, 18)  # n = 36 places: below, at and above the number of channels
-SHARE = 0.15  # of the draws: each decomposes a matrix per channel
+SHARE = 0.15  # fraction of the draws, since each decomposes a matrix per channel
 SMALL = (2, 4)  # channels on 2 × 2 places: few enough for random kernels to violate the bound
-MANY = 25  # times the draws, there
+MANY = 25  # times as many draws, there
 SPREADS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 STATEMENT = Statement(
@@ -88,7 +89,7 @@ STATEMENT = Statement(
 
 
 def convolution_matrices(kernels: Tensor, side: int) -> Tensor:
-    """Kernels (…, k, k), k odd, as matrices (…, side², side²) with zero padding, as a layer applies them."""
+    """Return kernels (…, k, k), k odd, as matrices (…, side², side²), zero-padded as in a layer."""
     k, n = kernels.shape[-1], side * side
     matrices = kernels.new_zeros(*kernels.shape[:-2], n, n)
     for row in range(side):
@@ -113,7 +114,7 @@ def all_pass_matrices(draws: int, channels: int, n: int, source: torch.Generator
 
 
 def swapping_kernels(draws: int, channels: int, source: torch.Generator) -> Tensor:
-    """(b, h, 3, 3): each keeps the four places of a 2 × 2 grid, or swaps its columns, its rows or both."""
+    """Draw kernels (b, h, 3, 3): each keeps the places of a 2 × 2 grid, or swaps its columns, its rows or both."""
     choices = torch.zeros(4, 3, 3, dtype=torch.float64)
     choices[0, 1, 1] = 1
     choices[1, 1, 0] = choices[1, 1, 2] = 1
@@ -123,12 +124,12 @@ def swapping_kernels(draws: int, channels: int, source: torch.Generator) -> Tens
 
 
 def depthwise(x: Tensor, t: Tensor) -> Tensor:
-    """Column j of X (b, n, h) multiplied by T_j of (b, h, n, n)."""
+    """Multiply each column j of X (b, n, h) by its matrix T_j, of T (b, h, n, n)."""
     return torch.einsum("bhij,bjh->bih", t, x)
 
 
 def bound_of(x: Tensor, t: Tensor) -> Tensor:
-    """κ(W_CD)·κ(X): W_CD is block-diagonal, so that its extreme singular values are those of the blocks."""
+    """κ(W_CD)·κ(X): W_CD is block-diagonal, so its extreme singular values are those of the blocks."""
     s = torch.linalg.svdvals(t)
     return s[..., 0].amax(-1) / s[..., -1].amin(-1) * kappa(x)
 
@@ -192,7 +193,7 @@ def _smallest(draws: int, seed: int) -> Iterator[Case]:
 
 
 def _nearly_equal(t: float) -> tuple[Tensor, Tensor]:
-    """X = (e₁, e₂) on 2 × 2 places, (1, 4, 2), and zero-padded convolutions that keep e₁ and make e₁ + t·e₂ of e₂."""
+    """X = (e₁, e₂) on 2 × 2 places, (1, 4, 2), and zero-padded convolutions that keep e₁ and turn e₂ into e₁ + t·e₂."""
     kernels = torch.zeros(1, 2, 3, 3, dtype=torch.float64)
     kernels[0, 0, 1, 1] = 1
     kernels[0, 1, 1] = torch.tensor([1, t, 1])
@@ -200,7 +201,7 @@ def _nearly_equal(t: float) -> tuple[Tensor, Tensor]:
 
 
 def _near_bound(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """The bound for kernels near the identity, and where it says something."""
+    """Return the bound for kernels near the identity, and the mask of the draws to which it applies."""
     away = torch.linalg.matrix_norm(t - torch.eye(t.shape[-1], dtype=t.dtype), ord=2).amax(-1)
     e = away * torch.linalg.matrix_norm(x)
     s = torch.linalg.svdvals(x)

@@ -4,7 +4,7 @@
     for case in cases(400, seed=0): …       # expansion 4 (the paper's), 1 and 1/2; n below, at and above d
 
 (The paper writes the weights to the left; tokens are rows here.) With the usual expansion, W_up is wide and W_down is
-tall: their product is a d × d matrix whose condition number the two factors' do not bound (`products.py`).
+tall: the condition number of their d × d product is not bounded by those of the factors (see `asa_prop41.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ ID = "asa-eq6"
 D = 32
 LENGTHS = (16, 32, 64)
 EXPANSIONS = (4.0, 1.0, 0.5)
-PAPER = 4.0  # its §3 has W_up of d × 4d
+PAPER = 4.0  # W_up is d × 4d in its §3
 WIDTHS = (4, 8, 16, 32, 64, 128)
 
 STATEMENT = Statement(
@@ -100,7 +100,7 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
 
 def _judge(name: str, x: Tensor, up: Tensor, down: Tensor, *, part, **settings) -> Iterator[Case]:
     bound, hidden = bound_of(x, up, down), up.shape[-1]
-    rank = min(*x.shape[-2:], hidden)  # κ = ‖A‖‖A⁺‖: a bottleneck's zeros are left out
+    rank = min(*x.shape[-2:], hidden)  # κ = ‖A‖‖A⁺‖: the zero singular values of a bottleneck do not count
     measured = kappa_at_rank(x @ up @ down, rank)
     yield compare(f"linear, {name}", bound, measured, part=part, **settings)
     if hidden >= x.shape[-1]:

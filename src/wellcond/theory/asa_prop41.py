@@ -3,17 +3,18 @@
     bound_of(x, wq, wk, wv)                  # C·κ(X)³, one number per draw
     for case in cases(400, seed=0): …        # weights × n below, at and above d × linear and softmax × heads
 
-The paper assumes that the entries of X and of the weights are independent with zero mean: Gaussian and uniform entries
-with one head are the claim; orthogonal and trained weights, heads and softmax lie beyond it. The bound is true for one
-head of linear attention with n ≥ d and invertible weights: there the output is X times a square matrix. For n < d the
-proof multiplies a wide XW_Q by a tall (XW_K)ᵀ, and with several heads a wide (XW_K)ᵀ by a tall XW_V of another column
-space. How often that step fails with independent entries shows in small matrices alone, and in many draws: C is large.
+The paper assumes that the entries of X and of the weights are independent with zero mean. The claim is therefore tested
+with Gaussian and uniform entries and one head; orthogonal and trained weights, several heads and softmax lie beyond it.
+The bound holds for one head of linear attention with n ≥ d and invertible weights: there the output is X times a square
+matrix. For n < d the proof multiplies a wide XW_Q by a tall (XW_K)ᵀ, and with several heads a wide (XW_K)ᵀ by a tall
+XW_V with another column space. With independent entries, failures of that step show only in small matrices and many
+draws, since C is large.
 
-The step is κ(AB) ≤ κ(A)κ(B), which every bound of the paper takes (`product_rule_applies`). κ is σmax over the smallest
-singular value that is not zero, ‖A‖‖A⁺‖. Let A be m × r and B r × k. If A has full column rank, no vector of B's image
-is lost: ‖ABx‖ ≥ σmin(A)·‖Bx‖ ≥ σmin(A)·σmin(B)·‖x‖ for x outside B's kernel, and the rule holds. If B has full row
-rank, the same argument holds for (AB)ᵀ. If A is wide and B is tall, A may shrink just the directions that B has: the
-rule is wrong, and both factors may be perfectly conditioned (`wide_times_tall`).
+The step is κ(AB) ≤ κ(A)κ(B), which every bound of the paper uses (`product_rule_applies`). κ is σmax over the smallest
+non-zero singular value, ‖A‖‖A⁺‖. Let A be m × r and B r × k. If A has full column rank, no vector of B's image is lost:
+‖ABx‖ ≥ σmin(A)·‖Bx‖ ≥ σmin(A)·σmin(B)·‖x‖ for x orthogonal to B's kernel, and the rule holds. If B has full row rank,
+the same argument holds for (AB)ᵀ. If A is wide and B is tall, A may shrink exactly the directions of B's image: then
+the rule fails, even if both factors are perfectly conditioned (`wide_times_tall`).
 """
 
 import math
@@ -49,8 +50,8 @@ D, HEADS = 32, 4
 LENGTHS = (16, 32, 64)  # below, at and above d
 CLOSE = 2.0  # a generous reading of "close to unity"
 WIDTHS = (4, 8, 16, 32, 64, 128)
-SMALL = ((2, 3, 1), (3, 4, 1), (64, 4, HEADS))  # n, d, heads: here violations are rare, but seen
-MANY = 100  # times the draws, for these
+SMALL = ((2, 3, 1), (3, 4, 1), (64, 4, HEADS))  # n, d, heads: violations are rare here, but do occur
+MANY = 100  # times as many draws, for these
 DEGREES = 89.0
 
 STATEMENT = Statement(
@@ -128,7 +129,7 @@ STATEMENT = Statement(
 
 
 def constant(wq: Tensor, wk: Tensor, wv: Tensor) -> Tensor:
-    """C = κ(W_Q)κ(W_K)κ(W_V) of each draw."""
+    """Return C = κ(W_Q)κ(W_K)κ(W_V) for each draw."""
     return kappa(wq) * kappa(wk) * kappa(wv)
 
 
@@ -171,7 +172,7 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
 
 
 def _linear(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int, **settings) -> Iterator[Case]:
-    """Linear attention against Eq. 5, inside the claim for one head and independent entries, and what is true."""
+    """Compare linear attention with Eq. 5 (the claim, for one head and independent entries), and with what is true."""
     n, d = x.shape[-2:]
     bound, measured = bound_of(x, wq, wk, wv), kappa(linear_attention(x, wq, wk, wv, heads=heads))
     settings |= _sizes(x, wq, wk, wv, heads)
@@ -188,7 +189,7 @@ def _linear(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: 
 
 
 def _softmax(name: str, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int, **settings) -> Iterator[Case]:
-    """The same for softmax attention, which lies beyond the claim."""
+    """Do the same for softmax attention, which lies beyond the claim."""
     bound, measured = bound_of(x, wq, wk, wv), kappa(softmax_attention(x, wq, wk, wv, heads=heads))
     settings |= _sizes(x, wq, wk, wv, heads)
     yield compare(f"softmax, {_heads(heads)}, {name}", bound, measured, part="beyond", **settings)
@@ -204,7 +205,7 @@ def _sizes(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, heads: int) -> dict[st
 
 
 def _constructed(draws: int, seed: int) -> Iterator[Case]:
-    """The matrices of the proofs: those without a bound, and the weights that undo X."""
+    """Check the matrices of the proofs: those without a bound, and the weights that undo X."""
     for n, d, heads in ((2, 3, 1), (5, 9, 1), (3, 3, 3), (9, 6, 2)):
         x, w = turned(n, d, heads=heads)
         measured, bound = kappa(linear_attention(x, *w, heads=heads)), bound_of(x, *w)
@@ -220,10 +221,10 @@ def _constructed(draws: int, seed: int) -> Iterator[Case]:
 
 
 def turned(n: int, d: int, *, heads: int = 1, degrees: float = DEGREES) -> tuple[Tensor, list[Tensor]]:
-    """X (1, n, d) and W_Q, W_K, W_V (1, d, d), orthogonal, for which κ of linear attention is 1/cos and the bound is 1.
+    """Return X (1, n, d) and orthogonal W_Q, W_K, W_V (1, d, d), for which linear attention has κ = 1/cos and bound 1.
 
-    One head, n < d: W_Q turns coordinates n and n + 1. Several heads, n ≥ d ≥ 3: W_V turns the last coordinate and one
-    of another head.
+    One head, n < d: W_Q rotates coordinates n and n + 1. Several heads, n ≥ d ≥ 3: W_V rotates the last coordinate and
+    one of another head.
     """
     assert 2 <= n < d if heads == 1 else n >= d >= 3
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -236,7 +237,7 @@ def turned(n: int, d: int, *, heads: int = 1, degrees: float = DEGREES) -> tuple
 
 
 def mixing(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: int) -> Tensor:
-    """M with XM the output of linear attention: each head's W_Q W_Kᵀ XᵀX W_V, side by side, (b, d, d)."""
+    """Return M, (b, d, d), with XM the output of linear attention: each head's W_Q W_Kᵀ XᵀX W_V, side by side."""
     q, k, v = (split_heads(w, heads) for w in (wq, wk, wv))
     x = x[:, None]
     return (q @ ((x @ k).mT @ (x @ v))).movedim(-3, -2).flatten(-2)
@@ -248,7 +249,7 @@ def _heads(h: int) -> str:
 
 def _constants(kind: str, d: int, draws: int, seed: int) -> Tensor:
     source = generator(seed, ID, "C", kind, d)
-    count = max(40, int(draws * min(1.0, (32 / d) ** 2)))  # a median over decades needs few, and wide ones take long
+    count = max(40, int(draws * min(1.0, (32 / d) ** 2)))  # a median over decades needs few, and wide ones are slow
     return constant(*(weights(kind, count, d, d, source) for _ in range(3)))
 
 
@@ -370,7 +371,7 @@ def product_rule_applies(a: Tensor, b: Tensor) -> bool:
 
 
 def wide_times_tall(degrees: float = 89.0) -> Example:
-    """A keeps two of three coordinates, B turns one of them away: κ(A) = κ(B) = 1, and κ(AB) = 1/cos."""
+    """Return an example: A keeps two of three coordinates, B rotates one away; κ(A) = κ(B) = 1, and κ(AB) = 1/cos."""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     a = torch.tensor([[1, 0, 0], [0, 1, 0]], dtype=torch.float64)
     b = torch.tensor([[1, 0], [0, c], [0, s]], dtype=torch.float64)

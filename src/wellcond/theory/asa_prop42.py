@@ -1,15 +1,15 @@
 """Proposition 4.2 of Always Skip Attention: κ(XM + X) ≪ κ(XM) for positive semi-definite M = W_Q W_Kᵀ XᵀX W_V.
 
     for case in cases(400, seed=0): …        # independent entries whose M is PSD; PSD by construction; not PSD; softmax
-    with_skip_bound(x, m)                    # κ(X)(1 + λmax)/(1 + λmin): what PSD does give
+    with_skip_bound(x, m)                    # κ(X)(1 + λmax)/(1 + λmin): what PSD does guarantee
 
-The paper assumes independent entries of zero mean and a PSD M together. A symmetric M has probability zero then: M₁₂ −
-M₂₁ is a polynomial of the entries and not the zero polynomial. Read as vᵀMv ≥ 0 for every v, the assumption is met
-by some draws, fewer the larger d is: these are the claim (`drawn_semi_definite`), and there are enough of them for d =
-2 and 3. An M that is symmetric by construction, with weights that depend on each other or on X, lies beyond it.
+The paper assumes both independent entries of zero mean and a PSD M. But then a symmetric M has probability zero: M₁₂ −
+M₂₁ is a polynomial in the entries, and not the zero polynomial. Read as vᵀMv ≥ 0 for every v, the assumption is met by
+some draws, fewer the larger d is. These are the claim (`drawn_semi_definite`); for d = 2 and 3 there are enough of
+them. An M that is symmetric by construction, with weights that depend on each other or on X, lies beyond it.
 
-The proof compares two upper bounds, which says nothing about the two values. κ(M + I) ≤ κ(M) is right for symmetric
-positive definite M; κ(X(M + I)) ≤ κ(XM) is not, for M may undo X. "≪" is read as: at least ten times smaller.
+The proof compares two upper bounds, which says nothing about the two values. κ(M + I) ≤ κ(M) holds for symmetric
+positive definite M; κ(X(M + I)) ≤ κ(XM) does not, since M may undo X. "≪" is read as: at least ten times smaller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ D, HEADS = 32, 4
 LENGTHS = (16, 32, 64)
 MUCH = 10.0
 EXACT = 1e-9  # relative
-SMALL = ((2, 2), (4, 2), (64, 2), (64, 3))  # n, d: larger d have next to no PSD draws, and n < d has none
-SPREADS = ("1/√d", "0.02")  # of the weights' entries; the second is timm's
-MANY = 100  # times the draws, of which a few are PSD
+SMALL = ((2, 2), (4, 2), (64, 2), (64, 3))  # n, d: larger d give almost no PSD draws, and n < d gives none
+SPREADS = ("1/√d", "0.02")  # standard deviation of the weights' entries; the second is timm's
+MANY = 100  # times as many draws, since only a few are PSD
 FAMILIES = ("tied", "independent", "whitening")
 SIZES = tuple(10.0**e for e in (-3, -2, -1, -0.5, 0, 0.5, 1, 2, 3))
 
@@ -110,7 +110,7 @@ STATEMENT = Statement(
 def drawn_semi_definite(
     kind: str, draws: int, n: int, d: int, source: torch.Generator, spread: float
 ) -> tuple[Tensor, Tensor]:
-    """X and M of those among `draws` draws with vᵀMv ≥ 0; entries independent, the weights' of deviation `spread`."""
+    """Return X and M of the draws with vᵀMv ≥ 0; entries are independent, `spread` the weights' standard deviation."""
     x = tokens(draws, n, d, source)
     w = [spread * d**0.5 * weights(kind, draws, d, d, source) for _ in range(3)]
     m = mixing(x, *w, heads=1)
@@ -119,10 +119,10 @@ def drawn_semi_definite(
 
 
 def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "gaussian") -> Tensor:
-    """A symmetric PSD M of norm 1 for each X, (b, d, d). Each has the form W_Q W_Kᵀ XᵀX W_V for some weights.
+    """Return a symmetric PSD M of norm 1 for each X, (b, d, d). Each has the form W_Q W_Kᵀ XᵀX W_V for some weights.
 
-    Any M of rank n at most has that form: with X = UΣVᵀ and M = PQᵀ, P and Q being d × n, W_Q W_Kᵀ = PΣ⁻¹Vᵀ and W_V =
-    VΣ⁻¹Qᵀ will do.
+    Any M of rank at most n has that form: with X = UΣVᵀ and M = PQᵀ, P and Q being d × n, take W_Q W_Kᵀ = PΣ⁻¹Vᵀ and
+    W_V = VΣ⁻¹Qᵀ.
 
     Raises ValueError for an unknown family.
     """
@@ -199,7 +199,7 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
 
 
 def _constructed(family: str, n: int, draws: int, seed: int) -> Iterator[Case]:
-    """A PSD M by construction: what the skip does, and what PSD does give."""
+    """Check an M that is PSD by construction: what the skip does, and what PSD does guarantee."""
     source = generator(seed, ID, family, n)
     x = tokens(draws, n, D, source)
     m = semi_definite(family, x, source)
@@ -210,7 +210,7 @@ def _constructed(family: str, n: int, draws: int, seed: int) -> Iterator[Case]:
     known = with_skip_bound(x, m)
     name_of_bound = f"κ(X)(1 + λmax)/(1 + λmin), {name}"
     yield compare(name_of_bound, known, skip, part="instead", fact="semi-definite", **settings)
-    if n >= D:  # else M is singular, κ(M) infinite, and there is nothing to compare
+    if n >= D:  # otherwise M is singular, κ(M) infinite, and there is nothing to compare
         plus = m + torch.eye(D, dtype=m.dtype)
         name_of_bound = f"κ(M + I) ≤ κ(M), {name}"
         yield compare(name_of_bound, kappa(m), kappa(plus), part="instead", fact="semi-definite", **settings)
@@ -230,7 +230,7 @@ def _constructed(family: str, n: int, draws: int, seed: int) -> Iterator[Case]:
 
 
 def _aligned(name: str, x: Tensor, m: Tensor) -> Case:
-    """κ(XM)/κ(XM + X) against (1 + 1/λmin)/(1 + 1/λmax), the eigenvalues being those on X's row space."""
+    """Compare κ(XM)/κ(XM + X) with (1 + 1/λmin)/(1 + 1/λmax), the eigenvalues being those on X's row space."""
     known, without = aligned_factor(x, m), kappa(x @ m)
     away = (without / kappa(x @ m + x) / known - 1).abs()
     room = EXACT + 64 * torch.finfo(torch.float64).eps * without
@@ -247,7 +247,7 @@ def aligned_factor(x: Tensor, m: Tensor) -> Tensor:
 
 
 def _smaller(name: str, branch: Tensor, x: Tensor, *, part: Part, **settings) -> Iterator[Case]:
-    """Is κ with the skip smaller, and is it much smaller?"""
+    """Check whether κ is smaller with the skip, and whether it is ten times smaller."""
     without, skip = kappa(branch), kappa(branch + x)
     yield compare(f"smaller: {name}", without, skip, part=part, strict=True, **settings)
     yield compare(f"ten times smaller: {name}", without / MUCH, skip, part=part, **settings)

@@ -1,10 +1,10 @@
-"""Random weights and tokens, and the attention of the papers' formulas, for many draws at a time, in float64.
+"""Random weights and tokens, and attention as in the papers' formulas, for many draws at a time, in float64.
 
     g = generator(0, "asa-prop41", "n = 64")                 # its own stream, whatever else is drawn, in any order
     x, w = tokens(400, 64, 32, g), weights("gaussian", 400, 32, 32, g)
     linear_attention(x, w, w, w, heads=4).shape              # (400, 64, 32): no softmax, heads side by side
 
-b draws, n tokens, d wide, h heads of p = d/h.
+Shapes: b draws, n tokens, width d, h heads of width p = d/h.
 """
 
 import hashlib
@@ -28,25 +28,25 @@ __all__ = [
     "weights",
 ]
 
-INDEPENDENT = ("gaussian", "uniform")  # entries, as Propositions 4.1 and 4.2 assume them
+INDEPENDENT = ("gaussian", "uniform")  # independent entries, as Propositions 4.1 and 4.2 assume
 WEIGHTS = (*INDEPENDENT, "orthogonal")
 
 
 def generator(seed: int, *names: object) -> torch.Generator:
-    """A stream of random numbers that depends on the seed and on what it is for, and on nothing else."""
+    """Return a random stream that depends only on the seed and on the names of what it is for."""
     digest = hashlib.sha256("/".join(map(str, (seed, *names))).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def tokens(draws: int, n: int, d: int, source: torch.Generator) -> Tensor:
-    """(b, n, d) with independent standard normal entries."""
+    """Return tokens (b, n, d) with independent standard normal entries."""
     return torch.randn(draws, n, d, dtype=torch.float64, generator=source)
 
 
 def weights(kind: str, draws: int, rows: int, columns: int, source: torch.Generator) -> Tensor:
-    """(b, rows, columns), zero mean, entries of variance 1/rows; `orthogonal` has orthonormal columns, or rows if wide.
+    """Return weights (b, rows, columns) of zero mean and variance 1/rows.
 
-    Raises ValueError for another kind.
+    `orthogonal` weights have orthonormal columns, or rows if wide. Raises ValueError for an unknown kind.
     """
     shape = (draws, rows, columns)
     if kind == "gaussian":
@@ -56,13 +56,13 @@ def weights(kind: str, draws: int, rows: int, columns: int, source: torch.Genera
     if kind == "orthogonal":
         tall = torch.randn(draws, max(rows, columns), min(rows, columns), dtype=torch.float64, generator=source)
         q, r = torch.linalg.qr(tall)
-        q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]  # so that it is uniform on the orthogonal group
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]  # makes q uniform on the orthogonal group
         return q if rows >= columns else q.mT
     raise ValueError(f"unknown weights {kind!r}; there are {', '.join(WEIGHTS)}")
 
 
 def split_heads(w: Tensor, heads: int) -> Tensor:
-    """Packed weights (b, d, d) as (b, h, d, p), as transformers split them."""
+    """Split packed weights (b, d, d) into heads, (b, h, d, p), as transformers do."""
     return w.unflatten(-1, (heads, -1)).movedim(-2, -3)
 
 
@@ -86,11 +86,11 @@ def softmax_attention(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *, heads: i
 
 
 def kappa(x: Tensor) -> Tensor:
-    """κ over min(n, d) singular values, from the SVD: bounds that are attained leave no room for an error of 1e-4."""
+    """Return κ over min(n, d) singular values, by SVD: where a bound is attained, an error of 1e-4 is too large."""
     return condition_number(x.double(), method="svd")
 
 
 def kappa_at_rank(x: Tensor, rank: int) -> Tensor:
-    """σ₁/σ_rank: κ as ‖A‖‖A⁺‖ defines it, for a matrix that is known to have this rank."""
+    """Return σ₁/σ_rank, which is κ = ‖A‖‖A⁺‖ for a matrix known to have this rank."""
     s = torch.linalg.svdvals(x.double())
     return s[..., 0] / s[..., rank - 1]

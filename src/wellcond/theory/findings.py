@@ -1,11 +1,11 @@
-"""What a check of a statement hands back: cases, minimal examples, a chart, and the verdict they lead to.
+"""What a check of a statement returns: cases, minimal examples, a chart, and the verdict they lead to.
 
     case = compare("Gaussian weights, n = 64", bound, measured, part="claim", n=64, d=32)   # one inequality, many draws
     case = rate("n = 64, δ = 0.1", failures=3, draws=400, allowed=0.1, part="claim")        # a failure rate against δ
     verdict([case, …])                                                                      # "holds in part"
 
-A case belongs to one part. `claim`: inside the assumptions that the paper states. `beyond`: where the paper, or common
-practice, carries the statement further. `instead`: what we found to be true in its place. The verdict looks at `claim`.
+A case belongs to one part. `claim`: within the assumptions that the paper states. `beyond`: where the paper, or common
+practice, takes the statement further. `instead`: what we found to be true in its place. The verdict uses only `claim`.
 """
 
 import math
@@ -23,8 +23,8 @@ __all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "compare", "ra
 
 Part = Literal["claim", "beyond", "instead"]
 
-SEEN = 1e10  # κ beyond this is decided by float64's rounding in a chain of products: it counts as "at least this"
-SLACK = 1e-9  # relative; where a bound is attained, rounding must not look like a violation
+SEEN = 1e10  # beyond this, rounding in a chain of float64 products decides κ: it counts as "at least this"
+SLACK = 1e-9  # relative; if a bound is attained, rounding must not look like a violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +34,21 @@ class Case:
     name: str
     part: Part
     bound: float
-    """Of an inequality: the median bound. Of a failure rate: the rate that is allowed, δ."""
+    """For an inequality, the median bound; for a failure rate, the allowed rate δ."""
     measured: float
-    """Of an inequality: the median of what is bounded. Of a failure rate: the rate."""
+    """For an inequality, the median of what is bounded; for a failure rate, the rate."""
     margin: float
-    """Bound over measured in the worst draw; for a rate, δ over the upper end of its interval. Below 1: not shown."""
+    """Bound over measured in the worst draw; for a rate, δ over the upper end of its interval. Below 1, not shown."""
     draws: int
     failures: int
-    """Draws in which the inequality is violated, or the event happens whose probability is bounded."""
+    """Draws in which the inequality is violated, or in which the event of bounded probability happens."""
     undecided: int
-    """Draws in which both sides lie beyond what float64 can tell."""
+    """Draws in which both sides are beyond what float64 can resolve."""
     interval: tuple[float, float]
     """95 % interval (Clopper-Pearson) of the probability of a failure."""
     outcome: Decided
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """n, d and the like; numbers that explain the case."""
+    """n, d and the like, and numbers that explain the case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A chart in words and numbers; whoever can draw, draws it."""
+    """A chart as data, to be drawn elsewhere."""
 
     title: str
     x: str
@@ -86,12 +86,12 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """All that was found about one statement."""
+    """Everything that was found about one statement."""
 
     statement: str
     verdict: Judgement
     headline: Case
-    """The case inside the claim with the least margin."""
+    """The case inside the claim with the smallest margin."""
     findings: Sequence[str]
     """What was found, in plain sentences with the measured numbers."""
     cases: Sequence[Case]
@@ -99,10 +99,10 @@ class Finding:
     chart: Lines
     draws: int
     trained: str
-    """What trained matrices were used, or why none."""
+    """Which trained matrices were used, or why none."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return a dictionary for a JSON file."""
         return asdict(self)
 
 
@@ -116,14 +116,14 @@ def compare(
     strict: bool = False,
     **settings: Any,
 ) -> Case:
-    """Is measured ≤ bound in every draw? `strict`: measured < bound. Infinite values stand for "beyond float64"."""
+    """Check measured ≤ bound in every draw (`strict`: <). Infinity means "beyond float64"; NaN raises ValueError."""
     bound, measured = torch.broadcast_tensors(bound.double(), measured.double())
     bound, measured = bound.flatten(), measured.flatten()
     if bool(bound.isnan().any() | measured.isnan().any()):
         raise ValueError(f"{name}: a bound or a measured value is NaN; a draw was not finite")
     seen = measured.clamp_max(SEEN)
     blind = (bound > SEEN) & (measured > SEEN)
-    # κ of a product in float64 is known to eps·κ, relatively.
+    # κ of a product in float64 has a relative error of about eps·κ.
     room = 0.0 if strict else slack + 64 * torch.finfo(torch.float64).eps * seen
     violated = (seen >= bound) if strict else (seen > bound * (1 + room))
     violated &= ~blind
@@ -146,7 +146,7 @@ def compare(
 
 
 def rate(name: str, *, failures: int, draws: int, allowed: float, part: Part, **settings: Any) -> Case:
-    """Does an event happen with probability at most `allowed`? Shown, refuted or left open by its 95 % interval."""
+    """Check that an event has probability at most `allowed`: shown, refuted or left open by its 95 % interval."""
     low, high = clopper_pearson(failures, draws)
     outcome: Decided = "holds" if high <= allowed else "does not hold" if low > allowed else "undecided"
     return Case(
@@ -165,7 +165,7 @@ def rate(name: str, *, failures: int, draws: int, allowed: float, part: Part, **
 
 
 def verdict(cases: Iterable[Case]) -> Judgement:
-    """Of the cases inside the claim; see `wellcond.verdicts.judgement`."""
+    """Return the verdict on the cases inside the claim; see `wellcond.verdicts.judgement`."""
     outcomes = {case.outcome for case in cases if case.part == "claim"}
     if not outcomes:
         raise ValueError("there is no case inside the claim to judge by")

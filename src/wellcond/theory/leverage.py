@@ -2,15 +2,15 @@
 
     statistical_dimension(q, k, epsilon=0.1)         # (…): about how many landmarks keep the error below ε‖C‖
     leverage_scores(q, k, epsilon=0.1)               # (…, n + m): how much each query and key matters, in (0, 1)
-    sufficient_landmarks(q, k, epsilon=0.1, delta=0.1)   # the number that Theorem 2 proves enough; far more
+    sufficient_landmarks(q, k, epsilon=0.1, delta=0.1)   # the number that Theorem 2 proves sufficient; far more
 
-C_ij = exp(−‖q_i − k_j‖²·scale/2) is kernelized attention's matrix, C̄ the (n + m)-square matrix of the same kernel over
-queries and keys together, λ = ε‖C‖. Then ℓ_i = [C̄(C̄ + λ)⁻¹]_ii and d_stat = Σℓ_i (Musco & Musco 2017). Where the
-spectrum decays smoothly, about twice d_stat random landmarks sufficed in our draws; where tokens lie in separate
-clusters it takes several times more, since each cluster must be hit (docs/theory.md). Where d_stat comes near n + m, no
-small number of landmarks does: the input has no decaying spectrum, and Skyformer is the wrong tool for it.
+C_ij = exp(−‖q_i − k_j‖²·scale/2) is the matrix of kernelized attention, C̄ the (n + m)-square matrix of the same kernel
+over queries and keys together, λ = ε‖C‖. Then ℓ_i = [C̄(C̄ + λ)⁻¹]_ii and d_stat = Σℓ_i (Musco & Musco 2017). If the
+spectrum decays smoothly, about twice d_stat random landmarks sufficed in our draws; if tokens lie in separate clusters,
+it takes several times more, since each cluster must be hit (docs/theory.md). If d_stat is close to n + m, no small
+number of landmarks suffices: the spectrum of the input does not decay, and Skyformer is the wrong tool for it.
 
-Cost: (n + m)³ operations and (n + m)² numbers in float64 for each head, one head at a time; no gradients.
+Cost: (n + m)³ operations and (n + m)² numbers in float64 per head, one head at a time; no gradients.
 """
 
 import math
@@ -24,11 +24,11 @@ from wellcond.numerics.autocast import no_autocast
 __all__ = ["Leverage", "completion", "leverage", "leverage_scores", "statistical_dimension", "sufficient_landmarks"]
 
 
-RESOLVED = 1e3  # times the rounding of C̄'s eigenvalues: from there on a score is good to three digits
+RESOLVED = 1e3  # with λ, or all eigenvalues of C̄, this many rounding errors large, scores are good to three digits
 
 
 class Leverage(NamedTuple):
-    """Of one or many inputs: scores (…, n + m), their sum (…), and λ (…)."""
+    """Scores (…, n + m) of one or many inputs, their sum (…), and λ (…)."""
 
     scores: Tensor
     dimension: Tensor
@@ -36,14 +36,14 @@ class Leverage(NamedTuple):
 
 
 def statistical_dimension(q: Tensor, k: Tensor, epsilon: float, *, scale: float | None = None) -> Tensor:
-    """d_stat of each input, (…), from q (…, n, p) and k (…, m, p): between 0 and n + m.
+    """Return d_stat of each input, (…), from q (…, n, p) and k (…, m, p): between 0 and n + m.
 
     Args:
-        epsilon: the error that is allowed, in parts of ‖C‖, in (0, 1).
+        epsilon: the allowed error as a fraction of ‖C‖, in (0, 1).
         scale: as for attention, by default 1/√p.
 
-    Raises ValueError for shapes that do not fit, an epsilon outside (0, 1), values that are not finite, and where
-    ε‖C‖ drowns in rounding.
+    Raises ValueError for shapes that do not fit, an epsilon outside (0, 1), non-finite values, and if ε‖C‖ is lost in
+    rounding.
 
     Examples:
         >>> q = torch.zeros(8, 4)            # eight equal tokens: one landmark is enough
@@ -54,15 +54,15 @@ def statistical_dimension(q: Tensor, k: Tensor, epsilon: float, *, scale: float 
 
 
 def leverage_scores(q: Tensor, k: Tensor, epsilon: float, *, scale: float | None = None) -> Tensor:
-    """ℓ_i of each query and then each key, (…, n + m): in (0, 1). Arguments as for `statistical_dimension`."""
+    """Return ℓ_i of each query, then each key, (…, n + m), in (0, 1). Arguments as for `statistical_dimension`."""
     return leverage(q, k, epsilon, scale=scale).scores
 
 
 def sufficient_landmarks(q: Tensor, k: Tensor, epsilon: float, delta: float, *, scale: float | None = None) -> Tensor:
-    """Theorem 2's number of uniform landmarks for ‖C̃ − C‖ ≤ ε‖C‖ with probability 1 − δ.
+    """Return Theorem 2's number of uniform landmarks for ‖C̃ − C‖ ≤ ε‖C‖ with probability 1 − δ.
 
-    (56/3)(d_stat/β)·ln(2(n + m)/δ) with β = d_stat/((n + m)·max ℓ). From n + m on it says nothing: so many
-    landmarks could be all tokens. It takes samples at random, with replacement, and an exact pseudo-inverse.
+    (56/3)(d_stat/β)·ln(2(n + m)/δ) with β = d_stat/((n + m)·max ℓ). From n + m on it says nothing: that many landmarks
+    could be all tokens. It assumes random sampling with replacement, and an exact pseudo-inverse.
     """
     if not 0 < delta < 0.5:
         raise ValueError(f"delta is a probability below 1/2, not {delta}")
@@ -73,7 +73,7 @@ def sufficient_landmarks(q: Tensor, k: Tensor, epsilon: float, delta: float, *, 
 
 
 def leverage(q: Tensor, k: Tensor, epsilon: float, *, scale: float | None = None) -> Leverage:
-    """Scores, dimension and λ together."""
+    """Return scores, dimension and λ together."""
     _check(q, k, epsilon)
     batch, dtype = q.shape[:-2], torch.float64 if q.dtype == torch.float64 else torch.float32
     count = q.shape[-2] + k.shape[-2]
@@ -95,7 +95,7 @@ def _one(q: Tensor, k: Tensor, epsilon: float, scale: float | None) -> Leverage:
             "queries and keys are so far apart that every weight of the attention is zero; scale them down, or raise "
             "epsilon"
         )
-    noise = torch.finfo(whole.dtype).eps * len(whole)  # of C̄'s eigenvalues, which sum to n + m
+    noise = torch.finfo(whole.dtype).eps * len(whole)  # rounding error of C̄'s eigenvalues, which sum to n + m
     if bool(lam >= RESOLVED * noise):
         whole.diagonal().add_(lam)
         # C̄(C̄ + λ)⁻¹ = 1 − λ(C̄ + λ)⁻¹: one Cholesky factor instead of an eigendecomposition.
@@ -114,10 +114,10 @@ def _one(q: Tensor, k: Tensor, epsilon: float, scale: float | None) -> Leverage:
 
 
 def completion(q: Tensor, k: Tensor, *, scale: float | None = None) -> Tensor:
-    """C̄, (…, n + m, n + m) in float64: the Gaussian kernel over the queries and then the keys; its diagonal is 1."""
+    """Return C̄, (…, n + m, n + m) in float64: the Gaussian kernel over queries, then keys; its diagonal is 1."""
     x = torch.cat([q, k], dim=-2).double()
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
-    x = x - x.mean(-2, keepdim=True)  # distances stay, cancellation shrinks
+    x = x - x.mean(-2, keepdim=True)  # keeps the distances, reduces cancellation
     squares = x.square().sum(-1)
     distances = (squares[..., :, None] + squares[..., None, :] - 2 * x @ x.mT).clamp_min(0)
     kernel = torch.exp(-0.5 * scale * distances)

@@ -1,11 +1,11 @@
-"""The statements by their ids, and how one is checked.
+"""The statements by id, and how to check one.
 
     STATEMENTS                                          # asa-prop41, …, sky-lemma3, in the papers' order
     finding = check("asa-eq6", draws=400, seed=0)       # cases, examples, chart, verdict
     finding.verdict, finding.headline.margin
 
-The same seed and draws give the same finding; the statements do not share random numbers, so that one alone gives the
-same as all of them.
+The same seed and draws give the same finding. Statements do not share random numbers, so checking one alone gives the
+same result as checking all of them.
 """
 
 import importlib
@@ -36,7 +36,7 @@ STATEMENTS: dict[str, str] = {
 
 
 def statement(name: str) -> Statement:
-    """What the statement says. Raises ValueError for an unknown id, with the list."""
+    """Return what the statement says. Raises ValueError for an unknown id, and lists the known ones."""
     return _module(name).STATEMENT
 
 
@@ -51,8 +51,8 @@ def check(
     """Check one statement.
 
     Args:
-        draws: draws for each case; a few expensive cases take fewer, and say how many.
-        trained: files of `wellcond.theory.trained`; without one, no trained weights, and the finding says so.
+        draws: draws per case; a few expensive cases use fewer, and record how many.
+        trained: files for `wellcond.theory.trained`; without any, no trained weights are used, and the finding says so.
         on_case: called after each case, for a progress bar.
 
     Raises ValueError for an unknown id, fewer than 40 draws, or a file that holds no blocks.
@@ -82,7 +82,7 @@ def check(
 
 
 def _headline(cases: Sequence[Case]) -> Case:
-    """The case of the claim with the least margin."""
+    """Return the case of the claim with the smallest margin."""
     return min((case for case in cases if case.part == "claim"), key=lambda case: (case.margin, math.inf))
 
 

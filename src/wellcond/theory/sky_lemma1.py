@@ -3,7 +3,7 @@
     a = softmax_kernel(q, k)                  # exp(QKᵀ/√p), (…, n, m): softmax attention before its rows are normalised
     gaussian_kernel(q, k), sizes(q)           # κ, exp(−‖q_i − k_j‖²/(2√p)), and D's diagonal, exp(‖q_i‖²/√p)
 
-It is what lets Skyformer's approximation be used for softmax attention too: SM over queries and keys together is
+This is why Skyformer's approximation can be used for softmax attention too: SM over queries and keys together is
 positive semi-definite, and SM(Q, K) is a block of it. SM(Q, K) itself is not, nor is it symmetric.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
 
 ID = "sky-lemma1"
 EXACT = 1e-9
-SHAPES = ((8, 2), (32, 16), (32, 64))  # tokens n (of queries, and as many keys), and p
+SHAPES = ((8, 2), (32, 16), (32, 64))  # n queries, as many keys, and p
 SPREADS = (0.3, 1.0, 2.0)
 CHART_SPREADS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 
@@ -123,7 +123,7 @@ def _judge(name: str, q: Tensor, k: Tensor, **settings) -> Iterator[Case]:
     top, bottom = d.amax(-1)[:, None], d.amin(-1)[:, None]
     values, known = torch.linalg.eigvalsh(scores), torch.linalg.eigvalsh(gaussian)
     largest, known_largest = values[..., -1:], known[..., -1:]
-    # Relative to the largest: rounding moves an eigenvalue by eps times that, and below it nothing can be compared.
+    # Relative to the largest: rounding moves an eigenvalue by eps times that, and nothing below it can be compared.
     noise = 1e-13 * values.shape[-1]
     upper, lower = top * known_largest / largest, bottom * known_largest / largest
     values, known = values / largest, known / known_largest

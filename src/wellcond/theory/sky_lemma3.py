@@ -4,8 +4,8 @@
     torch.linalg.eigvalsh(n)                          # the last is 1, not below it
 
 Corrected: the largest eigenvalue is exactly 1, with the eigenvector D^½1, since N D^½1 = D^(−½)(M + γI)1 = D^½1. The
-spectrum lies in [γ/max D, 1], and ‖I − N‖ = 1 − λmin < 1, which is what the iteration needs, stays true. The proof also
-needs that no entry of M is negative: true of the Gaussian kernel, not of every positive semi-definite one.
+spectrum lies in [γ/max D, 1], and ‖I − N‖ = 1 − λmin < 1, which the iteration needs, remains true. The proof also needs
+M without negative entries, which holds for the Gaussian kernel, but not for every positive semi-definite one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,12 +71,12 @@ def normalized(m: Tensor, gamma: float) -> Tensor:
 
 
 def sampled_kernel(draws: int, landmarks: int, spread: float, source: torch.Generator) -> Tensor:
-    """SᵀC̄S for fresh queries, keys and landmarks in each draw, with Definition 1's factor 1/d."""
+    """Return SᵀC̄S for new queries, keys and landmarks in each draw, with the factor 1/d of Definition 1."""
     x = spread * torch.randn(draws, 2 * N, P, dtype=torch.float64, generator=source)
     chosen = torch.randint(0, 2 * N, (draws, landmarks), generator=source)
     rows = x.gather(1, chosen[..., None].expand(-1, -1, P))
     kernel = completion(rows, rows)[..., :landmarks, :landmarks].clone()
-    kernel[chosen[:, :, None] == chosen[:, None, :]] = 1.0  # a landmark drawn twice is the same point, to the bit
+    kernel[chosen[:, :, None] == chosen[:, None, :]] = 1.0  # a landmark drawn twice is bitwise the same point
     return kernel / landmarks
 
 
@@ -100,11 +100,11 @@ def cases(draws: int, seed: int, trained: Sequence[TrainedBlock] = ()) -> Iterat
 
 
 def _starts(seed: int) -> Iterator[Case]:
-    """γ = 0 and every landmark twice: six steps from I, and from Nᵀ/c."""
+    """Check γ = 0 with every landmark twice: six steps from I, and from Nᵀ/c."""
     rows = 0.7 * torch.randn(20, 4, P, dtype=torch.float64, generator=generator(seed, ID, "twice"))
-    n = normalized(completion(rows, rows), 0.0)  # queries and keys are the same points: each landmark stands twice
+    n = normalized(completion(rows, rows), 0.0)  # queries and keys are the same points: each landmark appears twice
     inverse = torch.linalg.pinv(n, rtol=1e-9, hermitian=True)
-    # In exact arithmetic the singular directions stay out; here they start as rounding, and grow to 1e-13 at most.
+    # In exact arithmetic the singular directions stay zero; here they start as rounding errors and reach 1e-13 at most.
     settled = invert_by_iteration(n, num_iterations=6, start=transposed_start(n))
     away = torch.linalg.matrix_norm(settled - inverse, ord=2) / torch.linalg.matrix_norm(inverse, ord=2)
     name = "‖Z − N⁺‖ ≤ 10⁻⁶‖N⁺‖ after six steps from Nᵀ/c, landmarks drawn twice, γ = 0"
@@ -119,7 +119,7 @@ def _judge(name: str, m: Tensor, gamma: float, **settings) -> Iterator[Case]:
     values = torch.linalg.eigvalsh(normalized(m, gamma))
     low, high = values[..., 0], values[..., -1]
     one = torch.ones_like(high)
-    # Open intervals cannot be told from closed ones by rounding; 1 − 1e-12 is below 1 by thousands of roundings.
+    # Rounding hides whether an interval is open or closed; 1 − 1e-12 is below 1 by thousands of rounding errors.
     yield compare(f"λmax < 1, {name}", one - EXACT, high, part="claim", slack=0.0, **settings)
     yield compare(f"‖I − N‖ < 1, {name}", one, (1 - values).abs().amax(-1), part="claim", strict=True, **settings)
     yield compare(f"λmax = 1, {name}", one * EXACT, (high - 1).abs(), part="instead", fact="spectrum", **settings)

@@ -62,12 +62,12 @@ class Family:
 
 
 def bernstein(t: float, family: Family) -> float:
-    """The right side, at most 1."""
+    """Return the right side, at most 1."""
     return min(1.0, 2 * family.n * math.exp(-(t**2) / 2 / (family.variance + family.r * t / 3)))
 
 
 def threshold(family: Family, delta: float) -> float:
-    """The t at which the right side is δ."""
+    """Return the t at which the right side is δ."""
     log = math.log(2 * family.n / delta)
     linear = log * family.r / 3
     return linear + math.sqrt(linear**2 + 2 * log * family.variance)
@@ -105,7 +105,7 @@ def _signed(name: str, a: Tensor) -> Family:
 
 
 def _rare(name: str, a: Tensor, p: float) -> Family:
-    """Σ (b_k − p)A_k with b_k = 1 of probability p: E X_k² = p(1 − p)A_k²."""
+    """Σ (b_k − p)A_k with b_k = 1 with probability p, else 0: E X_k² = p(1 − p)A_k²."""
 
     def norms(draws: int, source: torch.Generator) -> Tensor:
         hits = (torch.rand(draws, len(a), dtype=torch.float64, generator=source) < p).double()
@@ -116,7 +116,7 @@ def _rare(name: str, a: Tensor, p: float) -> Family:
 
 
 def _sampling(name: str, h: Tensor) -> Family:
-    """HΠΠᵀHᵀ − HHᵀ with uniform columns: X_k takes each of n values (n·h_i h_iᵀ − HHᵀ)/d with probability 1/n."""
+    """HΠΠᵀHᵀ − HHᵀ with uniform columns: X_k is each of the n values (n·h_i h_iᵀ − HHᵀ)/d with probability 1/n."""
     n, d = h.shape[-1], SUMMANDS
     values = (n * h.mT[:, :, None] * h.mT[:, None, :] - h @ h.mT) / d
 
@@ -147,7 +147,7 @@ def examples() -> list[Example]:
 
 
 def chart(draws: int, seed: int) -> Lines:
-    """Both sides over t, for one family."""
+    """Both sides against t, for one family."""
     family = families(seed)[3]
     norms = family.norms(draws, generator(seed, ID, family.name))
     scale = math.sqrt(family.variance)

@@ -3,9 +3,9 @@
     enough_columns(h, delta=0.1)                       # the explicit d of the proof
     sampling_errors(h, d, draws=400, source=source)    # ‖HΠΠᵀHᵀ − HHᵀ‖/‖H‖², one per draw
 
-s = ‖H‖_F²/‖H‖² is H's stable rank, β the largest number with β ≤ ‖H‖_F²/(n‖h_i‖²) for every column h_i. The lemma asks
-for a diagonal HHᵀ; the proof does not need it: n·h_i h_iᵀ − HHᵀ is a difference of two positive matrices, whose norm is
-at most the larger one's.
+s = ‖H‖_F²/‖H‖² is H's stable rank, β the largest number with β ≤ ‖H‖_F²/(n‖h_i‖²) for every column h_i. The lemma
+requires a diagonal HHᵀ, but the proof does not need it: n·h_i h_iᵀ − HHᵀ is a difference of two positive semi-definite
+matrices, so its norm is at most the larger one's.
 """
 
 import math
@@ -52,7 +52,7 @@ STATEMENT = Statement(
 
 
 def enough_columns(h: Tensor, delta: float) -> int:
-    """(28/3)(s/β)·ln(2n/δ), rounded up, with the best β."""
+    """Return (28/3)(s/β)·ln(2n/δ), rounded up, with the best (largest) β."""
     if not 0 < delta < 0.5:
         raise ValueError(f"the lemma needs 0 < δ < 1/2, got {delta}")
     n = h.shape[-1]
@@ -63,7 +63,7 @@ def enough_columns(h: Tensor, delta: float) -> int:
 
 
 def sample_counts(draws: int, n: int, d: int, source: torch.Generator) -> Tensor:
-    """How often each of n columns was drawn in d uniform draws with replacement: (b, n)."""
+    """Return how often each of n columns occurs in d uniform draws with replacement: (b, n)."""
     counts = torch.zeros(draws, n, dtype=torch.float64)
     for start in range(0, d, 4096):
         chosen = torch.randint(0, n, (draws, min(4096, d - start)), generator=source)
@@ -113,7 +113,7 @@ def examples() -> list[Example]:
 
 
 def chart(draws: int, seed: int) -> Lines:
-    """Failure rate as d shrinks below what the lemma asks for."""
+    """The failure rate as d shrinks below what the lemma requires."""
     lines = []
     for name, h, _ in _matrices(seed)[4:]:
         d, rates, parts = enough_columns(h, 0.1), [], []

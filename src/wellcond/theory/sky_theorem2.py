@@ -1,13 +1,13 @@
 """Theorem 2 of Skyformer: with d ≥ (56/3)(d_stat/β)·ln(4n/δ) uniform landmarks, ‖C̃ − C‖ ≤ ε‖C‖ with probability 1 − δ.
 
     instance = Instance.of("clusters", q, k, epsilon=0.3)
-    instance.enough(delta=0.1), instance.tokens          # the theorem's d, and 2n: below 2n it says something
+    instance.enough(delta=0.1), instance.tokens          # the theorem's d, and 2n: it says something only below 2n
     instance.errors(d=100, draws=400, source=source)     # ‖C̃ − C‖/λ and ‖C̃̄ − C̄‖/λ, one pair per draw
 
 Errors are computed in the r dimensions whose eigenvalues exceed τ = 1e-4·λ. With C̄' = BBᵀ the part of C̄ there (B is
-2n × r) and B_S its sampled rows, C̄ ⪯ C̄' + τI, and Nyström's error is monotone in the matrix:
-‖C̄ − C̃̄‖ ≤ ‖Bτ(τ + B_SᵀB_S)⁻¹Bᵀ‖ + τ. So what is called a failure here may be none, but no failure is missed.
-‖C − C̃‖ is taken from the same matrix, and is as exact as τ is small.
+2n × r) and B_S the sampled rows of B, C̄ ⪯ C̄' + τI, and Nyström's error is monotone in the matrix:
+‖C̄ − C̃̄‖ ≤ ‖Bτ(τ + B_SᵀB_S)⁻¹Bᵀ‖ + τ. So a failure reported here may not be one, but no failure is missed. ‖C − C̃‖ is
+computed from the same matrix, and is the more accurate the smaller τ is.
 """
 
 import math
@@ -29,8 +29,8 @@ __all__ = ["STATEMENT", "Instance", "cases", "chart", "examples", "instances", "
 
 ID = "sky-theorem2"
 DELTA = 0.1
-SMALL = 1e-4  # τ in parts of λ
-SHARE = 0.5  # of the draws: each takes two decompositions
+SMALL = 1e-4  # τ as a fraction of λ
+SHARE = 0.5  # fraction of the draws, since each takes two decompositions
 
 STATEMENT = Statement(
     id=ID,
@@ -69,7 +69,7 @@ STATEMENT = Statement(
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One input (q, k) with what the theorem needs to know of it."""
+    """One input (q, k) with what the theorem needs to know about it."""
 
     name: str
     epsilon: float
@@ -82,7 +82,7 @@ class Instance:
     rows: Tensor
     """B, (2n, r)."""
     halves: tuple[Tensor, Tensor]
-    """Triangular factors of B's query rows and key rows: all that norms of blocks need."""
+    """Triangular factors of B's query rows and key rows, which are enough for the norms of blocks."""
 
     @classmethod
     def of(cls, name: str, q: Tensor, k: Tensor, *, epsilon: float) -> "Instance":
@@ -103,11 +103,11 @@ class Instance:
         )
 
     def enough(self, delta: float) -> int:
-        """The theorem's number of landmarks; 4n is twice `tokens`."""
+        """Return the theorem's number of landmarks; its 4n is twice `tokens`."""
         return math.ceil(56 / 3 * self.over_beta * math.log(2 * self.tokens / delta))
 
     def errors(self, d: int, draws: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        """‖C̃ − C‖/λ and ‖C̃̄ − C̄‖/λ for `draws` samples of d landmarks."""
+        """Return ‖C̃ − C‖/λ and ‖C̃̄ − C̄‖/λ for `draws` samples of d landmarks."""
         outer, inner = [], []
         tau = SMALL * self.lam
         spread = self.rows.square().sum(0).sqrt()  # B's columns are orthogonal: BᵀB = diag(spread²)
@@ -123,7 +123,7 @@ class Instance:
 
 @lru_cache(maxsize=2)
 def instances(seed: int) -> tuple[Instance, ...]:
-    """Inputs with few directions, for which the theorem says something, and one without."""
+    """Return inputs with few directions, for which the theorem says something, and one with many."""
     source, p = generator(seed, ID, "inputs"), 16
 
     def normal(*shape: int) -> Tensor:
@@ -187,7 +187,7 @@ def examples() -> list[Example]:
 
 
 def chart(draws: int, seed: int) -> Lines:
-    """The worst error against the number of landmarks, in parts of what is allowed."""
+    """The worst error, relative to what is allowed, against the number of landmarks."""
     count, lines = max(40, draws // 4), []
     for instance in [instances(seed)[i] for i in (0, 2, 3)]:
         top = instance.enough(DELTA)

@@ -1,4 +1,4 @@
-"""A statement in words, and small helpers for saying what was found about it.
+"""A statement in words, and small helpers to describe what was found about it.
 
 STATEMENT = Statement(id="asa-eq6", title=…, claim=…, instead=(Fact(key="product", says=…, proof=…), …), tested=…, …)
 """
@@ -16,19 +16,19 @@ __all__ = ["Fact", "Statement", "median", "share"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something that is true in place of a claim, or beside it: a theorem, if it has a proof, or what was observed."""
+    """Something true in place of a claim, or beside it: a theorem if it has a proof, otherwise an observation."""
 
     says: str
     proof: str = ""
     key: str = ""
-    """Of a theorem: the cases that check it have this as their setting `fact`."""
+    """For a theorem: the cases that check it have this key as their setting `fact`."""
 
     @property
     def mark(self) -> str:
         return "theorem" if self.proof else "observed"
 
     def as_dict(self) -> dict[str, str]:
-        """For a JSON file."""
+        """Return a dictionary for a JSON file."""
         return {"mark": self.mark, "says": self.says, "proof": self.proof, "key": self.key}
 
 
@@ -39,7 +39,7 @@ class Statement:
     id: str
     title: str
     plain: str
-    """What came out, for a reader in a hurry."""
+    """The outcome, for readers in a hurry."""
     claim: str
     """The paper's statement, with its assumptions and constants."""
     instead: tuple[Fact, ...]
@@ -48,7 +48,7 @@ class Statement:
     not_tested: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file; without the id, which the finding has."""
+        """Return a dictionary for a JSON file, without the id, which the finding has."""
         words = {name: getattr(self, name) for name in ("title", "plain", "claim", "tested", "not_tested")}
         return {**words, "instead": [fact.as_dict() for fact in self.instead]}
 
@@ -58,7 +58,7 @@ def median(values: Tensor) -> float:
 
 
 def share(cases: Sequence[Case]) -> str:
-    """`12 of 400 (3 %)`: the failures of several cases together, among the draws that could be decided."""
+    """Format the failures of several cases together, among the draws that could be decided: `12 of 400 (3.0 %)`."""
     failures = sum(case.failures for case in cases)
     decided = sum(case.draws - case.undecided for case in cases)
     if not decided:

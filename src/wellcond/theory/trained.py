@@ -4,7 +4,7 @@
     x, wq, wk, wv = blocks[0].attention()     # (images, n, d) and (images, d, d), float64
 
 The file has, for each block `NAME`: `NAME.x` (images, n, d), the attention's normed input; `NAME.w_q`, `.w_k`, `.w_v`
-(heads, d, d/heads), multiplied from the right; and, where the MLP was kept, `NAME.x_mlp`, `NAME.w_up`, `NAME.w_down`.
+(heads, d, d/heads), multiplied from the right; and, if the MLP was saved, `NAME.x_mlp`, `NAME.w_up`, `NAME.w_down`.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ class TrainedBlock:
         return self.tensors["w_q"].shape[0]
 
     def attention(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """X and the packed W_Q, W_K, W_V, each once for every image."""
+        """Return X and the packed W_Q, W_K, W_V, which are repeated for every image."""
         x = self.tensors["x"].double()
         packed = (self.tensors[name].double().movedim(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v"))
         q, k, v = (w.expand(len(x), -1, -1) for w in packed)
         return x, q, k, v
 
     def queries_and_keys(self) -> tuple[Tensor, Tensor]:
-        """(images, heads, n, p) each."""
+        """Return queries and keys, (images, heads, n, p) each."""
         x = self.tensors["x"].double()[:, None]
         return x @ self.tensors["w_q"].double(), x @ self.tensors["w_k"].double()
 
     def mlp(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The MLP's normed input, W_up and W_down, each once for every image; None where the file has none."""
+        """Return the MLP's normed input, W_up and W_down, repeated for every image; None if the file has none."""
         if "w_up" not in self.tensors:
             return None
         x, up, down = (self.tensors[name].double() for name in ("x_mlp", "w_up", "w_down"))
@@ -47,7 +47,7 @@ class TrainedBlock:
 
 
 def read_blocks(paths: Sequence[str | Path]) -> list[TrainedBlock]:
-    """The blocks of one file, or of several that hold parts of the same blocks. Raises ValueError for other files."""
+    """Read the blocks of one file, or of several with parts of the same blocks. Raises ValueError for other files."""
     found: dict[str, dict[str, Tensor]] = {}
     for path in paths:
         try:
@@ -65,7 +65,7 @@ def read_blocks(paths: Sequence[str | Path]) -> list[TrainedBlock]:
 
 
 def describe(paths: Sequence[str | Path]) -> str:
-    """Model and source as the files' metadata have them; of parts of one model, once."""
+    """Describe model and source from the files' metadata; parts of one model are named once."""
     said: dict[str, None] = {}
     for path in paths:
         with safe_open(path, "pt") as file:

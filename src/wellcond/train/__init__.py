@@ -1,4 +1,4 @@
-"""The training engine: a configuration, a loop, a folder that survives whatever happens."""
+"""The training engine: a configuration, a training loop, and a run folder that survives interruptions."""
 
 from wellcond.train.config import Config
 from wellcond.train.recipes import RECIPES, recipe

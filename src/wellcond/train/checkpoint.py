@@ -1,17 +1,17 @@
-"""Saved states: written aside and renamed, so that whatever kills the process, a whole one is left.
+"""Saved states, written under a temporary name and then renamed: whatever kills the process, a complete one remains.
 
     save(folder.checkpoints, state, keep=2)        # checkpoints/step-00001200/{model.safetensors, state.pt, …}
-    state = latest(folder.checkpoints)             # the newest whole one, or None; broken ones are passed over
-    for state in whole_states(folder.checkpoints): # all of them, the newest first
+    state = latest(folder.checkpoints)             # the newest intact one, or None; damaged ones are skipped
+    for state in whole_states(folder.checkpoints): # all intact ones, newest first
     export(path, "model.safetensors")              # the weights of any state, as timm and wellcond.load read them
 
-`model.safetensors` is a plain timm state dict whose metadata remember graying, removed skips and replaced attention.
-`state.pt` holds what else the training needs, read with `weights_only=True`. `SHA256SUMS` are the checksums of both,
-looked at when the state is read. Nothing is random in a state: every step seeds its own random numbers (loop.py), and
-equal states are equal files.
+`model.safetensors` is a plain timm state dict whose metadata record graying, removed skips and replaced attention.
+`state.pt` holds everything else the training needs, and is read with `weights_only=True`. `SHA256SUMS` holds the
+checksums of all files, verified when the state is read. A state has no random-number state: every step seeds its own
+random numbers (loop.py). Equal states are identical files.
 
-A sharded state has its tensors in `__RANK_0.distcp` files and `.metadata` instead (shards.py), and the weights besides,
-in `model.safetensors`, where it is the last of a run or its best.
+A sharded state has its tensors in `__RANK_0.distcp` files and `.metadata` instead (shards.py). The last state of a run
+and its best one also have the weights in `model.safetensors`.
 """
 
 import contextlib
@@ -37,31 +37,31 @@ __all__ = [
 ]  # fmt: skip
 
 PREFIX = "step-"
-SUMS = "SHA256SUMS"  # as sha256sum writes and checks them
+SUMS = "SHA256SUMS"  # in the format of sha256sum, which can check them
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """All of a training between two steps, on the CPU."""
+    """The complete state of a training between two steps."""
 
     step: int
-    """Steps done."""
+    """The number of steps done."""
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Any]
     ema: Mapping[str, Tensor] | None = None
     scaler: Mapping[str, Any] | None = None
     counters: Mapping[str, Any] = field(default_factory=dict)
-    """What the loop keeps besides: best accuracy, the last losses, how often it was rolled back."""
+    """What else the loop keeps: the best metric, the last losses, the number of rollbacks."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The settings it was trained with, those that may not change in a run."""
+    """The settings it was trained with, as far as they must not change within a run."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """For the safetensors files."""
+    """Metadata of the safetensors files."""
     shards: Path | None = None
-    """Where the tensors are, which have no memory here: they wait to be read into others (`filled`)."""
+    """The folder that `filled` is still to read the tensors from; those here are on the meta device. None once read."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of them, under names of their own."""
+        """All tensors, under unique names: `model.NAME`, `ema.NAME`, `optimizer.INDEX.NAME`."""
         found = {f"model.{name}": tensor for name, tensor in self.model.items()}
         found |= {f"ema.{name}": tensor for name, tensor in (self.ema or {}).items()}
         for index, values in self.optimizer["state"].items():
@@ -69,7 +69,7 @@ class SavedState:
         return found
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "SavedState":
-        """The same state with these, under the names of `tensors`."""
+        """Return the same state with these tensors, named as in `tensors`."""
         kinds: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
         for key, tensor in tensors.items():
             kind, _, name = key.partition(".")
@@ -87,7 +87,7 @@ class SavedState:
         )
 
     def filled(self, make: Callable[[str, Tensor], Tensor] | None = None) -> "SavedState":
-        """With tensors that `make` makes, by name, and the files fill; without it whole ones, on the CPU."""
+        """Return the state with its tensors read into those that `make` creates; by default whole ones on the CPU."""
         if self.shards is None:
             return self
         tensors = {
@@ -101,12 +101,12 @@ class SavedState:
 def save(
     folder: Path, state: SavedState, *, keep: int, keep_old: bool = False, sound: bool = True, best: int | None = None
 ) -> Path:
-    """Write `state` and remove all but the newest `keep`, and the one of step `best`.
+    """Write `state`, then remove all states but the newest `keep` and the one of step `best`.
 
-    OSError names the path and leaves what there was.
+    With `keep_old` one more is kept, from about the middle of the training so far, because the newest ones may all
+    come from its last, bad part. A newer one replaces it only while the training is `sound`.
 
-    With `keep_old` one more is kept, from about the middle of the training so far: the newest ones may all be of its
-    last, bad part. It gives way to a newer one only while the training is `sound`.
+    Raises OSError, which names the path, and then leaves the existing states untouched.
     """
     aside = make_aside(folder, state.step, secrets.token_hex(4))
     with _all_or_nothing(folder, aside):
@@ -121,9 +121,9 @@ def save_sharded(
     folder: Path, aside: Path, state: SavedState, shards: Shards, *, weights: SavedState | None = None, keep: int,
     keep_old: bool = False, sound: bool = True, best: int | None = None,
 ) -> None:  # fmt: skip
-    """The same of a state whose tensors are each process's part: all processes call it, and the main one publishes.
+    """As `save`, for a state of which each process holds a part: all processes call it, and the main one publishes.
 
-    `weights` are the whole ones, which are written besides.
+    `weights` is a state with whole weights, which are written as well.
     """
     if not shards.here.is_main:
         shards.write(aside, state.tensors)
@@ -138,7 +138,7 @@ def save_sharded(
 
 
 def make_aside(folder: Path, step: int, token: str) -> Path:
-    """Where a state is written before it gets its name. Others are of a process that was killed while writing."""
+    """Create the temporary folder for a state, and remove those that killed processes left behind."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
@@ -148,14 +148,14 @@ def make_aside(folder: Path, step: int, token: str) -> Path:
 
 
 def aside_name(step: int, token: str) -> str:
-    """The folder a state is written to before it gets its name."""
+    """Return the name of the temporary folder that a state is written to before it gets its final name."""
     return f".{PREFIX}{step:08d}.{token}.tmp"
 
 
 def export(path: Path | str, output: Path | str) -> None:
-    """Write the weights of a saved state, sharded or not, as a safetensors file with timm's names: averaged ones, too.
+    """Write the weights of a saved state, sharded or not, to a safetensors file with timm's names.
 
-    `ema-OUTPUT` beside it is the average, where there is one.
+    Averaged weights, if the state has them, go to `ema-OUTPUT` beside it.
     """
     state, output = read(Path(path)), Path(output)
     write_weights(output, _plain(state.model), state.metadata)
@@ -184,7 +184,7 @@ def _write_rest(aside: Path, state: SavedState) -> None:
 
 
 def _publish(aside: Path, step: int, sums: Mapping[str, str]) -> Path:
-    """Past the system's own memory, then under its name. `sums` are checksums that are known already."""
+    """Flush the files to disk (fsync), then rename their folder. `sums` holds checksums that are already known."""
     files = sorted(aside.iterdir())
     lines = [f"{sums.get(file.name) or checksum(file)}  {file.name}\n" for file in files]
     (aside / SUMS).write_text("".join(lines), encoding="utf-8")
@@ -207,7 +207,7 @@ def _all_or_nothing(folder: Path, aside: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, SafetensorError | RuntimeError):  # what these writers make of a full disk
+        if isinstance(error, SafetensorError | RuntimeError):  # what these writers raise on a full disk
             raise OSError(f"{folder}: {error}") from error
         if isinstance(error, OSError) and str(folder) not in str(error):
             raise OSError(f"{folder}: {error}") from error
@@ -215,8 +215,8 @@ def _all_or_nothing(folder: Path, aside: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path, step: int, *, keep: int, keep_old: bool, sound: bool, best: int | None) -> None:
-    """Remove what is not to be kept beside the state of `step`, which is there."""
-    # Later states than this one were broken, else the run would have gone on from them.
+    """Remove the states that need not be kept beside that of `step`, which has been written."""
+    # States later than this one are damaged, otherwise the run would have resumed from them.
     older = [other for other in saved_steps(folder) if other < step]
     kept = [*older, step][-keep:]
     if best is not None:
@@ -232,7 +232,7 @@ def _clear(folder: Path, step: int, *, keep: int, keep_old: bool, sound: bool, b
 
 
 def link_best(folder: Path, step: int) -> None:
-    """Let checkpoints/best lead to the state of this step; a file system without links goes without it."""
+    """Link checkpoints/best to the state of this step, if the file system supports links."""
     aside = folder / f".best.{secrets.token_hex(4)}.tmp"
     with contextlib.suppress(OSError):
         aside.symlink_to(state_path(folder, step).name, target_is_directory=True)
@@ -240,28 +240,28 @@ def link_best(folder: Path, step: int) -> None:
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Where the state of a step is."""
+    """Return the folder of the state of a step."""
     return folder / f"{PREFIX}{step:08d}"
 
 
 def discard(folder: Path, steps: list[int]) -> None:
-    """Delete the states of these steps, where they are."""
+    """Delete the states of these steps, if they exist."""
     for step in steps:
         shutil.rmtree(state_path(folder, step), ignore_errors=True)
 
 
 def latest(folder: Path) -> SavedState | None:
-    """The newest state that can be read; those that cannot are named in a warning."""
+    """Return the newest state that can be read, or None. Warnings name newer ones that cannot."""
     return next((state.filled() for state in whole_states(folder)), None)
 
 
 def whole_states(
     folder: Path, *, part: tuple[int, int] = (0, 1), any_of: Callable[[bool], bool] = bool
 ) -> Iterator[SavedState]:
-    """Those that can be read, the newest first, each when it is asked for; the others are named in warnings.
+    """Yield the states that can be read, newest first, reading each on demand. Warnings name the others.
 
-    Of sharded ones the tensors are left where they are, until the state is `filled`. Of several processes each takes
-    its `part` of their files to check, and `any_of` says what any of them found.
+    The tensors of sharded states stay in their files until the state is `filled`. With several processes, each checks
+    its `part` of those files, and `any_of` says whether any of them found damage.
     """
     steps = saved_steps(folder)
     for step in reversed(steps):
@@ -279,16 +279,16 @@ def whole_states(
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps of the states there are, ascending."""
+    """Return the steps of the existing states, ascending."""
     names = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*") if path.is_dir()]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read(path: Path, *, part: tuple[int, int] = (0, 1), fill: bool = True) -> SavedState:
-    """The state in a folder, whole and as it was saved; else an error of whatever kind.
+    """Return the state in a folder, exactly as it was saved; damage raises an exception, of any type.
 
-    Without `fill` the tensors of a sharded one stay in its files, and of n processes the i-th, `part=(i, n)`, checks
-    its part of these.
+    With `fill=False` the tensors of a sharded state stay in its files. With `part=(i, n)`, for the i-th of n processes,
+    only every n-th of those files is checked.
     """
     _check_sums(path, part)
     rest = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
@@ -331,14 +331,15 @@ def _check_sums(path: Path, part: tuple[int, int]) -> None:
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and no two names for one memory, which safetensors refuses."""
+    """Copy tensors to the CPU, contiguous and none sharing memory with another, which safetensors refuses."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
 
 def _canonical(value: Any) -> Any:
-    """The same, built anew and sorted: a pickle also tells in which order, and which equal words are one object.
+    """Rebuild a value with sorted keys and interned strings, so that equal values give equal pickles.
 
-    Both differ between a run and one that went on from a state.
+    A pickle also records the order of keys and which equal strings are one object. Both differ between an
+    uninterrupted run and a resumed one.
     """
     if isinstance(value, Mapping):
         pairs = sorted(value.items(), key=lambda pair: (type(pair[0]).__name__, pair[0]))

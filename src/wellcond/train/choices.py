@@ -1,12 +1,12 @@
-"""What is chosen for the data and the machine, unless somebody has: image size, patch, batch, length, precision.
+"""Choose what the user has not set, to suit data and machine: image size, patch, batch, length, precision.
 
     config = recipe("vit_tiny", data="photos")
     config, said = choose(config, device="cpu", scale="lab")
     said      # ["image size: 128 pixels (the pictures have 360, …); to change it: --set image_size=N", …]
 
-A `lab` recipe is made for CIFAR's 32 pixels. Images in files, of any size, are looked at first: how many there are, and
-how large. What was given is never overridden (`Config.given`), and what a run began with it goes on with. Choices
-depend on the data and the kind of device alone, so that the same command means the same run.
+A `lab` recipe is made for CIFAR's 32 pixels. Image files can have any size, so their number and size are looked up
+first. What the user gave (`Config.given`) is never overridden, and a resumed run keeps its own choices. Choices depend
+only on the data and the kind of device, so that the same command means the same run.
 """
 
 import math
@@ -20,23 +20,23 @@ from wellcond.train.recipes import bearable
 __all__ = ["choose"]
 
 SIZES: dict[str, tuple[int, ...]] = {"cpu": (32, 64, 128), "cuda": (32, 64, 96, 128, 160, 192, 224)}
-"""The largest is taken that the pictures have. On a CPU all of them make 64 patches, and cost the same."""
-PATCHES, IN_A_ROW = (16, 8, 4, 2, 1), 8  # the largest that leaves so many patches in a row
+"""The largest size that the pictures reach is taken. On a CPU all sizes give 64 patches and cost the same."""
+PATCHES, IN_A_ROW = (16, 8, 4, 2, 1), 8  # the largest patch that leaves at least this many in a row is taken
 PASSES = 10_000
-"""Pictures through the model, over all epochs, that a CPU is asked for: 30 a second for each core in a ViT-Tiny."""
-LEAST_STEPS, LEAST_BATCH = 10, 8  # in an epoch: a small set gets small batches
-COMPILED_STEPS = 1000  # for fewer, compiling takes longer than it saves
-FORM = ("img_size", "patch_size", "window_size")  # of a model, which follows from the images
-NAMED = 6  # classes
+"""Pictures that a CPU passes through the model over all epochs; a core manages some 30 a second in a ViT-Tiny."""
+LEAST_STEPS, LEAST_BATCH = 10, 8  # steps per epoch, at least: a small set gets small batches
+COMPILED_STEPS = 1000  # with fewer, compiling takes longer than it saves
+FORM = ("img_size", "patch_size", "window_size")  # settings of a model that follow from the image size
+NAMED = 6  # classes named to the user
 
 
 def choose(
     config: Config, *, device: str, scale: str, world: int = 1, before: Mapping[str, Any] | None = None
 ) -> tuple[Config, list[str]]:
-    """The configuration as it suits its data and `device` ("cpu", "cuda"), and what was chosen, in lines for a user.
+    """Adapt a configuration to its data and `device` ("cpu", "cuda"); return it and a line for the user per choice.
 
-    `before` is the configuration of the run that this would go on with, if there is one. ValueError for what cannot be
-    trained, before the data are looked at, which may take long.
+    `before` is the configuration of the run that this would resume, if there is one. Raises ValueError for what cannot
+    be trained, before looking at the data, which may take long.
     """
     said: list[str] = []
     if config.task in IMAGE_TASKS and scale != "paper":
@@ -63,7 +63,7 @@ SAME = ("recipe", "data", "model")
 
 
 class _Choices:
-    """Makes the choices for some data, one after the other, and keeps a line about each."""
+    """Makes the choices for a data set one after the other, and keeps a line about each."""
 
     def __init__(self, config: Config, looked: Looked, device: str, world: int, before: Mapping[str, Any]) -> None:
         self.config, self.looked, self.device, self.before = config, looked, device, before
@@ -72,7 +72,7 @@ class _Choices:
         self.said = [_about(looked)]
 
     def made(self, *, whole: bool) -> tuple[Config, list[str]]:
-        """All of them; or the batches alone, which no set may be smaller than."""
+        """Make all choices; without `whole` only that of the batch size, which must not exceed the data set."""
         if whole:
             self._image_size()
         self._batches()
@@ -90,7 +90,7 @@ class _Choices:
 
     def _image_size(self) -> None:
         config, side = self.config, self.looked.side
-        if config.pretrained and "model_kwargs" not in config.given:  # their own size, and their own patches
+        if config.pretrained and "model_kwargs" not in config.given:  # pretrained: their own image and patch size
             kept = {key: value for key, value in config.model_kwargs.items() if key not in FORM}
             self.config = config = config.changed({"model_kwargs": kept}, given=False)
         sizes = SIZES.get(self.device, SIZES["cuda"])
@@ -129,7 +129,7 @@ class _Choices:
 
 
 def _follow(config: Config) -> Config:
-    """Where somebody gave the size of the images or of the model alone, the other is the same."""
+    """If the user gave only the image size or only the model's, set the other to match."""
     sizes = {"image_size", "model_kwargs"} & config.given
     if sizes == {"image_size"} and (form := _form(config)):
         return config.changed({"model_kwargs": {**config.model_kwargs, **form}}, given=False)
@@ -138,7 +138,7 @@ def _follow(config: Config) -> Config:
 
 
 def _form(config: Config) -> dict[str, int]:
-    """Settings of the recipe's model for images of that size: those that it has already, with other numbers."""
+    """Return the size settings of the recipe's model for this image size: the ones it already has, with new values."""
     size, form = config.image_size, config.model_kwargs
     if "patch_size" not in form:
         return {}

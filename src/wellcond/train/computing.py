@@ -1,8 +1,8 @@
-"""How a training computes: precision, determinism, the random numbers of a step, and a compiler that can be trusted.
+"""How a training computes: precision, determinism, the random numbers of a step, and a fix for torch's compiler.
 
 with deterministic(config), float32_precision(config), autocast(config, device):
-    seed_by(device, config.seed, step, rank)        # dropout, masks and landmarks depend on these numbers alone
-mend_read_back()            # before a model is compiled; does nothing where torch needs no mending
+    seed_by(device, config.seed, step, rank)        # dropout, masks and landmarks depend only on these numbers
+mend_read_back()            # before compiling a model; does nothing if torch needs no fix
 """
 
 import contextlib
@@ -36,13 +36,13 @@ def autocast(config: Config, device: torch.device) -> Any:
 
 
 def float32_precision(config: Config) -> Any:
-    """Where the configuration says float32, TF32 is off, for convolutions too, which torch rounds by default."""
+    """Return a context with TF32 on for tf32 and off for float32, also in convolutions, where it is torch's default."""
     usual = contextlib.nullcontext
     return {"float32": no_tf32, "tf32": tf32}.get(config.amp_dtype, usual)()
 
 
 def seed_by(device: torch.device, *numbers: int) -> None:
-    """As torch.manual_seed with a number made of these, which would seed every device there could be, at every step."""
+    """Seed only the CPU and `device`, from these numbers; torch.manual_seed would seed every device, at every step."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "little") >> 1
     if device.type not in ("cpu", "cuda"):
@@ -50,17 +50,17 @@ def seed_by(device: torch.device, *numbers: int) -> None:
         return
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.init()  # there are no generators before
+        torch.cuda.init()  # the generators do not exist before
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
 
 
 @contextlib.contextmanager
 def deterministic(config: Config) -> Iterator[None]:
-    """The same bits from run to run, where the configuration asks for it."""
+    """Compute the same bits from run to run, if the configuration asks for it."""
     before = torch.are_deterministic_algorithms_enabled()
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix products start
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is initialised
         torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -68,28 +68,29 @@ def deterministic(config: Config) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-# ---- torch's compiler, mended where it is known to compute something else on a GPU
+# ---- a fix for torch's compiler, which can compute wrong results on a GPU
 #
-# In a reduction that goes over a row twice, as of a LayerNorm with what was added before it, inductor stores the sum in
-# the first loop and reads it back in the second. Where the two loops spread the row over threads differently, a thread
-# reads what another one writes, and up to torch 2.13 nothing makes it wait: with torch 2.11 on an H200 a compiled ViT
-# had wrong logits for single images, at random. Later versions wait (pytorch/pytorch#190519), and here older ones do.
+# In a reduction that loops over a row twice, such as a LayerNorm fused with the addition before it, inductor stores the
+# sum in the first loop and reads it back in the second. If the two loops distribute the row over threads differently, a
+# thread reads what another one writes, and up to torch 2.13 it does not wait for that: with torch 2.11 on an H200 a
+# compiled ViT gave wrong logits for single images, at random. Later versions insert a barrier
+# (pytorch/pytorch#190519); the code below adds it to older ones.
 
 TAG = "reads-back-after-a-barrier"
 
 
 def mend_read_back() -> bool:
-    """Whether compiled kernels wait before they read back what they stored, from now on."""
+    """Make compiled kernels wait before they read back what they stored; return whether they now do."""
     kernel = _kernel()
     if kernel is None:
         return False
     try:
         waits = waits_to_read_back(kernel)
-    except OSError:  # a torch without its source is not looked into, and not changed
+    except OSError:  # torch without its source cannot be inspected, and is left unchanged
         return False
     if not waits:
         kernel.load = waiting(kernel.load)
-        # What was compiled before, by this process or another, lies in caches on disk.
+        # Code compiled earlier, by this or another process, is cached on disk: with a new tag it is not reused.
         config: Any = torch.compiler.config
         config.cache_key_tag = f"{config.cache_key_tag}{TAG}"
         torch.compiler.reset()
@@ -97,13 +98,13 @@ def mend_read_back() -> bool:
 
 
 def waits_to_read_back(kernel: Any) -> bool:
-    """Whether torch, or this module, has seen to it."""
+    """Whether the kernels already wait, because torch or this module makes them."""
     return hasattr(kernel.load, TAG) or "invalidated_stores" in inspect.getsource(kernel.load)
 
 
 def waiting(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load` of inductor's kernels, which writes a line of code, with a barrier on the line before where it reads what
-    the kernel has stored."""
+    """Wrap `load` of inductor's kernels, which emits a line of code: if that line reads what the kernel has stored,
+    a barrier is emitted on the line before."""
     from torch._inductor.codegen.common import DeferredLine
 
     @functools.wraps(load)
@@ -117,7 +118,7 @@ def waiting(load: Callable[..., Any]) -> Callable[..., Any]:
             buffer.writeline(DeferredLine(name, "tl.debug_barrier()"))
             return buffer
 
-        kernel.get_load_buffer = place  # the class's own is back when this line has been written
+        kernel.get_load_buffer = place  # shadows the class's method while this line is emitted
         try:
             return load(kernel, name, *args, **kwargs)
         finally:
@@ -128,7 +129,7 @@ def waiting(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kernel() -> Any:
-    """Inductor's class of Triton kernels, if this torch has it as we know it."""
+    """Return inductor's class of Triton kernels, or None if this torch does not have it in the form we know."""
     try:
         from torch._inductor.codegen.triton import TritonKernel
     except ImportError:

@@ -1,16 +1,16 @@
 """Every setting of a training, in groups, checked before anything starts.
 
     config = Config(model="vit_tiny_patch16_224", data="digits", epochs=10)
-    config = config.changed(["lr=3e-4", "remove_skips=sa", "gray=dct"])      # as --set gives them
+    config = config.changed(["lr=3e-4", "remove_skips=sa", "gray=dct"])      # as --set takes them
     config.given                                                             # {"model", "data", "epochs", "lr", …}
-    config.check()                                                           # ValueError names what cannot be
+    config.check()                                                           # ValueError names what cannot work
 
-A recipe (recipes.py) is a function that returns one. `config.json` in a run's folder holds all of it, flat, enough to
-repeat the run. `wellcond train --settings` lists the fields.
+A recipe (recipes.py) is a function that returns a Config. `config.json` in a run's folder holds all fields in one flat
+dict, enough to repeat the run. `wellcond train --settings` lists them.
 
-A group is a class of fields with their rules (settings.py), and beside them what cannot be of several; what concerns
-several groups stands in `Config`. To add one, write the class and add it to the bases of `Config`; the group of a task
-names it in `tasks`. This file imports neither torch nor timm when it is loaded: a command line reads it.
+A group is a class of fields with their rules (settings.py) and a check of combinations (`problems`); checks that belong
+to no single group are in `Config`. To add a group, write the class and add it to the bases of `Config`; if it is for
+certain tasks, name them in `tasks`. Importing this file imports neither torch nor timm, for the command line's sake.
 """
 
 import re
@@ -34,11 +34,11 @@ AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 TASKS: tuple[str, ...] = get_args(Task)
 IMAGE_TASKS = ("classify", "mae", "linear_probe")
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
-COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's
-GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's, too, which make CUDA graphs of their own
-SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each knows its step by the number
-CONVMIXER_SIZE = {"dim", "depth", "kernel_size", "patch_size"}  # which their names fix
-ELSEWHERE = ("hf-hub:", "local-dir:")  # models that timm builds and does not know by name
+COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's modes
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's modes that make CUDA graphs of their own
+SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each a function of the step number
+CONVMIXER_SIZE = {"dim", "depth", "kernel_size", "patch_size"}  # fixed by the names of timm's ConvMixers
+ELSEWHERE = ("hf-hub:", "local-dir:")  # prefixes of models that timm builds without listing their names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,23 @@ class ModelSettings(Settings):
     """The model and its surgery"""
 
     model: str = "vit_tiny_patch16_224"
-    """A name that timm knows, `hf-hub:` and `local-dir:` included; of sequences, `lra_listops`, `lra_text`, …."""
+    """A name that timm knows, `hf-hub:` and `local-dir:` included; for sequences, `lra_listops`, `lra_text`, …."""
     model_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Given to timm.create_model, or for task=sequence to models.sequence.build, as they are."""
+    """Passed unchanged to timm.create_model, or for task=sequence to models.sequence.build."""
     pretrained: bool = False
-    """Start from the weights that belong to the name."""
+    """Start from the model's pretrained weights."""
     checkpoint: str = ""
-    """Weights to start from: a file of wellcond's, timm's or a MaskedAutoencoder's."""
+    """Weights to start from: a file from wellcond, timm or a MaskedAutoencoder."""
     drop_path: float = setting(0.0, at_least=0, below=1)
-    """Stochastic depth: the probability that a sample skips the branches of the last block; of earlier ones, less."""
+    """Stochastic depth: the probability that a sample skips the last block's branches; smaller for earlier blocks."""
     remove_skips: tuple[str, ...] = setting((), choices=SKIPS)
     """Skips to train without: `sa`, `mlp`."""
     layer_scale: float | None = None
-    """What LayerScale starts from where a skip was removed; a small one would let the signal die."""
+    """Initial value of LayerScale where a skip was removed; with a small one the signal would vanish."""
     attention: str = ""
-    """Another attention, by name: `linear`, `kernelized`, `skyformer`, `nystrom`."""
+    """Replace the model's attention by this one: `linear`, `kernelized`, `skyformer`, `nystrom`."""
     attention_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Its settings."""
+    """Settings of that attention."""
     gray: Literal["", "svd", "dct"] = ""
     """Token Graying: `svd` or `dct`; empty for none."""
     epsilon: float = setting(0.95, above=0, at_most=1, hint="1 changes nothing, 0.95 is usual")
@@ -101,15 +101,15 @@ class DataSettings(Settings):
     data: str = "digits"
     """`digits`, a folder, `wds:…`, `hf:…`, `cifar10:FOLDER`, `cifar100:FOLDER`, `lra_listops`, `lra_text:FOLDER`, …."""
     data_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Options of the source: `mask=published,samples=300`. A recipe's others stay; `samples=None` takes one away."""
+    """Options of the source: `mask=published,samples=300`. A recipe's others stay; `samples=None` removes one."""
     cache_dir: str = ""
-    """Where decoded images are kept; by default WELLCOND_CACHE, or the user's cache folder."""
+    """Where decoded images are cached; by default WELLCOND_CACHE, or the user's cache folder."""
     cache_limit: float = setting(float(16 << 30), at_least=0)
-    """Bytes of decoded pixels above which images are streamed from their files; 0 streams always."""
+    """Bytes of decoded pixels above which images are streamed from their files; 0 always streams."""
     holdout: float = setting(0.0, at_least=0, below=1)
-    """The share of the training set that is held out as validation set, the real one being left alone until the end."""
+    """The share of the training set held out for validation; the real validation set is not used until the end."""
     workers: int = setting(2, at_least=0)
-    """Processes that decode streamed images, for each process that trains."""
+    """Workers that decode streamed images, per training process."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -140,25 +140,25 @@ class ImageSettings(Settings):
     tasks: ClassVar[tuple[str, ...]] = IMAGE_TASKS
 
     image_size: int = setting(224, at_least=1)
-    """Pixels, in both directions."""
+    """Height and width of the images, in pixels."""
     padding: int = setting(0, at_least=0)
-    """Pixels of random shift: a crop from the image padded by so many."""
+    """Random shift: the image is padded by this many pixels and cropped back to its size."""
     scale_min: float = setting(1.0, above=0, at_most=1)
-    """The smallest share of the area that a random crop takes; 1 takes the whole image."""
+    """The smallest share of the image's area in a random crop; 1 takes the whole image."""
     flip: float = setting(0.0, at_least=0, at_most=1)
     """The probability that an image is mirrored."""
     color_jitter: float = setting(0.0, at_least=0)
-    """Brightness, contrast and saturation are each multiplied by a factor within this of 1."""
+    """Brightness, contrast and saturation are each multiplied by a random factor within this distance of 1."""
     erasing: float = setting(0.0, at_least=0, at_most=1)
     """The probability that a box of the image is erased."""
     auto_augment: str = ""
-    """timm's name of a policy, as rand-m9-mstd0.5-inc1; for streamed images."""
+    """timm's name of a policy, e.g. rand-m9-mstd0.5-inc1; for streamed images only."""
     mixup: float = setting(0.0, at_least=0)
     """Alpha of mixup's Beta distribution; 0 is off."""
     cutmix: float = setting(0.0, at_least=0)
     """Alpha of CutMix's Beta distribution; 0 is off."""
     label_smoothing: float = setting(0.0, at_least=0, below=1)
-    """This much of the label is spread over all classes."""
+    """The share of the label that is spread over all classes."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -180,41 +180,41 @@ class OptimiserSettings(Settings):
     """Length, optimiser and schedule"""
 
     epochs: int = setting(10, at_least=1)
-    """How long the training is."""
+    """Length of the training in epochs."""
     steps: int = setting(0, at_least=0)
-    """The same in steps, instead of epochs; 0 counts in epochs."""
+    """Length of the training in steps; 0 uses `epochs`."""
     batch_size: int = setting(256, at_least=1)
-    """Samples in one step of the optimiser, over all processes and accumulated parts."""
+    """Samples per optimiser step, over all processes and accumulated micro-batches."""
     accumulate: int = setting(1, at_least=1)
-    """Parts of a batch that go through the model one after the other."""
+    """Micro-batches per step, which go through the model one after the other."""
     opt: str = "adamw"
     """timm's name of an optimiser."""
     lr: float = setting(1e-3, at_least=0)
-    """The learning rate at its highest."""
+    """The peak learning rate."""
     weight_decay: float = setting(0.05, at_least=0)
-    """Of matrices; biases and norms have none."""
+    """Weight decay of matrices; biases and norms have none."""
     opt_betas: tuple[float, ...] = ()
-    """Empty for the optimiser's own."""
+    """Betas of the optimiser; empty for its own defaults."""
     opt_eps: float | None = setting(None, above=0)
-    """Of optimisers that divide by a root; empty for the optimiser's own."""
+    """Epsilon of optimisers that divide by a root; empty for the optimiser's own default."""
     layer_decay: float | None = setting(None, above=0, at_most=1)
-    """The factor between the learning rates of a layer and of the one after it."""
+    """Layer-wise decay: the learning rate of a layer as a multiple of that of the layer after it."""
     clip_grad: float | None = setting(None, above=0, hint="none does not clip")
-    """Clips the gradient's norm."""
+    """Clip the norm of the gradient to this."""
     clip_value: float | None = setting(None, above=0, hint="none does not clip")
-    """Clips each value of the gradient, where clip_grad clips its norm."""
+    """Clip each value of the gradient to this, rather than its norm as clip_grad does."""
     sched: str = setting("cosine", choices=SCHEDULES)
-    """timm's `cosine`, `tanh`, `poly`, `step`, `multistep`, or torch's `onecycle`, which moves the momentum, too."""
+    """timm's `cosine`, `tanh`, `poly`, `step`, `multistep`, or torch's `onecycle`, which also changes the momentum."""
     warmup_epochs: int = setting(0, at_least=0)
-    """Shortened to the training, where that is shorter; `warmup_steps` counts in steps instead."""
+    """Length of the warm-up, at most that of the training; `warmup_steps` gives it in steps instead."""
     warmup_steps: int = setting(0, at_least=0)
-    """Takes the place of a recipe's warmup_epochs."""
+    """Length of the warm-up in steps; overrides a recipe's warmup_epochs."""
     warmup_lr: float = setting(1e-6, at_least=0)
-    """Where warm-up starts."""
+    """Learning rate at the start of the warm-up."""
     min_lr: float = setting(0.0, at_least=0)
-    """Where the schedule ends."""
+    """Learning rate at the end of the schedule."""
     ema_decay: float | None = setting(None, above=0, below=1)
-    """Keep an average of the weights that decays so much at each step; it is what is validated."""
+    """Keep an exponential moving average of the weights, with this decay per step, and validate that."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -241,17 +241,17 @@ class MaskedSettings(Settings):
     tasks: ClassVar[tuple[str, ...]] = ("mae",)
 
     mask_ratio: float = setting(0.75, at_least=0, below=1)
-    """The share of patches that the encoder does not see."""
+    """The share of patches hidden from the encoder."""
     normalize_pixels: bool = False
-    """Predict each patch's pixels less their mean, over their deviation."""
+    """Predict normalised pixels: minus the patch's mean, divided by its standard deviation."""
     gray_masked: Literal["visible", "all"] = "visible"
     """Which tokens masked autoencoding grays: `visible`, or `all`, which leaks masked patches into visible ones."""
     decoder_dim: int = setting(512, at_least=1)
     """The decoder's width."""
     decoder_depth: int = setting(8, at_least=1)
-    """Its blocks."""
+    """The decoder's number of blocks."""
     decoder_heads: int = setting(16, at_least=1)
-    """Its heads."""
+    """The decoder's number of attention heads."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -263,12 +263,12 @@ class MaskedSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputingSettings(Settings):
-    """How it is computed"""
+    """Computation: precision, compiling, determinism, sharding"""
 
     amp_dtype: AmpDtype = "float32"
-    """The precision of forward and backward passes; tf32 is float32 whose products a GPU rounds to ten bits."""
+    """Precision of the forward and backward pass; tf32 is float32 with products rounded to ten bits on a GPU."""
     compile: bool = False
-    """Whether the model is compiled by torch."""
+    """Compile the model with torch.compile."""
     compile_mode: str = setting(
         "",
         choices=COMPILE_MODES,
@@ -276,15 +276,15 @@ class ComputingSettings(Settings):
     )
     """torch.compile's `mode`; empty for its default."""
     step_graph: bool = True
-    """On one GPU, capture a step's forward and backward pass as a CUDA graph and replay it, which spares the CPU.
+    """On one GPU, capture a step's forward and backward pass as a CUDA graph and replay it, to spare the CPU.
 
-    Not with several processes, accumulated parts, or `deterministic`."""
+    No effect with several processes, accumulated micro-batches, sharding or `deterministic`."""
     deterministic: bool = False
-    """The same bits from run to run on a GPU too, at some cost."""
+    """Compute the same bits from run to run, on a GPU too; somewhat slower."""
     shard: bool = False
-    """Parameters sharded over the processes (FSDP2)."""
+    """Shard the parameters over the processes (FSDP2)."""
     seed: int = 0
-    """Of weights, order, augmentation and the model's own random numbers."""
+    """Seed of the initial weights, data order, augmentation and the model's own random numbers."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -300,18 +300,18 @@ class ComputingSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(Settings):
-    """κ while it trains"""
+    """κ during training"""
 
     probe_every: int | str = setting(0, at_least=0)
-    """Steps from one measurement of κ to the next; 0 for none, `auto` for as often as 1 % of the time allows."""
+    """Steps between measurements of κ; 0 for none, `auto` for as often as 1 % of the time allows."""
     probe_marks: bool = False
-    """Also measure at 0, 5, 10, 20, … 100 % of the steps, the near-unit share of each block included."""
+    """Also measure at 0, 5, 10, 20, … 100 % of the steps, including the near-unit share of each block."""
     probe_samples: int = setting(64, at_least=1)
-    """Samples of the validation set that are measured, the same throughout."""
+    """Validation samples to measure, the same ones each time."""
     probe_sites: tuple[str, ...] = ()
-    """Where: sites, or patterns of them; empty for `sa`, `+sa`, `mlp` and `+mlp`."""
+    """Sites to measure, or patterns of them; empty for `sa`, `+sa`, `mlp` and `+mlp`."""
     probe_exact: Literal["float32", "float64", "no"] = "float32"
-    """The precision of the measured pass; `no` looks at training's own pass, which in bfloat16 shows only a ceiling."""
+    """Precision of the measured pass; `no` measures training's own pass, which in bfloat16 shows only a ceiling."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -334,34 +334,35 @@ class RunSettings(Settings):
     """The run: validating, logging, saving, stopping"""
 
     eval_every: int = setting(1, at_least=1)
-    """Epochs from one validation to the next."""
+    """Epochs between validations."""
     eval_steps: int = setting(0, at_least=0)
-    """The same in steps; 0 counts in epochs."""
+    """Steps between validations; 0 uses `eval_every`."""
     eval_batches: int = setting(0, at_least=0)
-    """Validate on so many batches, the next ones each time, over the set and over again; 0 for all of it."""
+    """Batches per validation, each time the next ones of the set, starting over at its end; 0 for the whole set."""
     log_every: int = setting(20, at_least=1)
-    """Steps from one row of metrics.jsonl to the next."""
+    """Steps between training rows in metrics.jsonl."""
     save_every: int = setting(0, at_least=0)
-    """Steps from one saved state to the next; 0 for once an epoch."""
+    """Steps between saved states; 0 saves once per epoch."""
     save_format: Literal["auto", "whole", "sharded"] = "auto"
-    """`whole`: one process writes all, and training waits. `sharded`: each writes its part while training goes on
-    (torch.distributed.checkpoint), and any number of processes can read them; `auto` with `shard`."""
+    """`whole`: one process writes everything while training waits. `sharded`: each writes its part while training goes
+    on (torch.distributed.checkpoint), readable by any number of processes. `auto`: sharded if `shard`, else whole."""
     keep: int = setting(2, at_least=1)
-    """How many saved states are kept."""
+    """Number of saved states to keep."""
     keep_best: bool = False
-    """Also the state with the best validation, whatever its age; checkpoints/best leads to it."""
+    """Also keep the state with the best validation, whatever its age; checkpoints/best links to it."""
     keep_best_after: float = setting(0.0, at_least=0, below=1)
-    """A best validation within this share of the steps is noted, not kept, and neither is a later one that is worse."""
+    """A best validation within this first share of the steps is noted, but neither its state nor a later, worse one
+    is kept."""
     skip_limit: int = setting(10, at_least=0)
-    """A step whose gradient is not finite is left out; so many in a row, and the training is lost. 0 for never."""
+    """Steps with a non-finite gradient are skipped; this many in a row count as divergence. 0 never skips."""
     on_divergence: Literal["stop", "rollback"] = "stop"
-    """Where a training is lost: end, or go back to a good state, with half the learning rate."""
+    """If the training diverges: stop, or go back to a good state with half the learning rate."""
     time_limit: str = ""
-    """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and ends with 0."""
+    """How long the process may run, from its start: 90s, 9m, 1h30m, or seconds. Then it saves and exits with 0."""
     resume: Literal["same", "force"] = "same"
-    """`force` goes on with a run on other data than it began with."""
+    """`force` resumes a run on other data than it began with."""
     tracker: Literal["", "tensorboard", "wandb", "trackio"] = ""
-    """`tensorboard`, `wandb` or `trackio`, beside the JSON lines that are always written."""
+    """`tensorboard`, `wandb` or `trackio`, in addition to the JSON lines, which are always written."""
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
@@ -391,7 +392,7 @@ class Config(
 ):
     """What is trained
 
-    One training. Words are timm's where timm has one.
+    All settings of one training. Names are timm's where timm has one.
     """
 
     takes_the_place_of: ClassVar[Mapping[str, str]] = {
@@ -399,13 +400,13 @@ class Config(
     }  # fmt: skip
 
     recipe: str = ""
-    """The recipe it came from."""
+    """The recipe that the configuration came from."""
     task: Task = "classify"
-    """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), or `sequence` (classes
-    of sequences of tokens, or of pairs of them)."""
+    """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), or `sequence`
+    (classify token sequences, or pairs of them)."""
 
     def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
-        """As that of all settings; other data takes a recipe's options along only where it has such."""
+        """As `Settings.changed`; if `data` changes, only those of a recipe's options that the new source has stay."""
         new = super().changed(settings, given=given)
         if new.data == self.data or "data_kwargs" in self.given or not self.data_kwargs:
             return new
@@ -424,7 +425,7 @@ class Config(
             yield from _sequence_problems(config)
 
 
-# ---- what timm and the attentions say of a configuration
+# ---- checks that ask timm, the attentions and the sequence models
 
 
 def _attention_problems(config: Config) -> Iterator[str]:
@@ -484,7 +485,7 @@ def _optimiser_problems(config: Config) -> Iterator[str]:
 
 
 def _cannot_build(config: Config) -> Iterator[str]:
-    """Some optimisers want a package or a device that is not there: tried on the smallest model there is."""
+    """Try the optimiser on a tiny model: some need a package or a device that is missing."""
     from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
     from torch import nn
 
@@ -493,7 +494,7 @@ def _cannot_build(config: Config) -> Iterator[str]:
     smallest = nn.utils.skip_init(nn.Linear, 2, 2)  # it draws no random numbers
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said when the training's own is built
+            warnings.simplefilter("ignore")  # repeated when the training's own is built
             create_optimizer_v2(smallest, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, **more)
     except Exception as error:
         yield f"timm cannot build opt={config.opt}: {' '.join(str(error).split()) or type(error).__name__}"
@@ -528,7 +529,7 @@ def _model_problems(config: Config) -> Iterator[str]:
 
 
 def _patch(config: Config) -> tuple[int, int] | None:
-    """A patch's sides, if the settings or the name tell them; other models show theirs when they are built."""
+    """Return a patch's sides if the settings or the name tell them; of other models they are known once built."""
     patch = config.model_kwargs.get("patch_size")
     if patch is None:
         named = re.search(r"_patch(\d+)(?:_|$)", config.model)
@@ -537,7 +538,7 @@ def _patch(config: Config) -> tuple[int, int] | None:
 
 
 def model_size(config: Config) -> tuple[int, int] | None:
-    """The height and width that the model takes and no other; None if it takes any, or that is not known here."""
+    """Return the only height and width that the model takes; None if it takes any, or if this is not known here."""
     import timm
 
     kwargs = config.model_kwargs

@@ -1,16 +1,16 @@
-"""Is the training lost? A loss that is not finite, or one that stays, or ends, above that of a fresh model.
+"""Detect divergence: a loss that is not finite, or one that stays, or ends, above that of an untrained model.
 
 watch = Watch(patience=500, chance=math.log(10), skip_limit=10)
-watch.see(step, loss, skipped)      # on the device; nothing is waited for
-problem = watch.judge()             # now and then: None, or a Divergence that says which step and why
-problem = watch.judge(at_end=True)  # after the last step there is no more patience
+watch.see(step, loss, skipped)      # tensors on the device; does not wait for them
+problem = watch.judge()             # from time to time: None, or a Divergence with its step and the reason
+problem = watch.judge(at_end=True)  # after the last step: no more patience
 
-The start is the loss of the first batch, which the model gets before its first update, or `chance`, the loss of who
-only guesses, where that is higher (a small batch is lucky, or the weights were trained before). Losses that come later
-have no say in it: they may have exploded already.
+The start is the loss of the first batch, before the first update, or `chance`, the loss of guessing, if that is higher
+(a small batch may be lucky, or the weights pretrained). Later losses are not considered: they may have exploded
+already.
 
-A step that was left out because its gradient was not finite (update.py) has changed nothing, whatever its loss was: it
-is counted, and so many in a row are a training that is lost.
+A step that was skipped because its gradient was not finite (update.py) has changed nothing, whatever its loss was: it
+is counted, and `skip_limit` of them in a row count as divergence.
 """
 
 import math
@@ -24,11 +24,11 @@ from torch import Tensor
 
 __all__ = ["Divergence", "Lost", "Watch"]
 
-WINDOW = 20  # losses whose median is the loss at present
-ABOVE = 1.05  # times the start: a model that learns nothing stays at it, give or take, and is not lost
-EXPLODED = 1.5  # times the start: the weights were thrown far away,
-BACK = 0.98  # and are back when the loss is below so many times the start; at chance nothing has come back
-RESCALED = 24  # steps in a row that float16's scaler may leave out besides, with a finite loss: from 2¹⁶ to 2⁻⁸
+WINDOW = 20  # losses whose median is the current loss
+ABOVE = 1.05  # times the start: a model that learns nothing hovers around it, and has not diverged
+EXPLODED = 1.5  # times the start: the weights were thrown far off,
+BACK = 0.98  # and have recovered once the loss is below this times the start; a loss at chance is no recovery
+RESCALED = 24  # more steps in a row that float16's scaler may skip, with a finite loss: its scale falls from 2¹⁶ to 2⁻⁸
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Divergence:
 
 
 class Lost(Exception):  # noqa: N818 (nothing is broken but the training)
-    """The training cannot go on from here; whoever runs it may go back, or give up."""
+    """The training has diverged; the caller may go back to an earlier state, or give up."""
 
     def __init__(self, divergence: Divergence):
         super().__init__(divergence.why)
@@ -46,7 +46,7 @@ class Lost(Exception):  # noqa: N818 (nothing is broken but the training)
 
 
 class Watch:
-    """Looks at every loss; asks the device for its findings only when judged."""
+    """Collects every loss, and reads the values from the device only in `judge`."""
 
     def __init__(self, *, patience: int, chance: float = -math.inf, skip_limit: int = 0, scaled: bool = False):
         self.patience: int = patience
@@ -57,22 +57,23 @@ class Watch:
         self.highest: float = -math.inf
         self.above_since: int | None = None
         self.exploded: bool = False
-        """Far above its start, and not below it since."""
+        """Whether the loss was far above its start and has not been below it since."""
         self.bad_since: int | None = None
-        """The first of the losses since which each was far above the start, or not finite."""
+        """The first step of the current streak in which every loss was far above the start or not finite, or the step
+        skipped."""
         self.skipped = self.in_a_row = 0
-        """Steps that were left out, and those of them since the last that was not."""
+        """The number of steps skipped so far, and in a row since the last one that was not."""
         self.untold: list[int] = []
-        """Of these, the steps that somebody should hear of; not those by which float16 finds its scale."""
+        """The skipped steps still to be reported, without those by which float16 finds its scale."""
         self._recent: list[float] = []
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
 
     def see(self, step: int, loss: Tensor, skipped: Tensor | None = None) -> None:
-        """The loss of a step, and whether it was left out, in all processes alike."""
+        """Note the loss of a step, and whether it was skipped, which is the same in all processes."""
         self._pending.append((step, loss.detach() if loss.requires_grad else loss, skipped))
 
     def judge(self, mean: Callable[[Tensor], Tensor] | None = None, *, at_end: bool = False) -> Divergence | None:
-        """What the losses since the last time say; `mean` is theirs over all processes, which then find the same."""
+        """Judge the losses since the last call. `mean` averages them over all processes, which then all agree."""
         if not self._pending:
             return None
         steps = [step for step, _, _ in self._pending]
@@ -123,14 +124,14 @@ class Watch:
         if not rescaled:
             self.untold.append(step)
         limit = self.skip_limit + (RESCALED if rescaled else 0)
-        if self.in_a_row < (min(limit, 2) if last else limit):  # no good step comes after the last
+        if self.in_a_row < (min(limit, 2) if last else limit):  # no good step can follow the last
             return None
         row = f" in {self.in_a_row} steps in a row" if self.in_a_row > 1 else ""
         return Divergence(step=step, why=f"the gradient was not finite{row}, with a loss of {loss:.4g} at the last")
 
     @property
     def sound(self) -> bool:
-        """Whether a state of now is one to go back to, as far as its own losses tell."""
+        """Whether a state saved now would be one to go back to, judging by its losses."""
         return self.above_since is None and not self.exploded and self.bad_since is None
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""A training's parts, built and tried without training: what a long run would fail of on its first minute.
+"""Build and try a training's parts without training, to find what would make a long run fail in its first minute.
 
     found = dry_run(config)                                    # on its data; ValueError for what cannot be trained
-    found = dry_run(config, a_few_images, samples=1_281_167)   # where the data are elsewhere
+    found = dry_run(config, a_few_images, samples=1_281_167)   # if the data are elsewhere
     found.steps, found.parameters, found.lines()
 
-The model, its surgery, optimiser and schedule are those of the training, on torch's meta device, which has shapes and
-no memory: a ViT-B takes a second. The loader reads and augments two samples, and these go through the model. Weights to
-start from are looked for, and not read.
+The model, its surgery, optimiser and schedule are those of the training, but on torch's meta device, which has shapes
+and no memory: a ViT-B takes a second. The loader reads and augments two samples, which go through the model. A
+checkpoint to start from must exist, but is not read.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ from wellcond.train.tasks import make_task
 
 __all__ = ["DryRun", "dry_run"]
 
-SAMPLES = 2  # mixup wants pairs
+SAMPLES = 2  # mixup needs pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What was built."""
+    """What a dry run found."""
 
     config: Config
     parameters: int
-    """Those of a masked autoencoder's decoder, too."""
+    """The number of parameters, including those of a masked autoencoder's decoder."""
     inputs: list[tuple[int, ...]]
-    """The shapes of what one sample is."""
+    """The shapes of the inputs of one sample."""
     steps: int
     rates: tuple[float, float, float]
-    """The learning rate at the start, where it is highest, and at the end."""
+    """The learning rate at the start, at its peak, and at the end."""
     operations: float
-    """Floating point operations of one sample's part of a step: products, forward and backward."""
+    """Floating-point operations per sample in a step: products only, forward and backward."""
 
     def lines(self) -> list[str]:
         config, (first, most, last) = self.config, self.rates
@@ -56,9 +56,9 @@ class DryRun:
 
 
 def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None = None, world: int = 1) -> DryRun:
-    """Build a training by so many processes, and run two samples through it.
+    """Build the training of `config` by `world` processes, and run two samples through its model.
 
-    `data` are others than the configuration's, if given, and `samples` how many the training part really has.
+    If given, `data` replaces the configuration's data, and `samples` the number of its training samples.
     """
     config.check(world=world)
     if data is None:
@@ -81,9 +81,9 @@ def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None 
     with torch.device("meta"), trusted_input():
         task = make_task(plain, data)
         parts = build(plain, task, nowhere, total=steps, steps_per_epoch=per_epoch)
-        with FlopCounterMode(display=False) as counter:  # backward it counts grouped convolutions as whole ones
+        with FlopCounterMode(display=False) as counter:  # backward, it counts grouped convolutions as full ones
             task.loss(parts.model.train(), batch.holding([tensor.to("meta") for tensor in batch.tensors]))
-    passes = 1 if config.task == "linear_probe" else 3  # a backward pass is two forward ones
+    passes = 1 if config.task == "linear_probe" else 3  # a backward pass costs two forward passes
     rates = []
     highest = {min(steps, config.warmup_steps), min(steps, config.warmup_epochs * per_epoch)}  # where warm-up ends
     for step in {0, *range(0, steps, max(1, per_epoch // 4)), *highest, steps}:

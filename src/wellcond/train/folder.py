@@ -1,9 +1,9 @@
-"""The folder that a run trains in: of one configuration, one set of data and one process at a time.
+"""The folder that a run trains in: for one configuration, one data set, and one training at a time.
 
-folder = RunFolder.open("runs/a", config)          # new, or the same run going on; another configuration is refused
-with folder.held(): ...                            # no other process trains here
-folder.compare(data_facts(data), world=2)          # other data than the run began with are refused
-folder.log(Event(step=3, event="…"))               # and the rest of records.RunWriter, which writes the files
+folder = RunFolder.open("runs/a", config)          # new, or the same run resumed; ValueError for another configuration
+with folder.held(): ...                            # no other process can train here
+folder.compare(data_facts(data), world=2)          # ValueError for other data than the run began with
+folder.log(Event(step=3, event="…"))               # this and the rest of records.RunWriter writes the files
 """
 
 import contextlib
@@ -25,7 +25,7 @@ MAY_CHANGE = {
     "keep", "log_every", "workers", "tracker", "cache_dir", "on_divergence", "save_every", "step_graph", "time_limit",
     "resume", "keep_best", "skip_limit", "save_format", "shard",
 }  # fmt: skip
-"""Settings that do not change what is trained: the run may go on with others."""
+"""Settings that do not affect what is trained: a run may be resumed with other values."""
 VERSIONS = ("wellcond", "torch", "timm")  # what a run computes depends on them, if only by rounding
 
 
@@ -34,7 +34,7 @@ def fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_facts(data: DataSet) -> dict[str, Any]:
-    """Numbers and checksums that change when the data does, and not when it is moved; cheap, also of many samples."""
+    """Return counts and checksums that change with the data, but not when it is moved; cheap even for many samples."""
     facts: dict[str, Any] = {"classes": len(data.classes), "class_names": _digest("\n".join(data.classes).encode())}
     for split, part in (("train", data.train), ("val", data.val)):
         parts = [part.labels.cpu().numpy().tobytes(), *part.content()]
@@ -48,13 +48,13 @@ def _digest(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder(records.RunWriter):
-    """A run's files, and what keeps others out of them."""
+    """A run's files, protected from other runs and other processes."""
 
     @classmethod
     def open(cls, path: str | Path, config: Config) -> "RunFolder":
-        """The folder for a run of `config`: made, or taken up where it stopped.
+        """Open the folder for a run of `config`: create it, or resume the run in it.
 
-        ValueError where it holds the run of another configuration, with the difference, or something that is no run.
+        Raises ValueError if it holds a run of another configuration (naming the difference) or something else.
         """
         path = Path(path)
         folder = cls(path=path)
@@ -62,7 +62,7 @@ class RunFolder(records.RunWriter):
             raise ValueError(f"{path} is a file; give --output the name of a folder")
         known = folder.config_file
         if known.exists() and not folder._is_same(config):
-            known.unlink()  # nothing was trained with it: a mistake was mended, and may be
+            known.unlink()  # nothing was trained with it yet, so it may be corrected
         elif not known.exists() and folder._strangers():
             kind = "saved states but no config.json" if saved_steps(folder.checkpoints) else "other files"
             raise ValueError(
@@ -80,7 +80,7 @@ class RunFolder(records.RunWriter):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within it no other process may train here. The system lets go of it when this one dies, however it dies."""
+        """While held, no other process can train in this folder. The system releases the lock however this one dies."""
         try:
             import fcntl
         except ImportError:  # Windows
@@ -88,7 +88,7 @@ class RunFolder(records.RunWriter):
             return
         with open(self.path / ".lock", "a") as file:
             try:
-                # A lock of this process alone: its forked workers, which may outlive it, do not inherit it.
+                # This lock belongs to this process alone: forked workers, which may outlive it, do not inherit it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise ValueError(
@@ -99,9 +99,9 @@ class RunFolder(records.RunWriter):
             yield
 
     def compare(self, data: Mapping[str, Any], *, world: int, force: bool = False) -> list[str]:
-        """What is other than when the run began, in words: the number of processes, versions, with `force` the data.
+        """Return notes on what has changed since the run began: number of processes, versions, with `force` the data.
 
-        ValueError for other data without `force`. What a new run begins with is written to config.json.
+        Raises ValueError for other data without `force`. For a new run, writes these facts to config.json.
         """
         known = self.read().about
         if not self._has_begun():
@@ -132,11 +132,11 @@ class RunFolder(records.RunWriter):
         return notes
 
     def put_aside(self, *others: Path) -> list[Path]:
-        """Rename all rows and the notes on rollbacks, so that the run begins anew and nothing is lost."""
+        """Rename the files of rows and of rollbacks, so that the run can start over and nothing is lost."""
         return super().put_aside(self._rollbacks, *others)
 
     def rollbacks(self) -> list[dict[str, Any]]:
-        """Each time the run went back to a saved state, and why."""
+        """Return a record of each time the run went back to a saved state, and why."""
         return records.read_json(self._rollbacks) if self._rollbacks.exists() else []
 
     def rolled_back(self, what: Mapping[str, Any]) -> None:
@@ -145,20 +145,20 @@ class RunFolder(records.RunWriter):
 
     @property
     def _rollbacks(self) -> Path:
-        return self.checkpoints / "rollbacks.json"  # with the states, with which they go
+        return self.checkpoints / "rollbacks.json"  # beside the states, to be deleted with them
 
     def _has_begun(self) -> bool:
         return bool(saved_steps(self.checkpoints)) or self.metrics_file.exists()
 
     def _strangers(self) -> bool:
-        """Whether there is more than a run leaves that is killed before its configuration was written."""
+        """Whether the folder holds more than a run leaves if it is killed before it has written its configuration."""
         if not self.path.exists():
             return False
         names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
         return bool(names - {"checkpoints"} or saved_steps(self.checkpoints))
 
     def _is_same(self, config: Config) -> bool:
-        """Whether the run there is this one; False if it is another that nothing was saved of yet."""
+        """Whether the folder holds this run; False for another one of which nothing has been saved yet."""
         differ: dict[str, Any] = {}
         try:
             known = Config.from_json(self.read().about["config"])

@@ -1,10 +1,10 @@
 """The training loop: read it from top to bottom.
 
-    outcome = train(config, "runs/a")       # goes on where it stopped; the same call under torchrun for many processes
+    outcome = train(config, "runs/a")       # resumes where it stopped; the same call under torchrun for many processes
 
-Nothing random is carried from step to step: the order of the data and every augmentation come from (seed, epoch,
-index), and the model's own random numbers (dropout, masks, landmarks) from (seed, step, rank). So a state is the
-weights, the optimiser and a number, and a run that was killed goes on to the same bits; on a GPU if it is
+No random state is carried from step to step: data order and augmentation are derived from (seed, epoch, index), and the
+model's own random numbers (dropout, masks, landmarks) from (seed, step, rank). A state is therefore the weights, the
+optimiser and a step number, and a run that was killed resumes to the same bits; on a GPU only if it is
 `deterministic`.
 """
 
@@ -41,31 +41,31 @@ from wellcond.train.update import Update
 __all__ = ["MARKS", "Diverged", "Outcome", "train"]
 
 MARKS: tuple[float, ...] = (0.0, 0.05, *(share / 10 for share in range(1, 11)))
-"""Where `probe_marks` measures, in parts of the steps of a training."""
+"""Where `probe_marks` measures, as fractions of the steps of a training."""
 NEVER = 2**62  # steps
 
 
 class Diverged(Exception):  # noqa: N818 (nothing is broken but the training)
-    """The training was lost; the message names the step and the block with the worst condition number."""
+    """The training diverged; the message names the step and the block with the worst condition number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a training that ended well gives back."""
+    """The result of a training that ran to its end."""
 
     folder: Path
     steps: int
     metrics: dict[str, float]
-    """Of the last validation."""
+    """The metrics of the last validation."""
     seconds: dict[str, float]
     """Where the time of this call went, by phase: data, building, first steps (compiling included), steps, …"""
 
 
 def train(config: Config, output: str | Path, *, device: str | None = None, quiet: bool = False) -> Outcome:
-    """Train `config` in the folder `output`, or go on with it there.
+    """Train `config` in the folder `output`, or resume its run there.
 
     Raises ValueError before anything starts for what cannot be trained, Interrupted after SIGINT or SIGTERM and
-    OutOfTime at the time limit (the state is saved), Diverged where the training is lost.
+    OutOfTime at the time limit (with the state saved), and Diverged if the training diverges.
     """
     here = join(device)
     try:
@@ -76,9 +76,9 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
             float32_precision(config),
             interruptible() as asked,
         ):
-            run = _Run(config, folder, here, quiet=quiet)  # which may decode for hours: a signal ends it at once
+            run = _Run(config, folder, here, quiet=quiet)  # may decode for hours: a signal ends it at once
             try:
-                asked()  # from here on a signal waits for the end of its step
+                asked()  # from here on, a signal takes effect at the end of a step
                 return run.go(asked)
             finally:
                 run.states.close()
@@ -89,7 +89,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
 
 @contextlib.contextmanager
 def _opened(output: str | Path, config: Config, here: Processes) -> Iterator[RunFolder]:
-    """The run's folder, made or checked by the main process, which holds it; the others wait for its word."""
+    """Yield the run's folder, which the main process creates or checks, and locks; the others wait for the outcome."""
     with contextlib.ExitStack() as stack:
         problem, folder = None, RunFolder(path=Path(output), writes=False)
         if here.is_main:
@@ -114,7 +114,7 @@ class _Run:
         self.data: DataSet = open_data(
             config.data, options=config.data_kwargs, image_size=size, cache_dir=cache,
             cache_limit=int(config.cache_limit), holdout=config.holdout, seed=config.seed,
-            # Any of the processes may be the one that decodes; the others would wait for one that gave up.
+            # Any process may be the one that decodes, and the others would wait for it if it gave up at a limit.
             progress=Decoding(show=not quiet or not here.is_main, limit=config.time_limit if here.world == 1 else ""),
         )  # fmt: skip
         self.laps.lap("data")
@@ -146,7 +146,7 @@ class _Run:
         self.update = Update(config, self.parts)
         self.waited, self.logged_at = 0.0, time.perf_counter()
         self.whole = 0
-        """The number of steps whose outcome the weights are; 0 in the middle of an update."""
+        """The number of steps that the weights are the result of; 0 in the middle of an update."""
         self.marks = {round(share * self.total) for share in MARKS} if config.probe_marks else set[int]()
         """Steps at which everything is measured, whatever `probe_every` is."""
         self.listens = config.probe_exact == "no"
@@ -164,10 +164,10 @@ class _Run:
         )
         self.laps.lap("building")
         self.warm = 0
-        """The step by which code is compiled and a pass captured."""
+        """The step by which code has been compiled and a pass captured."""
 
     def _compare(self) -> list[str]:
-        """What is other than when the run began. ValueError, in all processes, where it must not be."""
+        """Return notes on what has changed since the run began; raise ValueError, in all processes, if it must not."""
         here, facts, problem, notes = self.here, data_facts(self.data), None, []
         number = int(sha256(repr(facts).encode()).hexdigest()[:12], 16)
         if here.any(number != here.of_main(number)):
@@ -202,10 +202,10 @@ class _Run:
                 except Lost as lost:
                     self.whole = 0
                     step = self.whole = self._lost(lost.divergence)
-            if not self.metrics:  # it was finished before
+            if not self.metrics:  # the run was already finished
                 with self.laps.timing("validation"):
                     self.metrics = self._evaluate(step)
-                self._measure(step)  # a measurement counts as of the step that it comes before, and was forgotten
+                self._measure(step)  # resuming dropped this measurement: it counts as part of the next step
         self.laps.lap("steps" if step > self.warm else "first steps")
         seconds = {phase: round(took, 2) for phase, took in self.laps.seconds.items()}
         self.progress.took(seconds)
@@ -213,23 +213,23 @@ class _Run:
 
     @contextlib.contextmanager
     def _rescued(self) -> Iterator[None]:
-        """Whatever else ends the training (no memory, a bug, a damaged file), what it has done so far is saved."""
+        """Save the progress so far if anything else ends the training: no memory, a bug, a damaged file."""
         try:
             yield
         except Exception as error:
-            # Other processes would have to take part, and may be waiting for this one in the middle of a pass.
+            # One process only: others would have to take part, but may be waiting for this one in the middle of a pass.
             if self.here.world == 1 and self.whole and not isinstance(error, Diverged | Interrupted):
                 with contextlib.suppress(Lost, OSError):
-                    self.states.save(self.whole, must=True)  # or say nothing of it
+                    self.states.save(self.whole, must=True)  # if this fails, no note is added
                     error.add_note(f"the state after step {self.whole} is saved: the same command goes on from it")
             raise
 
     def _epoch(self, step: int, asked: Any) -> int:
-        """From `step` to the end of its epoch; returns the number of steps done."""
+        """Train from `step` to the end of its epoch; return the number of steps done."""
         config, epoch = self.config, step // self.steps_per_epoch
         first = step % self.steps_per_epoch
         batches = self.batches.epoch(epoch, start=first * config.accumulate)
-        self.parts.called.train()  # once an epoch: it walks over all modules, which takes as long as a small step
+        self.parts.called.train()  # once per epoch: walking over all modules takes as long as a small step
         while step < min((epoch + 1) * self.steps_per_epoch, self.total):
             loss, skipped = self._step(step, batches)
             marked = step in self.marks
@@ -246,16 +246,16 @@ class _Run:
             if self._validates(step):
                 with self.clock.timing("validate"), self.laps.timing("validation"):
                     self._validate(step)
-            # A state is saved when all that belongs to its step is written: whoever goes on from it misses nothing.
+            # A state is saved once all that belongs to its step has been written: a run resumed from it misses nothing.
             late = self.clock.is_over(validates=self._validates(step + 1))
-            stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide alike
+            stop = self.here.largest(2 if asked() else 1 if late else 0)  # all processes decide the same
             best = self.states.best == step
             if stop or best or step == self.total or (step % config.save_every == 0 if config.save_every else at_end):
                 with self.clock.timing("save"), self.laps.timing("saving"):
                     self.tracker.flush()
                     self.states.save(step, must=bool(stop) or step == self.total)
                 if self.states.shards is not None:
-                    self.clock.took("save", self.states.shards.took)  # what one takes that is waited for
+                    self.clock.took("save", self.states.shards.took)  # the time of a save that is waited for
             if stop and step < self.total:
                 where = f"stopped at step {step} of {self.total}"
                 if stop == 2:
@@ -275,7 +275,7 @@ class _Run:
         return rest == 0 and epoch % self.config.eval_every == 0
 
     def _step(self, step: int, batches: Iterator[Batch]) -> tuple[Tensor, Tensor | None]:
-        """One step of the optimiser, over `accumulate` parts of a batch; its mean loss, and whether it was left out."""
+        """Run one optimiser step over `accumulate` micro-batches; return its mean loss, and whether it was skipped."""
         config, parts = self.config, self.parts
         self._measure(step)
         seed_by(self.here.device, config.seed, step, self.here.rank)
@@ -307,14 +307,14 @@ class _Run:
         if self.metrics.get(self.task.metric, -math.inf) > counters["best"]:
             counters["best"], counters["best_step"] = self.metrics[self.task.metric], step
         raw = self.validation.of(self.parts.model, self._validated(step)) if self.parts.ema is not None else {}
-        raw = {f"raw_{name}": value for name, value in raw.items()}  # beside those of the average
+        raw = {f"raw_{name}": value for name, value in raw.items()}  # in addition to those of the average
         metrics = {**self.metrics, **raw}
         self._record(ValidationRow(step=step, epoch=epoch, metrics=metrics, best=counters["best"]))
         self.progress.evaluated(self.metrics)
         self.progress.left_out([*getattr(self.batches, "skipped", []), *self.validation.skipped])
 
     def _validated(self, step: int) -> int:
-        """How many validations there were before that of `step`."""
+        """Return the number of validations before that of `step`."""
         return (step - 1) // (self.config.eval_steps or self.steps_per_epoch * self.config.eval_every)
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -341,7 +341,7 @@ class _Run:
         )
 
     def _costs(self) -> dict[str, float]:
-        """Since the row before: the share of the time that was spent waiting for data; the most memory on the GPU."""
+        """Return the share of time spent waiting for data since the previous row, and the GPU's peak memory so far."""
         now, since = time.perf_counter(), self.logged_at
         found = {"data_wait": min(1.0, self.waited / max(1e-9, now - since))}
         self.waited, self.logged_at = 0.0, now
@@ -354,13 +354,13 @@ class _Run:
         self.tracker.log(numbers_of(row), step=row.step)
 
     def _lost(self, problem: Divergence) -> int:
-        """Back to the last good state with half the step, or the end."""
+        """Go back to a good state with half the learning rate and return its step, or raise Diverged."""
         self._record(Event(step=problem.step, event=f"diverged: {problem.why}"))
         step = self.states.go_back(problem)
         if step is None:
             self.states.keep_lost(problem.step)
             raise Diverged(self._what_was_lost(problem))
-        self.probe = self._make_probe()  # one that has measured nothing yet
+        self.probe = self._make_probe()  # a new one, which has measured nothing yet
         self.tracker.begin(step)
         return step
 
@@ -373,7 +373,7 @@ class _Run:
     # Around a forward pass
 
     def _sync(self, last: bool) -> Any:
-        """Gradients travel between processes only with the last part of a batch."""
+        """Return a context in which processes synchronise gradients only for the last micro-batch."""
         if last:
             return contextlib.nullcontext()
         called = self.parts.called
@@ -389,7 +389,7 @@ class _Run:
             self.parts.called if self.listens else self.parts.model,
             config.probe_sites or None,
             every=cast(Any, config.probe_every or NEVER),
-            last=self.total - 1 if self.listens else self.total,  # of training's passes, or of the weights after them
+            last=self.total - 1 if self.listens else self.total,  # the last training pass, or the final weights
             max_samples=config.probe_samples,
             exact=cast(Any, exact),
             samples=None if self.listens else self.validation.samples(config.probe_samples),
@@ -397,7 +397,7 @@ class _Run:
         )
 
     def _measure(self, step: int) -> None:
-        """Before step `step`, of the weights after so many steps: an exact pass over the same validation samples."""
+        """Measure the weights after `step` steps, if due: an exact pass, always over the same validation samples."""
         if self.probe is None or self.listens:
             return
         if step in self.marks or self.probe.due(step):
@@ -408,7 +408,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _listening(self, step: int) -> Iterator[None]:
-        """Around training's own pass, where that is what is measured."""
+        """Measure training's own pass inside this context, if that is what the probe is to measure."""
         if self.probe is None or not self.listens:
             yield
             return
@@ -420,7 +420,7 @@ class _Run:
     def _measured(self, step: int) -> None:
         assert self.probe is not None
         rows = [row for row in self.probe.rows() if row["step"] == step]
-        self.probe.clear()  # they are in the file: a long training would fill the memory with them
+        self.probe.clear()  # written below; kept, they would fill the memory in a long training
         if self.probe.shape and self.folder.writes and "shape" not in self.folder.read().about:
             with contextlib.suppress(OSError):  # a page without reference bands is no reason to stop
                 self.folder.describe(shape=self.probe.shape)
@@ -430,6 +430,6 @@ class _Run:
 
 
 def augmentation_of(config: Config) -> Augmentation:
-    """The fields that wellcond.data knows by the same names."""
+    """Return the augmentation of a configuration, in which its fields have the same names."""
     names = Augmentation.__dataclass_fields__
     return Augmentation(**{name: getattr(config, name) for name in names if hasattr(config, name)})

@@ -1,9 +1,9 @@
-"""One process or many: what torchrun, SLURM or `accelerate launch` say in the environment.
+"""One process or many, as set in the environment by torchrun (under SLURM, too) or `accelerate launch`.
 
-here = join()                   # rank 0 of 1 without them
+here = join()                   # rank 0 of 1 if none of these started it
 here.is_main, here.device       # True, device(type='cuda', index=0)
-here.any(flag)                  # whether it is true in any process; all of them ask at the same step
-check_device("cuda:1")          # ValueError where there is no such device
+here.any(flag)                  # whether it is true in any process; all must call it at the same point
+check_device("cuda:1")          # raises ValueError if there is no such device
 """
 
 import os
@@ -21,7 +21,7 @@ __all__ = ["Processes", "check_device", "join"]
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among the others."""
+    """This process, and collective calls that it makes together with the others."""
 
     rank: int
     world: int
@@ -32,7 +32,7 @@ class Processes:
         return self.rank == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes, which also replaces `values`."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -51,7 +51,7 @@ class Processes:
         return int(told)
 
     def of_main(self, number: int) -> int:
-        """The main process's number."""
+        """Return the main process's number, in all processes."""
         if self.world == 1:
             return number
         told = torch.tensor(number, device=self.device)
@@ -64,7 +64,7 @@ class Processes:
 
 
 def check_device(device: str | None) -> None:
-    """ValueError for a device that torch does not know, or that is not there."""
+    """Raise ValueError for a device that torch does not know, or that does not exist here."""
     if device is None:
         return
     try:
@@ -78,7 +78,7 @@ def check_device(device: str | None) -> None:
 
 
 def join(device: str | None = None) -> Processes:
-    """Meet the other processes, if the environment names any, and choose this one's device."""
+    """Join the other processes, if the environment names any, and choose this one's device."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_device(device)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -90,7 +90,7 @@ def join(device: str | None = None) -> Processes:
     if world > 1 and not dist.is_initialized():
         backend, patience = "nccl" if where.type == "cuda" else "gloo", timedelta(minutes=10)
         store, rank, world = next(rendezvous("env://", rank, world, timeout=patience))
-        # torchrun's store outlives a restart, with the addresses of the processes that died: each attempt has its own.
+        # torchrun's store outlives a restart with the addresses of dead processes, so each attempt has its own prefix.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         fresh = PrefixStore(f"attempt-{attempt}", store)
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=patience)

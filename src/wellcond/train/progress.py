@@ -1,13 +1,13 @@
-"""How a run is followed while it trains: a progress bar or plain lines here, TensorBoard, W&B or trackio elsewhere.
+"""Follow a run while it trains: a progress bar or plain lines in the terminal, and TensorBoard, W&B or trackio.
 
 progress = Progress(config, total, show=True)       # loss, samples per second, time left, the worst block's log κ
 progress.left_out(data.skipped)                     # files that cannot be read, each named once
-open_data(…, progress=Decoding(show=True))          # how far a set is decoded
+open_data(…, progress=Decoding(show=True))          # how far a data set is decoded
 laps = Laps()                                       # where the time goes: data, compiling, steps, validation, saving
 
-tracker = make_tracker(config, folder)              # one that does nothing where none is asked for
-tracker.begin(step)                                 # the run, or the same run going on from that step
-tracker.log({"train/loss": 1.9}, step=20)           # beside the JSON lines that are always written
+tracker = make_tracker(config, folder)              # one that does nothing if none is configured
+tracker.begin(step)                                 # starts the run, or resumes it from that step
+tracker.log({"train/loss": 1.9}, step=20)           # in addition to the JSON lines, which are always written
 """
 
 import contextlib
@@ -33,9 +33,9 @@ from wellcond.words import DEFAULT_SITES
 
 __all__ = ["Decoding", "Laps", "Progress", "Tracker", "make_tracker", "numbers_of"]
 
-PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
-MOVE_EVERY = 0.1  # seconds between moves of the bar: it is drawn no more often than that
-NAMED = 5  # files that cannot be read, of many
+PLAIN_EVERY = 10.0  # seconds between lines without a terminal
+MOVE_EVERY = 0.1  # seconds between updates of the bar, which is not drawn more often anyway
+NAMED = 5  # unreadable files that are named at most; the others are counted
 
 
 class Progress:
@@ -49,7 +49,7 @@ class Progress:
         self.worst: str = ""
         """The block with the largest log κ at the last measurement, in words."""
         self.skipped = 0
-        """Steps left out."""
+        """Steps skipped so far."""
         self._loss = math.nan
         self._console = Console(stderr=True)
         self._bar: RichProgress | None = None
@@ -85,7 +85,7 @@ class Progress:
             self._bar.update(self._task, completed=step)
 
     def logged(self, loss: float) -> None:
-        """After a wait for the device: the only honest time to take a rate."""
+        """Show the loss and the rate. To be called after waiting for the device, otherwise the rate would be wrong."""
         now = time.perf_counter()
         self.rate = self._samples / max(1e-9, now - self._since)
         self._samples, self._since, self._loss = 0, now, loss
@@ -93,7 +93,7 @@ class Progress:
         self._tell(now)
 
     def measured(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The worst of what blocks give out; what they read is singular by construction, if a norm has just made it."""
+        """Note the worst output of a block; a block's input, if it comes from a norm, is singular by construction."""
         kappas = [row for row in rows if row["name"] == "log_kappa" and math.isfinite(row["value"])]
         if kappas:
             row = max(kappas, key=lambda row: (row["site"] in DEFAULT_SITES, row["value"]))
@@ -106,13 +106,13 @@ class Progress:
             self._console.print(f"step {self._step:,}  validation: {words}", highlight=False)
 
     def took(self, seconds: Mapping[str, float]) -> None:
-        """At the end: where the time went."""
+        """Show where the time went, at the end."""
         if self.show:
             words = ", ".join(f"{phase} {time:,.1f} s" for phase, time in seconds.items())
             self._console.print(f"time: {words}", highlight=False, soft_wrap=True)
 
     def left_out(self, files: Sequence[tuple[str, str]]) -> None:
-        """Name files that cannot be read, with the reason, each once."""
+        """Show which files cannot be read, and why, each only once."""
         new = [file for file in dict.fromkeys(files) if file not in self._left_out]
         self._left_out.update(new)
         if new and self.show:
@@ -137,7 +137,7 @@ class Progress:
             self._console.print(where + words + left, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self, now: float) -> str:
-        """The time that the steps to come take: 1:02:03. Each as long as those before, with what came between them."""
+        """Return the time left, as 1:02:03, if steps and what comes between them take as long as so far."""
         step, since = self._first or (self._step, now)
         each = (now - since) / (self._step - step) if self._step > step else self._batch / self.rate
         return str(timedelta(seconds=round((self.total - self._step) * each)))
@@ -171,7 +171,7 @@ class Laps:
 
 
 class Decoding:
-    """How far a data set is decoded into its cache: a bar, or a line now and then. OutOfTime at the time limit."""
+    """Shows how far a data set is decoded: a bar, or a line now and then. Raises OutOfTime at the time limit."""
 
     def __init__(self, *, show: bool, limit: str = ""):
         self.show = show
@@ -205,23 +205,23 @@ class Decoding:
 
 
 class Tracker:
-    """Takes numbers, and does nothing with them."""
+    """A tracker that ignores the numbers it gets."""
 
     def begin(self, step: int) -> None:
-        """What was logged of later steps than `step` will be logged again."""
+        """Start, or resume from `step`: whatever was logged for later steps will be logged again."""
 
     def log(self, values: dict[str, float], *, step: int) -> None:
         pass
 
     def flush(self) -> None:
-        """All that was logged is kept, whatever happens to this process."""
+        """Make everything logged so far survive whatever happens to this process."""
 
     def close(self) -> None:
         pass
 
 
 def numbers_of(row: records.MetricRow) -> dict[str, float]:
-    """The numbers of a row of metrics.jsonl, by the names that trackers show."""
+    """Return the finite numbers of a row of metrics.jsonl, by the names that trackers show."""
     fields = row.as_json()
     return {f"{fields['split']}/{k}": v for k, v in fields.items() if isinstance(v, float) and math.isfinite(v)}
 
@@ -235,8 +235,8 @@ class _TensorBoard(Tracker):
 
     def begin(self, step: int) -> None:
         self.close()
-        # A measurement stands under the steps done before it and is made again at `step`; the metrics of `step` are
-        # not. TensorBoard forgets both, and gets the metrics once more.
+        # After resuming at `step`, the measurement of `step` is repeated, but its metrics are not. TensorBoard purges
+        # both, so it gets the metrics once more.
         again = step or any((self.folder.path / "tensorboard").glob("events.*"))
         self.writer = self.make(str(self.folder.path / "tensorboard"), purge_step=step if again else None)
         for row in self.folder.read().metrics if again else ():
@@ -255,7 +255,7 @@ class _TensorBoard(Tracker):
         self.writer = None
 
     def _try(self, call: str, *arguments: Any) -> None:
-        """A full disk is no reason to stop training: the same numbers are in metrics.jsonl."""
+        """Call the writer. A full disk does not stop the training: metrics.jsonl has the same numbers."""
         if self.writer is None or self.failed:
             return
         try:
@@ -270,13 +270,13 @@ class _TensorBoard(Tracker):
 
 
 class _WithInit(Tracker):
-    """Weights & Biases, and trackio, which has the same words but knows a run by its name."""
+    """Weights & Biases, and trackio, which has the same interface but identifies a run by its name."""
 
     def __init__(self, module: Any, config: Config, folder: RunFolder):
         self.module, self.config, self.folder, self.begun = module, config, folder, False
 
     def begin(self, step: int) -> None:
-        if self.begun:  # gone back in the same process: it stays the same run
+        if self.begun:  # a rollback in the same process stays in the same run
             return
         self.begun = True
         key, name = self._key(), self.folder.name
@@ -284,7 +284,7 @@ class _WithInit(Tracker):
         self.module.init(project="wellcond", config=self.config.as_json(), resume="allow", **who)
 
     def _key(self) -> str:
-        """What the tracker knows the run by, for as long as the folder is there."""
+        """Return the key that identifies the run for the tracker; the folder keeps it."""
         file = self.folder.path / "tracker.json"
         known = records.read_json(file) if file.exists() else {}
         if self.config.tracker not in known:
@@ -302,7 +302,7 @@ class _WithInit(Tracker):
 
 
 def make_tracker(config: Config, folder: RunFolder) -> Tracker:
-    """ValueError where the tracker's package is not installed."""
+    """Return the configured tracker. Raises ValueError if its package is not installed."""
     if not config.tracker:
         return Tracker()
     try:

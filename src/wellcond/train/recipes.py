@@ -3,12 +3,13 @@
     config = recipe("vit_tiny", scale="lab", data="cifar10:data")       # or wellcond train vit_tiny --set …
 
 `paper` is the papers' own setting: Always Skip Attention names no hyper-parameters for supervised training, so there it
-is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 for every 512 images, RandAugment, mixup, cutmix, erasing).
-`lab` is one GPU and minutes, on 32 or 64 pixels; `smoke` is a CPU and seconds, on the embedded digits.
+is DeiT's recipe (300 epochs, batch 1024, AdamW at 5e-4 per 512 images, RandAugment, mixup, cutmix, erasing).
+`lab` takes minutes on one GPU, at 32 or 64 pixels; `smoke` takes seconds on a CPU, with the embedded digits.
 
-Those of the Long Range Arena are Skyformer's setting at `lab` and `paper` alike, which one GPU trains in minutes, but
-for two things: all tokens within a sequence's length count (`data_kwargs=mask=published` hides black pixels, as the
-published code does), and half precision is bfloat16 (`amp_dtype=float16`). At `smoke` they are small and generated.
+The recipes of the Long Range Arena use Skyformer's setting at both `lab` and `paper`, as one GPU trains it in minutes.
+Two things differ: all tokens within a sequence's length count (`data_kwargs=mask=published` hides black pixels, as the
+published code does), and half precision is bfloat16 (published: `amp_dtype=float16`). At `smoke`, models are small and
+data are embedded or generated.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,9 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
-    """The configuration of a recipe at a scale; ValueError with the names there are.
+    """Return the configuration of a recipe at a scale. Raises ValueError, with the known names, for unknown ones.
 
-    What the recipe chooses counts as a default, and only `changes` as given.
+    What the recipe chooses counts as a default; only `changes` count as given.
     """
     if name not in RECIPES:
         raise ValueError(
@@ -41,9 +42,9 @@ def recipe(name: str, *, scale: str = "lab", **changes: Any) -> Config:
 
 
 def bearable(config: Config, device: str) -> Config:
-    """What a device can bear: on a CPU neither compiled nor in half precision, which cost there, unless given.
+    """Adapt a recipe to a device: on a CPU, no compiling and no half precision, which cost time there, unless given.
 
-    An old GPU computes in float16 what a recipe has in bfloat16; without Triton nothing is compiled.
+    An old GPU uses float16 where a recipe has bfloat16; without Triton nothing is compiled.
     """
     usual: dict[str, Any] = {"compile": False, "amp_dtype": "float32"}
     if device != "cpu":
@@ -70,7 +71,7 @@ def _recipe(function: Recipe) -> Recipe:
 
 
 def _deit(model: str, **changes: Any) -> Config:
-    """DeiT's training of 300 epochs on ImageNet-1K at 224 pixels: about 81 % for a ViT-B, on 8 GPUs for days."""
+    """DeiT's training: 300 epochs on ImageNet-1K at 224 pixels; about 81 % for a ViT-B, after days on 8 GPUs."""
     settings = {
         "data": "folder:imagenet",
         "image_size": 224,
@@ -97,7 +98,7 @@ def _deit(model: str, **changes: Any) -> Config:
 
 
 def _lab(model: str, model_kwargs: dict[str, Any], **changes: Any) -> Config:
-    """One GPU, minutes: small images from a cache on the GPU, light augmentation, 100 epochs."""
+    """Minutes on one GPU: small images from a cache on the GPU, light augmentation, 100 epochs."""
     settings = {
         "model_kwargs": model_kwargs,
         "data": "cifar10:data",
@@ -115,7 +116,7 @@ def _lab(model: str, model_kwargs: dict[str, Any], **changes: Any) -> Config:
 
 
 def _smoke(model: str, model_kwargs: dict[str, Any], **changes: Any) -> Config:
-    """A CPU, seconds: the 1,797 digits of scikit-learn, enough to see that it trains."""
+    """Seconds on a CPU: the 1,797 digits of scikit-learn, enough to see that it trains."""
     settings = {
         "model_kwargs": model_kwargs,
         "data": "digits",
@@ -135,7 +136,7 @@ TINY_VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_h
 @_recipe
 def digits(scale: str) -> Config:
     """A small ViT on the embedded digits at 8 × 8 pixels: 20 epochs on a CPU."""
-    del scale  # it has one
+    del scale  # the same at every scale
     return Config(
         model="vit_tiny_patch16_224",
         model_kwargs={"img_size": 8, "patch_size": 2, "depth": 4, "embed_dim": 64, "num_heads": 4},
@@ -229,7 +230,7 @@ def _masked(scale: str) -> dict[str, Any]:
 
 @_recipe
 def mae_base(scale: str) -> Config:
-    """Masked autoencoding. At `paper` the setting of Table 5: batch 2048, base lr 1.5e-4 for 256 images, 400 epochs."""
+    """Masked autoencoding. At `paper` the setting of Table 5: batch 2048, base lr 1.5e-4 per 256 images, 400 epochs."""
     if scale == "paper":
         return _deit(
             "vit_base_patch16_224", task="mae", epochs=400, batch_size=2048, lr=1.5e-4 * 2048 / 256, warmup_epochs=40,
@@ -241,7 +242,7 @@ def mae_base(scale: str) -> Config:
 
 @_recipe
 def mae_base_finetune(scale: str) -> Config:
-    """Fine-tuning from a masked autoencoder (checkpoint=…). At `paper`: batch 512, base lr 5e-4 for 256, 100 epochs."""
+    """Fine-tuning from a masked autoencoder (checkpoint=…). At `paper`: batch 512, base lr 5e-4 per 256, 100 epochs."""
     if scale == "paper":
         return _deit(
             "vit_base_patch16_224", epochs=100, batch_size=512, lr=5e-4 * 512 / 256, layer_decay=0.65, warmup_epochs=5,
@@ -251,8 +252,8 @@ def mae_base_finetune(scale: str) -> Config:
 
 @_recipe
 def mae_base_probe(scale: str) -> Config:
-    """A linear head on a masked autoencoder's frozen features (checkpoint=…). At `paper` MAE's own setting, for the
-    paper has none: LARS with base lr 0.1 for 256 images, batch 16384, 90 epochs."""
+    """A linear head on a masked autoencoder's frozen features (checkpoint=…). At `paper` MAE's own setting, as the
+    paper gives none: LARS with base lr 0.1 per 256 images, batch 16384, 90 epochs."""
     usual = {"task": "linear_probe", "weight_decay": 0.0}
     if scale == "paper":
         return _deit(
@@ -270,7 +271,7 @@ def _arena(
     scale: str, model: str, data: str, *, batch: int, lr: float, warmup: int, every: int, batches: int, made_up: str,
     small: dict[str, Any] | None = None, few: int = 32,
 ) -> Config:  # fmt: skip
-    """Skyformer's training of 50,000 steps; `every` so many steps it validates on the next `batches`."""
+    """Skyformer's training of 50,000 steps, which every `every` steps validates on the next `batches` batches."""
     published: dict[str, Any] = {
         "task": "sequence",
         "model": model,
@@ -355,5 +356,5 @@ def lra_image(scale: str) -> Config:
 
 @_recipe
 def imdb_pairs(scale: str) -> Config:
-    """Not Retrieval, but what stands in for it where its texts are not at hand."""
+    """A stand-in for Retrieval, for when its texts are not available."""
     return lra_retrieval(scale).changed({} if scale == "smoke" else {"data": "imdb_pairs:data"})

@@ -1,17 +1,17 @@
-"""Forward and backward passes: plain ones, or captured once as a CUDA graph and then replayed.
+"""Forward and backward passes: run plainly, or captured once as a CUDA graph and then replayed.
 
     passes = Passes(config, task, parts, here)           # what the loop calls: passes(batch) → loss
-    passes(batch, hooked=True)                           # a plain one, in which hooks are called
-    passes = Replayed(one_pass, parameters, device)      # one_pass(batch) → loss, and leaves gradients behind
+    passes(batch, hooked=True)                           # a plain pass, in which hooks are called
+    passes = Replayed(one_pass, parameters, device)      # one_pass(batch) → loss, with gradients left in .grad
     loss = passes(batch)                                 # the first calls are plain, then one is captured
 
-A small model's pass is some hundred kernels, and to ask for them one by one takes the CPU longer than they run. A
-replay is one request. It computes what the plain pass computes, with the random numbers of the generator's seed at that
-time; but what Python decided while the pass was captured stays decided, so a pass that waits for the GPU to look at a
-number cannot be captured. The last of the plain passes is watched for that; where it waits, or where CUDA refuses the
-capture for another reason, passes stay plain, with a warning.
+A small model's pass is some hundred kernels, and launching them one by one takes the CPU longer than they run. A replay
+is a single launch. It computes what the plain pass computes, with random numbers from the generator's current seed. But
+whatever Python decided during the capture is fixed, so a pass that waits for the GPU in order to look at a number
+cannot be captured. The last of the plain passes is watched for that; if it waits, or if CUDA refuses the capture for
+another reason, passes stay plain, with a warning.
 
-The graph keeps the memory of a pass to itself: a plain pass beside it, as one that is measured, needs as much again.
+The graph keeps the memory of a pass to itself: a plain pass beside it, such as a measured one, needs as much again.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ from wellcond.train.tasks import Task
 
 __all__ = ["WARM", "Passes", "Replayed", "can_replay"]
 
-WAITED = "called a synchronizing CUDA operation"  # torch's words, and the next
+WAITED = "called a synchronizing CUDA operation"  # torch's wording, here and below
 PROTOTYPE = "Synchronization debug mode is a prototype"
-WARM = 3  # plain passes before the capture: whatever is compiled, tuned or made on first use is there then
+WARM = 3  # plain passes before the capture, during which everything is compiled, tuned and created on first use
 
 
 class Passes:
-    """The passes of a training: plain ones, and on one GPU replayed ones.
+    """The passes of a training: plain ones, or on one GPU replayed ones.
 
-    It holds no reference to the training, so that both are freed at its end.
+    Holds no reference to the training loop, so that both are freed when it ends.
     """
 
     def __init__(self, config: Config, task: Task, parts: Parts, here: Processes):
@@ -52,13 +52,13 @@ class Passes:
             self._usual = Replayed(self._plain, parts.parameters, here.device)
 
     def __call__(self, batch: Batch, *, hooked: bool = False) -> Tensor:
-        """The part's share of the loss."""
+        """Run a pass; return the micro-batch's share of the loss."""
         return (self._plain if hooked else self._usual)(batch)
 
 
 def _make_pass(config: Config, task: Task, parts: Parts, device: torch.device) -> Callable[[Batch], Tensor]:
     def one_pass(batch: Batch) -> Tensor:
-        with autocast(config, device), trusted_input():  # what data give is finite
+        with autocast(config, device), trusted_input():  # data are finite
             loss = task.loss(parts.called, batch)
         loss = loss if config.accumulate == 1 else loss / config.accumulate
         parts.scaler.scale(loss).backward()
@@ -68,25 +68,25 @@ def _make_pass(config: Config, task: Task, parts: Parts, device: torch.device) -
 
 
 def can_replay(config: Config, device: torch.device, *, world: int) -> bool:
-    """Whether passes of this training may be captured.
+    """Whether the passes of this training may be captured.
 
-    Not where processes talk to each other in the middle of a pass, where gradients are added up over several, and where
-    a training that goes on has to repeat the same bits: its first passes are plain ones, and a library may choose
-    another way to multiply in a capture.
+    Not if processes communicate during a pass, if gradients are accumulated over several passes, or if a resumed
+    training has to repeat the same bits: its first passes are plain, and in a capture a library may choose another
+    algorithm for matrix products.
     """
     alone = world == 1 and config.accumulate == 1 and not config.shard
     return config.step_graph and device.type == "cuda" and alone and not config.deterministic
 
 
 class Replayed:
-    """`one_pass`, captured for the shapes of its first calls; for others it is called as it is."""
+    """`one_pass`, captured for the shapes of its first calls; for other shapes it is called plainly."""
 
     def __init__(self, one_pass: Callable[[Batch], Tensor], parameters: Sequence[nn.Parameter], device: torch.device):
         self.one_pass: Callable[[Batch], Tensor] = one_pass
         self.parameters: Sequence[nn.Parameter] = parameters
         self.refused: str = ""
-        """Why nothing is captured."""
-        self._stream = torch.cuda.Stream(device)  # plain passes too: what autograd keeps of them knows its stream
+        """Why nothing is captured; empty unless capturing was refused."""
+        self._stream = torch.cuda.Stream(device)  # for plain passes too: autograd's state is tied to its stream
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
@@ -95,7 +95,7 @@ class Replayed:
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The loss, of this call alone; gradients in `.grad`, until the next call."""
+        """Return the loss, a tensor of its own; gradients are in `.grad` until the next call."""
         kind = tuple((t.shape, t.dtype, t.stride()) for t in batch.tensors)
         if self.refused or (self._graph is not None and kind != self._kind):
             return self.plain(batch)
@@ -114,10 +114,10 @@ class Replayed:
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._graph.replay()
-        return self._loss.clone()  # the next replay writes over it
+        return self._loss.clone()  # the next replay overwrites it
 
     def plain(self, batch: Batch) -> Tensor:
-        """The pass as it is."""
+        """Run the pass without a graph."""
         self._forget()
         outside = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outside)
@@ -127,7 +127,7 @@ class Replayed:
         return loss
 
     def _watched(self, batch: Batch) -> Tensor:
-        """A plain pass; refused are those that make the CPU wait for the GPU."""
+        """Run a plain pass, and refuse to capture it if it makes the CPU wait for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -145,7 +145,7 @@ class Replayed:
         return loss
 
     def _captured(self, batch: Batch) -> bool:
-        """Capture a pass; nothing is computed in it."""
+        """Capture a pass, which computes nothing yet; return whether that worked."""
         self._forget()
         self._given = batch.holding([tensor.clone() for tensor in batch.tensors])
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
@@ -153,7 +153,7 @@ class Replayed:
         generator = torch.cuda.default_generators[self._stream.device_index]
         seed = generator.initial_seed()
         try:
-            # Other threads may go on, such as one that copies the next images into pinned memory.
+            # Other threads may carry on, such as the one that copies the next images into pinned memory.
             with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._loss = self.one_pass(self._given)
         except RuntimeError as error:
@@ -161,9 +161,9 @@ class Replayed:
             torch.cuda.set_stream(outside)
             _end(pool, generator)
             generator.manual_seed(seed)
-            cause = error.__context__ or error  # the first is what happened in the pass
+            cause = error.__context__ or error  # the context is the error raised inside the pass
             for one in (error, cause):
-                traceback.clear_frames(one.__traceback__)  # they hold the pass, whose gradients belong to our stream
+                traceback.clear_frames(one.__traceback__)  # frames hold the pass, whose gradients belong to our stream
             self._refuse(str(cause).strip().partition("\n")[0] or type(cause).__name__)
             return False
         self._gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
@@ -185,7 +185,7 @@ class Replayed:
 
 
 def _end(pool: Any, generator: torch.Generator) -> None:
-    """What torch 2.11 leaves undone where a capture failed: its memory stays taken, and its generator will not draw."""
+    """Clean up after a failed capture, as torch 2.11 does not: memory stays allocated, and the generator unusable."""
     torchs: Any = torch._C
     with contextlib.suppress(RuntimeError, AttributeError):
         torchs._cuda_endAllocateToPool(generator.device.index, pool)

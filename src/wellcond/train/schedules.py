@@ -1,10 +1,10 @@
-"""Learning rates over a training, by name: timm's schedules, and torch's one-cycle policy with its momentum.
+"""Learning-rate schedules by name: timm's, and torch's one-cycle policy with its momentum.
 
     schedule = make_schedule(config, optimizer, total=19_500, steps_per_epoch=195)
-    schedule.step_update(step)          # before step `step`: the rate, and for onecycle the momentum
+    schedule.step_update(step)          # before step `step`: sets the rate, and for onecycle the momentum
 
-What a schedule gives depends on the number of the step alone, so that a run goes on from any of them. Warm-up counts in
-epochs (`warmup_epochs`), or in steps (`warmup_steps`); one that is longer than the training is as long as it.
+A schedule depends only on the step number, so that a run can resume from any step. Warm-up is given in epochs
+(`warmup_epochs`) or in steps (`warmup_steps`), and is cut to the length of the training.
 """
 
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class OneCycle:
         for group, most in zip(self.optimizer.param_groups, self.rates, strict=True):
             low = most / START
             rate = low + (most - low) * share if up else most + (low / END - most) * share
-            group["lr"] = rate * group.get("lr_scale", 1.0)  # timm's, of layer_decay
+            group["lr"] = rate * group.get("lr_scale", 1.0)  # timm's factor for layer_decay
             _set_momentum(group, momentum)
 
 

@@ -1,4 +1,4 @@
-"""Settings in groups: typed fields, each with its rule, that are changed by name and know which of them were given.
+"""Settings in groups: typed fields, each with its rule, that are changed by name and record which of them were given.
 
     @dataclass(frozen=True, kw_only=True)
     class Tea(Settings):
@@ -9,14 +9,14 @@
         kind: Literal["green", "black"] = "black"
 
         @staticmethod
-        def problems(config: Any, world: int) -> Iterator[str]:     # what concerns several fields
+        def problems(config: Any, world: int) -> Iterator[str]:     # checks across fields
             if config.kind == "green" and config.minutes > 5:
                 yield "green tea is bitter after 5 minutes"
 
-    class All(Tea, Cup): ...                            # one class of all: All(minutes=4).changed(["kind=green"])
+    class All(Tea, Cup): ...                            # all groups in one: All(minutes=4).changed(["kind=green"])
 
-A rule is what a field's values must be: a Literal's words, `choices`, or a range (`at_least`, `above`, `at_most`,
-`below`). `check` goes through the rules of all fields and the `problems` of all groups, and raises the first.
+A rule says what a field's values may be: a Literal's words, `choices`, or a range (`at_least`, `above`, `at_most`,
+`below`). `check` goes through the rules of all fields and the `problems` of all groups, and raises the first it finds.
 """
 
 import ast
@@ -42,7 +42,7 @@ def setting(
     default: Any, *, choices: Collection[str] = (), at_least: float | None = None, above: float | None = None,
     at_most: float | None = None, below: float | None = None, hint: str = "",
 ) -> Any:  # fmt: skip
-    """A field with its rule; None is always allowed where the type has it. `hint` is added to what is said of it."""
+    """Return a field with its rule. None is always allowed if the type allows it. `hint` is added to error messages."""
     rule = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     rule = {name: bound for name, bound in rule.items() if bound is not None}
     return dataclasses.field(default=default, metadata={"choices": tuple(choices), "range": rule, "hint": hint})
@@ -53,30 +53,32 @@ class Settings:
     """A group of settings, or all groups of a training."""
 
     tasks: ClassVar[tuple[str, ...]] = ()
-    """The tasks that look at a group's fields; empty for all of them. To give one for another task is an error."""
+    """The tasks that use a group's fields; empty for all tasks. Giving one of them for another task is an error."""
 
     added_to: ClassVar[tuple[str, ...]] = ()
-    """Fields of key=value pairs in which a change leaves the other keys as they are; None takes one away."""
+    """Fields of key=value pairs in which a change leaves the other keys as they are; None removes a key."""
 
     takes_the_place_of: ClassVar[Mapping[str, str]] = {}
-    """Fields that say the same in another unit: who gives the first takes a recipe's second away."""
+    """Pairs of fields for one thing in two units: giving the first resets a recipe's value of the second to 0."""
 
     def __new__(cls, **given: Any) -> Self:
         self = super().__new__(cls)
-        everything = len(given) == len(dataclasses.fields(cls))  # dataclasses.replace names all fields, and means few
+        everything = len(given) == len(dataclasses.fields(cls))  # dataclasses.replace passes all fields, changed or not
         object.__setattr__(self, "_given", frozenset() if everything else frozenset(given))
         return self
 
     @property
     def given(self) -> frozenset[str]:
-        """The fields that a user set: in the constructor, by `changed`, on the command line. Values alone are compared
-        and written to config.json; this tells what somebody asked for from what a recipe or a default has chosen."""
+        """The fields that a user set: in the constructor, by `changed`, or on the command line.
+
+        This distinguishes what the user asked for from what a recipe or a default chose. It is not part of comparisons
+        and not written to config.json."""
         return self.__dict__["_given"]
 
     def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
-        """With these fields changed: `["lr=3e-4", …]` as a command line has them, or a mapping.
+        """Return a copy with these fields changed: `["lr=3e-4", …]` as on a command line, or a mapping.
 
-        `given=False` is for what no user asked for: the choice of a recipe, or of what a device can bear.
+        `given=False` is for what no user asked for: the choice of a recipe, or an adaptation to the device.
         """
         if not isinstance(settings, Mapping):
             settings = dict(assignment(text) for text in settings)
@@ -86,7 +88,7 @@ class Settings:
             if name not in hints:
                 raise ValueError(f"there is no setting {name!r}{nearest(name, hints)}")
             changes[name] = as_type(name, value, hints[name])
-            if rules[name].choices and isinstance(changes[name], tuple):  # attention is sa
+            if rules[name].choices and isinstance(changes[name], tuple):  # e.g. attention means sa
                 changes[name] = tuple(our_word(word) for word in changes[name])
             if name in self.added_to:
                 both = {**getattr(self, name), **changes[name]}
@@ -100,7 +102,7 @@ class Settings:
         return self._with(changes, given=asked)
 
     def as_defaults(self) -> Self:
-        """The same values, none of them given."""
+        """Return a copy with the same values, none of which counts as given."""
         return self._with({}, given=frozenset())
 
     def _with(self, changes: Mapping[str, Any], *, given: frozenset[str]) -> Self:
@@ -114,25 +116,25 @@ class Settings:
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """What `as_json` gave. A file does not say what was given: nothing was."""
+        """Restore what `as_json` returned. A file does not record which fields were given: none counts as given."""
         return cls().changed(payload, given=False)
 
     def differences(self, other: "Settings") -> dict[str, tuple[Any, Any]]:
-        """Field → (mine, theirs), where they differ."""
+        """Return the fields that differ, as name → (mine, theirs)."""
         mine, theirs = self.as_json(), other.as_json()
         return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
 
     def check(self, *, world: int = 1) -> None:
-        """ValueError for what cannot be trained by so many processes, or would be ignored, before anything is built.
+        """Raise ValueError, before anything is built, for what `world` processes cannot train or what would be ignored.
 
-        What a recipe set and another setting makes idle is not refused: nobody asked for it.
+        A recipe's setting that another setting makes idle is accepted: the user did not ask for it.
         """
         for problem in self._all_problems(world):
             raise ValueError(problem)
 
     @staticmethod
     def problems(config: Any, world: int) -> Iterator[str]:
-        """What is wrong with a group's fields beyond their rules, one sentence each, which names the way out."""
+        """Yield what is wrong with a group's fields beyond their rules: one sentence each, with a way to fix it."""
         del config, world
         yield from ()
 
@@ -150,7 +152,7 @@ class Settings:
 
 
 def ignored(config: Settings, names: Iterable[str], why: str) -> Iterator[str]:
-    """A sentence for each of these fields that was given, where nothing looks at them."""
+    """Yield a sentence for each of these fields that was given although nothing uses it."""
     for name in names:
         if name in config.given:
             yield f"{name} {why}; leave {name} out"
@@ -160,12 +162,12 @@ def ignored(config: Settings, names: Iterable[str], why: str) -> Iterator[str]:
 
 
 def groups(cls: type[Settings]) -> list[type[Settings]]:
-    """`cls` and the groups it is made of, in order."""
+    """Return `cls` and the groups it is made of, in order, without those that have no fields of their own."""
     return [group for group in cls.__mro__ if issubclass(group, Settings) and own_fields(group)]
 
 
 def own_fields(group: type[Settings]) -> list[str]:
-    """Names of the fields that stand in the class itself."""
+    """Return the names of the fields that the class itself defines."""
     known = {field.name for field in dataclasses.fields(group)}
     return [name for name in inspect.get_annotations(group) if name in known]
 
@@ -181,7 +183,7 @@ class Field:
     hint: str
 
     def broken_by(self, value: Any) -> Iterator[str]:
-        """What is wrong with this value."""
+        """Yield what is wrong with this value."""
         hint = f" ({self.hint})" if self.hint else ""
         for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             if isinstance(word, str) and not _is_utf8(word):
@@ -207,19 +209,19 @@ class Field:
         )
 
     def as_text(self) -> str:
-        """The default, as a command line would write it."""
+        """Return the default as it is written on a command line."""
         if isinstance(self.default, bool | None):
             return str(self.default).lower()
         return ",".join(map(str, self.default)) if isinstance(self.default, tuple | dict) else f"{self.default}"
 
     def in_words(self) -> str:
-        """The range: "at least 0 and below 1"."""
+        """Return the range in words: "at least 0 and below 1"."""
         return " and ".join(f"{name.replace('_', ' ')} {bound:g}" for name, bound in self.range.items())
 
 
 @functools.cache
 def fields_of(cls: type[Settings]) -> tuple[Field, ...]:
-    """Every field, group by group."""
+    """Return every field, group by group."""
     by_name, hints, found = {field.name: field for field in dataclasses.fields(cls)}, _types_of(cls), []
     for name in (name for group in groups(cls) for name in own_fields(group)):
         one = by_name[name]
@@ -241,7 +243,7 @@ def title(group: type[Settings]) -> str:
 
 
 def about(group: type[Settings]) -> dict[str, str]:
-    """Field → the text under it in the source, on one line; {} where there is no source."""
+    """Return, by field, the text under it in the source, on one line; {} if there is no source."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body  # type: ignore[attr-defined]
     except OSError:
@@ -253,7 +255,7 @@ def about(group: type[Settings]) -> dict[str, str]:
     return found
 
 
-# ---- settings as a command line or JSON has them
+# ---- settings from a command line or JSON
 
 
 def assignment(text: str) -> tuple[str, str]:
@@ -268,7 +270,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def as_type(name: str, value: Any, hint: Any) -> Any:
-    """`value`, a string of a command line or what JSON gives, as the field's type."""
+    """Convert `value`, a string from a command line or a value from JSON, to the field's type."""
     kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if type(None) in kinds and (value is None or value in ("none", "None", "")):
         return None

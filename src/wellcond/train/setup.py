@@ -1,8 +1,8 @@
-"""The parts of a training, put together from a configuration: model, optimiser, schedule, scaler, average.
+"""The parts of a training, built from a configuration: model, optimiser, schedule, scaler, weight average.
 
 parts = build(config, data, here)
-parts.called(images)                    # compiled and wrapped, as it is called
-state = parts.saved(step, counters)     # everything between two steps; a collective call where parameters are sharded
+parts.called(images)                    # the model to call: wrapped and compiled
+state = parts.saved(step, counters)     # everything between two steps; a collective call if parameters are sharded
 parts.restore(state)
 """
 
@@ -24,33 +24,33 @@ from wellcond.train.tasks import Task
 
 __all__ = ["Parts", "build"]
 
-FUSED = ("adam", "adamw")  # torch's own classes, which know the word; timm's do not
+FUSED = ("adam", "adamw")  # torch's own classes, which have this option; timm's do not
 
 
 @dataclass
 class Parts:
-    """What is trained, and what trains it."""
+    """The model, and everything that trains it."""
 
     model: nn.Module
     """The plain model: its state dict has timm's names."""
     called: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    """Asked by the number of steps done."""
+    """Updated by the number of steps done."""
     scaler: torch.amp.GradScaler
     ema: Any
     """timm's ModelEmaV3, or None."""
     sharded: bool
     metadata: dict[str, str]
     notes: list[str] = field(default_factory=list)
-    """What a user must know of the model as it was built."""
+    """What the user should know about the model as it was built."""
 
     def __post_init__(self) -> None:
         self.parameters: list[nn.Parameter] = list(self.model.parameters())
-        """Listed once: it is a walk over all modules."""
+        """Listed once, because it takes a walk over all modules."""
 
     def forget_gradients(self) -> None:
-        """As the optimiser's zero_grad, without a look at each gradient and a mark for the profiler, at every step."""
+        """Do what the optimiser's zero_grad does, without its check of each gradient and its mark for the profiler."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -58,7 +58,7 @@ class Parts:
         self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None, *,
         take: Callable[[Tensor], Tensor] = gathered,
     ) -> SavedState:  # fmt: skip
-        """All of it; `take` is what is done to each tensor, which may be sharded: by default it is made whole."""
+        """Return the complete state. `take` is applied to each tensor; the default makes sharded ones whole."""
         optimizer = self.optimizer.state_dict()
         values = {
             index: {k: take(v) if isinstance(v, Tensor) else v for k, v in kept.items()}
@@ -76,7 +76,7 @@ class Parts:
         )
 
     def misfit(self, state: SavedState) -> str | None:
-        """Why the state is not of this model, if it is not: nothing may be half loaded when that is noticed."""
+        """Return why the state does not fit this model, or None. Checked first, so that no state is half loaded."""
         for mine, theirs in ((self.model.state_dict(), state.model), (self._average(), state.ema or {})):
             for name in sorted(mine.keys() | theirs.keys()):
                 there, here = (tuple(side[name].shape) if name in side else "missing" for side in (theirs, mine))
@@ -88,7 +88,7 @@ class Parts:
         return self.ema.module.state_dict() if self.ema is not None else {}
 
     def restore(self, state: SavedState) -> None:
-        """Take over a state, whole or in shards of whatever number of processes."""
+        """Load a state, whole or sharded by any number of processes."""
         mine, groups = self.model.state_dict(), self.optimizer.param_groups
         state = state.filled(self._empty())
         self.model.load_state_dict({name: laid_out(tensor, mine[name]) for name, tensor in state.model.items()})
@@ -102,14 +102,14 @@ class Parts:
         forms = [{form: group[form] for form in ("fused", "foreach") if form in group} for group in groups]
         self.optimizer.load_state_dict({**state.optimizer, "state": values})
         for group, form in zip(self.optimizer.param_groups, forms if self.sharded else (), strict=False):
-            group |= form  # one process's may be fused, and sharded parameters' may not
+            group |= form  # a state from one process may be fused; with sharded parameters ours may not
         if self.ema is not None and state.ema is not None:
             self.ema.module.load_state_dict(dict(state.ema))
         if state.scaler is not None:
             self.scaler.load_state_dict(dict(state.scaler))
 
     def _empty(self) -> Callable[[str, Tensor], Tensor]:
-        """Makes tensors for what a sharded state has by name, laid out as ours."""
+        """Return a function that creates tensors for those of a sharded state, by name, laid out as ours."""
         ours = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         mine: dict[str, Mapping[Any, Tensor]] = {"model": self.model.state_dict(), "ema": self._average()}
 
@@ -126,7 +126,7 @@ class Parts:
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
-    """Whether a value of an optimiser's state is laid out as its parameter; a number of steps is not."""
+    """Whether a value of an optimiser's state is laid out as its parameter; a step count is not."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape == parameter.shape
 
 
@@ -145,7 +145,7 @@ def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_
     more: dict[str, Any] = {"betas": config.opt_betas} if config.opt_betas else {}
     more |= {"eps": config.opt_eps} if config.opt_eps is not None else {}
     if config.opt.lower() in FUSED and here.device.type == "cuda" and not config.shard:
-        more["fused"] = True  # one kernel for many parameters; saved states say which form they are of
+        more["fused"] = True  # one kernel for many parameters; saved states record it
     optimizer = create_optimizer_v2(
         model,
         opt=config.opt,
@@ -175,12 +175,12 @@ def _has_tf32(device: torch.device) -> bool:
 
 
 def _timm_part(model: nn.Module) -> nn.Module:
-    """Where the surgery was done: the model, or a MaskedAutoencoder's encoder."""
+    """Return the part that has the surgery: the model, or a MaskedAutoencoder's encoder."""
     return getattr(model, "encoder", model)
 
 
 def _shard(model: nn.Module) -> None:
-    """Every block by itself, then the rest: parameters are gathered block by block."""
+    """Shard every block by itself, then the rest, so that parameters are gathered block by block."""
     from torch.distributed.fsdp import fully_shard
 
     from wellcond.models.sites import find_blocks

@@ -1,15 +1,15 @@
-"""States that every process writes its part of, while training goes on, and that any number of processes can read.
+"""Sharded states: every process writes its part while training goes on, and any number of processes can read them.
 
     shards = Shards(here)                               # in all processes
-    copies = {name: shards.copied(t) for …}             # each one's part, on the CPU: training may go on
-    shards.start(lambda: …shards.write(folder, copies)…)  # in a thread of its own, with a group of processes of its own
+    copies = {name: shards.copied(t) for …}             # this process's part, on the CPU: training may go on
+    shards.start(lambda: …shards.write(folder, copies)…)  # in a thread of its own, with a process group of its own
     problem = shards.wait()                             # None, or what went wrong, the same in all processes
 
-    read_shards(folder, tensors)                        # fills tensors, whole or sharded, however they were before
-    shapes_of(folder)                                   # name → a tensor without memory
+    read_shards(folder, tensors)                        # fills tensors, whole or sharded, however they were saved
+    shapes_of(folder)                                   # name → a tensor on the meta device, without memory
 
 The files are those of torch.distributed.checkpoint: `__RANK_0.distcp` with tensors, and `.metadata`, a pickle. Torch
-unpickles that freely; here only the classes that it needs are made, and anything else is refused.
+unpickles that without restriction; here only the classes it needs are created, and anything else is refused.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ FILE = re.compile(r"__\d+_\d+\.distcp")
 
 
 class Shards:
-    """Writes in the background, one state at a time."""
+    """Writes states in the background, one at a time."""
 
     def __init__(self, here: Processes):
         self.here: Processes = here
         self.took: float = 0.0
-        """The longest time that a state took, in seconds."""
+        """The longest time that a state has taken, in seconds."""
         self._group: Any = None
         self._mesh: Any = None
         self._thread: threading.Thread | None = None
@@ -49,12 +49,12 @@ class Shards:
         if here.world > 1:
             from torch.distributed.device_mesh import DeviceMesh
 
-            # Of its own: what the training tells between processes must not meet what this thread tells.
+            # A group of its own: this thread's messages must not get mixed up with those of the training.
             self._group = dist.new_group(backend="gloo")
             self._mesh = DeviceMesh.from_group(self._group, "cpu")
 
     def copied(self, tensor: Tensor) -> Tensor:
-        """This process's part, on the CPU, and not the training's own."""
+        """Return a copy of this process's part on the CPU, independent of the training."""
         given: Any = tensor
         if not hasattr(given, "to_local"):
             return tensor.detach().to("cpu", copy=True)
@@ -66,7 +66,7 @@ class Shards:
         )
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do `work` in a thread, in each process; the main one's failure is what all of them find."""
+        """Run `work` in a thread, in each process. If it fails in the main one, `wait` says so in all."""
 
         def run() -> None:
             began = time.monotonic()
@@ -85,7 +85,7 @@ class Shards:
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> str | None:
-        """What went wrong with what was started, once it has ended."""
+        """Wait for the work that was started; return what went wrong, or None."""
         if self._thread is None:
             return None
         self._thread.join(timeout)
@@ -95,17 +95,17 @@ class Shards:
         return problem
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        """The files, on the disk; their checksums, on the main process. OSError there for a failure of any of them."""
+        """Write the files to disk. The main process returns their checksums, or raises OSError if any process fails."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
         class Writer(FileSystemWriter):
             def storage_meta(self) -> None:
-                """Torch's has a number of the moment and the folder's name; equal states are equal files."""
+                """Return None, not torch's random ID and folder name, so that equal states are identical files."""
 
         main = self.here.is_main
         writer, planner = Writer(folder), DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(sorted(tensors.items())), None, main)  # a run that went on has another order
+        planner.set_up_planner(dict(sorted(tensors.items())), None, main)  # the order differs in a resumed run
         writer.set_up_storage_writer(main)
         plans, metadata = self._gathered(writer.prepare_local_plan(planner.create_local_plan())), cast(Any, None)
         if main:
@@ -127,10 +127,10 @@ class Shards:
             found.append(((), {METADATA: checksum(folder / METADATA)}, None))
         return {name: digest for _, digests, _ in found for name, digest in digests.items()}
 
-    # Between the processes, in the thread's own group; the objects are this program's
+    # Communication in the thread's own group; only this program's own objects are sent, and unpickled
 
     def _gathered(self, value: Any) -> list[Any]:
-        """Of all processes, on the main one; elsewhere nothing."""
+        """Return the values of all processes on the main one, and an empty list elsewhere."""
         if self._group is None:
             return [value]
         found = [None] * self.here.world if self.here.is_main else None
@@ -153,7 +153,7 @@ class Shards:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """A sharded tensor, whole, on the main process's CPU, and empty elsewhere. All processes call it."""
+    """Return a sharded tensor, whole, on the main process's CPU, and an empty one elsewhere. A collective call."""
     given: Any = tensor
     if not hasattr(given, "full_tensor"):
         return tensor
@@ -162,7 +162,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which is whole in every process, sharded as `like` is, if it is."""
+    """Return `tensor`, which is whole in every process, sharded as `like` is, if `like` is sharded."""
     given, target = cast(Any, tensor), cast(Any, like)
     if not hasattr(target, "placements") or hasattr(given, "placements"):
         return tensor
@@ -177,13 +177,13 @@ def is_sharded(folder: Path) -> bool:
 
 
 def shapes_of(folder: Path) -> dict[str, Tensor]:
-    """What is saved there, by name: tensors without memory."""
+    """Return the tensors saved there, by name, on the meta device."""
     known = _read_metadata(folder).state_dict_metadata
     return {name: torch.empty(kept.size, dtype=kept.properties.dtype, device="meta") for name, kept in known.items()}
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill the tensors, of the sizes that `shapes_of` tells; sharded ones with this process's part."""
+    """Fill these tensors, which have the sizes that `shapes_of` gives; sharded ones get this process's part."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
@@ -195,7 +195,7 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     planner.set_up_planner(dict(tensors), metadata, True)
     reader.set_up_storage_reader(metadata, True)
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
-    reader.read_data(plan, planner).wait()  # each tensor by torch.load with weights_only
+    reader.read_data(plan, planner).wait()  # reads each tensor by torch.load with weights_only
 
 
 def checksum(path: Path) -> str:
@@ -207,7 +207,7 @@ def checksum(path: Path) -> str:
 
 
 def _read_metadata(folder: Path) -> Any:
-    """ValueError where the file is damaged, or asks for more than metadata of tensors need."""
+    """Read `.metadata`. Raises ValueError if it is damaged or asks for more than metadata of tensors need."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -219,7 +219,7 @@ def _read_metadata(folder: Path) -> Any:
     except Exception as error:
         raise ValueError(f"{path} holds no metadata of tensors alone, and is not unpickled: {error}") from error
     kinds = {type(metadata): Metadata}
-    with contextlib.suppress(AttributeError):  # of fields that are missing, or no dicts
+    with contextlib.suppress(AttributeError):  # fields that are missing, or not dicts
         kinds |= {type(kept): TensorStorageMetadata for kept in metadata.state_dict_metadata.values()}
         kinds |= {type(info): _StorageInfo for info in metadata.storage_data.values()}
     if set(kinds) != {Metadata, TensorStorageMetadata, _StorageInfo} or any(k is not v for k, v in kinds.items()):
@@ -244,7 +244,7 @@ _Python: Any = getattr(pickle, "_Unpickler")  # noqa: B009 (the one in Python, w
 
 
 class _Unpickler(_Python):
-    """Makes the classes that torch's metadata need, sets their fields, and calls nothing else."""
+    """Creates only the classes that torch's metadata need, sets their fields, and calls nothing else."""
 
     def __init__(self, file: Any):
         super().__init__(file)
@@ -261,7 +261,7 @@ class _Unpickler(_Python):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
     def load_build(self) -> None:
-        """Fields are set of objects alone: of a class, they would change it for the whole program."""
+        """Set fields of instances only: set on a class, they would change it for the whole program."""
         if type(self.stack[-2]) not in self.classes.values():
             raise pickle.UnpicklingError(f"it sets fields of {self.stack[-2]!r}")
         _Python.load_build(self)

@@ -2,14 +2,15 @@
 
 notes = start_from(model, "step-00000500/model.safetensors")        # a classifier; a head that does not fit stays fresh
 notes = start_masked_from(autoencoder, "vit.safetensors")           # its encoder, and its decoder if the file has one
-notes = notes_on_pretrained(model, "local-dir:folder")              # whose weights timm has loaded
+notes = notes_on_pretrained(model, "local-dir:folder")              # for weights that timm has loaded
 
-The notes say what was not taken over, and where the file's weights were trained with other surgery than the model has:
+The notes say what was not loaded, and whether the file's weights were trained with other surgery than the model has:
 
     "mae.safetensors was trained with graying (dct, epsilon 0.95), and this run has no graying; to take over what the
     file had: --set gray=dct --set epsilon=0.95"
 
-No weight's name tells, and a run's surgery is its configuration's, so that config.json repeats it: hence words.
+The names of weights do not show the surgery, and a run's surgery comes only from its configuration, so that
+config.json can repeat the run. Hence notes rather than a change to the model.
 """
 
 import json
@@ -33,11 +34,11 @@ HEADS = ("head.", "head_dist.", "fc.")
 
 
 def start_from(model: nn.Module, path: str) -> list[str]:
-    """Weights of a file, but for a head that does not fit, which starts fresh. The surgery is the configuration's."""
+    """Load the weights of a file, except a head that does not fit, which starts fresh. Surgery stays as configured."""
     weights, metadata = read_weights(path)
     state = model.state_dict()
     if _is_masked(weights):
-        weights = _encoder_of(weights)  # the decoder has done its work
+        weights = _encoder_of(weights)  # the decoder is no longer needed
     weights = _renamed(weights, state)
     fits = _fitting(weights, state)
     head = {name for name in state if name.startswith(HEADS)}
@@ -47,7 +48,7 @@ def start_from(model: nn.Module, path: str) -> list[str]:
 
 
 def start_masked_from(model: MaskedAutoencoder, path: str) -> list[str]:
-    """The weights of a masked autoencoder, or of an encoder by itself, whose decoder then starts at random."""
+    """Load the weights of a masked autoencoder, or of an encoder alone, in which case the decoder starts at random."""
     weights, metadata = read_weights(path)
     notes = []
     encoder = model.encoder.state_dict()
@@ -66,7 +67,7 @@ def start_masked_from(model: MaskedAutoencoder, path: str) -> list[str]:
         notes.append(f"{path} holds an encoder without a masked autoencoder's decoder, which starts at random")
     fixed = model.encoder.pos_embed
     if fixed is not None and not torch.equal(fixed.cpu(), inside["pos_embed"].to(fixed.dtype)):
-        model.keep_positions = True  # the file's are trained ones, and go on being trained
+        model.keep_positions = True  # the file's positions were trained, and go on being trained
         fixed.requires_grad_(True)
     model.load_state_dict(fits, strict=False)
     notes += _left_out(path, weights.keys() - state.keys())
@@ -74,7 +75,7 @@ def start_masked_from(model: MaskedAutoencoder, path: str) -> list[str]:
 
 
 def notes_on_pretrained(model: nn.Module, name: str) -> list[str]:
-    """Of weights that timm has loaded by the model's name, if a file is behind it: they may be ours."""
+    """Return notes on weights that timm loaded by the model's name, if there is a file: it may be one of wellcond's."""
     path = weights_behind(name)
     if path is None or path.suffix != ".safetensors":
         return []
@@ -91,7 +92,7 @@ def _encoder_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _renamed(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Under the model's names. With mean pooling timm keeps a ViT's last norm behind the pool."""
+    """Rename weights to the model's names. With mean pooling, timm puts a ViT's last norm after the pool (fc_norm)."""
     weights = match_names(weights, state)
     for theirs, mine in (("norm.", "fc_norm."), ("fc_norm.", "norm.")):
         if f"{theirs}weight" not in state and f"{mine}weight" in state and f"{mine}weight" not in weights:
@@ -116,7 +117,7 @@ def _check(path: str, state: Mapping[str, Any], missing: Iterable[str], more: st
 
 
 def _left_out(path: str, names: Iterable[str]) -> list[str]:
-    """Of what the file holds beyond the model; a head or a decoder has done its work."""
+    """Return a note on tensors that only the file has; a head or a decoder is no longer needed, and not mentioned."""
     left = sorted(name for name in names if not name.startswith((*HEADS, "decoder.")))
     if not left:
         return []
@@ -128,7 +129,7 @@ def _left_out(path: str, names: Iterable[str]) -> list[str]:
 
 
 def surgery_differences(model: nn.Module, metadata: Mapping[str, str], path: str) -> list[str]:
-    """A sentence for each kind of surgery that the file's weights had and the model has not, or the other way round."""
+    """Return a sentence for each kind of surgery in which the file's weights and the model differ."""
     mine = _entries(surgery_metadata(model)[METADATA_KEY], path)
     if METADATA_KEY not in metadata:
         return [
@@ -148,7 +149,7 @@ def surgery_differences(model: nn.Module, metadata: Mapping[str, str], path: str
 
 
 def _entries(text: str, path: str) -> dict[str, Any]:
-    """Of one file, by kind; the blocks as an encoder by itself names them."""
+    """Return the surgery in a file's metadata, by kind, with blocks named as in an encoder by itself."""
     try:
         found = dict(json.loads(text))
         if found.pop("format") != FORMAT or found.keys() - KINDS.keys():
@@ -207,11 +208,11 @@ KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any, nn.Module], str]]] =
     "skips": (_skips_words, _skips_settings),
     "attention": (_attention_words, _attention_settings),
 }
-"""What stands in a file's metadata: in words, and as settings of a configuration."""
+"""The kinds of surgery in a file's metadata: how to describe each in words, and as settings of a configuration."""
 
 
 def _by_block(what: Mapping[str, Any], words: Callable[[Any], str]) -> str:
-    """`sa in 12 blocks, sa and mlp in blocks.3`."""
+    """Return e.g. `sa in 12 blocks, sa and mlp in blocks.3`."""
     blocks: dict[str, list[str]] = {}
     for name, how in what.items():
         blocks.setdefault(words(how), []).append(name)
@@ -219,7 +220,7 @@ def _by_block(what: Mapping[str, Any], words: Callable[[Any], str]) -> str:
 
 
 def _unless_everywhere(what: Mapping[str, Any], model: nn.Module) -> str:
-    """A configuration changes all blocks alike."""
+    """Return a caveat if the blocks are not all changed alike, as a configuration would change them."""
     alike = len({json.dumps(how, sort_keys=True) for how in what.values()}) <= 1
     everywhere = not what or what.keys() >= {block.name.removeprefix("encoder.") for block in find_blocks(model)}
     return "" if alike and everywhere else " (in all blocks alike, which the file's are not)"

@@ -1,10 +1,10 @@
-"""The states of a run: saved, found again, and gone back to when the training is lost.
+"""The states of a run: saving, restoring, and going back to one when the training diverges.
 
 states = States(config, folder, here, parts, watch, progress)
-step = states.restore()             # 0 where there is none
-states.save(step)                   # raises Lost instead of saving what is no longer finite
-states.finish()                     # what is written in the background is there
-step = states.go_back(problem)      # a good state, each time an older one, with a smaller step; or None
+step = states.restore()             # 0 if there is none
+states.save(step)                   # raises Lost instead of saving weights that are no longer finite
+states.finish()                     # waits for the state that is being written in the background
+step = states.go_back(problem)      # to a good state, with a smaller learning rate; its step, or None
 """
 
 import math
@@ -39,8 +39,8 @@ from wellcond.train.shards import Shards, gathered
 __all__ = ["States"]
 
 ROLLBACKS = 3
-SMALLER = 0.5  # the learning rate, with each of them
-PATIENCE = 120.0  # seconds for a state in the background where the run has failed: others may be gone
+SMALLER = 0.5  # factor on the learning rate, per rollback
+PATIENCE = 120.0  # seconds to wait for a state in the background if the run has failed: other processes may be gone
 
 
 class States:
@@ -54,21 +54,21 @@ class States:
         self.watch: Watch = watch
         self.progress: Progress = progress
         self.counters: dict[str, Any] = {"best": -math.inf, "rollbacks": 0, "lr_factor": 1.0}
-        """What is saved beside weights and optimiser: the best metric, and what going back has changed."""
+        """What is saved besides weights and optimiser: the best metric, and what rollbacks have changed."""
         self.saved_step = self._writing = -1
-        """The last state that is there, and the one that is being written."""
+        """The step of the last saved state, and of the one that is being written; -1 for none."""
         sharded = config.save_format == "sharded" or (config.save_format == "auto" and config.shard)
         self.shards: Shards | None = Shards(here) if sharded else None
 
     @property
     def best(self) -> int | None:
-        """The step whose state is kept for its validation."""
+        """The step whose state is kept because its validation is the best; None for none."""
         step = self.counters.get("best_step")
         late = step is not None and step > self.config.keep_best_after * self.progress.total
         return step if self.config.keep_best and (late or not self.config.keep_best_after) else None
 
     def judge(self, step: int) -> None:
-        """Raises Lost, in all processes, where the losses of one of them say so."""
+        """Raise Lost in all processes if the losses of any of them have diverged."""
         problem = self.watch.judge(self.here.mean, at_end=step == self.progress.total)
         for bad in self.watch.untold:
             self.folder.log(Event(step=bad, event="left out: its gradient was not finite"))
@@ -77,9 +77,9 @@ class States:
             raise Lost(problem or Divergence(step=step, why="another process saw it"))
 
     def save(self, step: int, *, must: bool = False) -> None:
-        """Save the state after `step`, a good one; where there is no room training goes on, unless it `must`.
+        """Save the state after `step`, or raise Lost if it is not good. A full disk raises OSError only with `must`.
 
-        A sharded one is written while training goes on: the next one waits for it, and so does who `must`.
+        A sharded state is written while training goes on; the next one waits for it, and so does a call with `must`.
         """
         self.finish(must=must and step == self._writing)
         if step == self.saved_step:
@@ -98,7 +98,7 @@ class States:
             problem = self._start(state, step in (self.progress.total, how["best"]), how)
         elif self.here.is_main:
             try:
-                self.folder.flush(sync=True)  # the rows first: a state that is there has its rows
+                self.folder.flush(sync=True)  # the rows first: a state that exists has its rows
                 save(self.folder.checkpoints, state, **how)
             except OSError as error:
                 problem = str(error)
@@ -107,7 +107,7 @@ class States:
             self.finish(must=True)
 
     def _start(self, state: SavedState, whole: bool, how: dict[str, Any]) -> str | None:
-        """Let the processes write their parts of `state`, and `whole` weights besides; or what is in the way."""
+        """Start writing the processes' parts of `state`, with `whole` also whole weights; return what fails."""
         shards, folder, weights, problem = self.shards, self.folder.checkpoints, None, None
         assert shards is not None
         if whole:
@@ -136,12 +136,12 @@ class States:
             self._written(step, problem, must=must)
 
     def close(self) -> None:
-        """At the end, whatever kind it is: a state that is being written is let to its end, if it comes to one."""
+        """Give a state that is being written time to complete. Called when the run ends, for whatever reason."""
         if self.shards is not None:
             self.shards.wait(PATIENCE)
 
     def _written(self, step: int, problem: str | None, *, must: bool) -> None:
-        """Remember that the state of `step` is there, or say why it is not; not yet where it is being written."""
+        """Record that the state of `step` has been saved, unless it is still being written, or say why it was not."""
         if not self.here.any(problem is not None):
             self.saved_step: int = step if self._writing < 0 else self.saved_step
             return
@@ -156,11 +156,11 @@ class States:
 
     @property
     def _keep(self) -> int:
-        """While steps are left out, which may be for bad weights, none of the states of before is given up."""
+        """The number of states to keep. While steps are skipped, perhaps for bad weights, no earlier one is removed."""
         return self.config.keep + self.watch.in_a_row
 
     def restore(self) -> int:
-        """Load the newest state of this run; its step, or 0."""
+        """Load the newest state of this run; return its step, or 0."""
         state, foreign = self._newest()
         step = 0 if state is None else state.step
         if state is None and foreign:
@@ -181,12 +181,12 @@ class States:
             self._load(state)
             self.folder.forget_after(step)
         self._tell(begins=state is None)
-        # A state was saved before the training was lost that led back to it, and does not know of that.
+        # A state was saved before the divergence that led back to it, so it does not count that rollback.
         self._roll(self.here.of_main(max(self.counters["rollbacks"], len(self.folder.rollbacks()))))
         return step
 
     def _newest(self) -> tuple[SavedState | None, list[tuple[Path, str]]]:
-        """The newest state of this run, and what is wrong with newer ones that are whole, but of another."""
+        """Return the newest state of this run, and why newer ones that are intact are not of this run."""
         back = self.folder.rollbacks()[-1:]
         foreign: list[tuple[Path, str]] = []
         seen = hash(tuple(saved_steps(self.folder.checkpoints))) >> 1
@@ -198,7 +198,7 @@ class States:
         part = (self.here.rank, self.here.world)
         for state in whole_states(self.folder.checkpoints, part=part, any_of=self.here.any):
             if back and state.step > back[0]["to"] and state.counters["rollbacks"] < back[0].get("number", 0):
-                continue  # of before that rollback, which was killed when it had not yet cleared it away
+                continue  # from before that rollback, which was killed before it could remove the state
             why = self._is_foreign(state)
             if why is None:
                 return state, foreign
@@ -213,10 +213,10 @@ class States:
         return self.parts.misfit(state)
 
     def go_back(self, problem: Divergence) -> int | None:
-        """To a good state, with half the learning rate of the time before; its step.
+        """Go back to a good state, with half the previous learning rate; return its step.
 
-        The newest one at first; where that led to the same trouble, each time an older one. None where that is not
-        asked for, or was tried often enough.
+        That is the newest one at first; if it led to the same trouble, an older one each time. Returns None if
+        rollbacks are not configured or were tried often enough, or if there is no state.
         """
         self.finish()
         rolls = self.counters["rollbacks"] + 1
@@ -229,13 +229,13 @@ class States:
         self._roll(rolls)
         factor = self.counters["lr_factor"]
         about = {"step": problem.step, "why": problem.why, "to": step, "lr_factor": factor, "number": rolls}
-        try:  # first of all: whoever goes on after a kill is not to make the same mistake again
+        try:  # before anything is removed: a run resumed after a kill must not repeat the mistake
             self.folder.rolled_back(about)
         except OSError as error:
             warnings.warn(f"rollback {rolls} could not be noted, and would not survive a kill: {error}", stacklevel=2)
         if self.here.is_main:
             later = [other for other in saved_steps(self.folder.checkpoints) if other > step]
-            discard(self.folder.checkpoints, later)  # they led to where it was lost
+            discard(self.folder.checkpoints, later)  # they led to the divergence
         self.folder.forget_after(step)
         what = f"back to step {step} with lr × {factor:g}, rollback {rolls} of {ROLLBACKS}"
         self.folder.log(Event(step=problem.step, event=what))
@@ -244,9 +244,10 @@ class States:
         return step
 
     def _good_step(self, problem: Divergence) -> int:
-        """The newest state whose losses were well; older than where it went before, if the trouble is the same.
+        """Return the step of the newest good state, older than the last one gone back to if the trouble is the same.
 
-        The first bad loss is that of the state before it, whose weights are the bad ones. -1 without any state.
+        The first bad loss is that of the state before it, whose weights are therefore bad. If no state is good, returns
+        the oldest; -1 without any state.
         """
         before = self.folder.rollbacks()[-1:]
         limit = problem.step if self.watch.bad_since is None else self.watch.bad_since - 1
@@ -260,7 +261,7 @@ class States:
         return oldest
 
     def keep_lost(self, step: int) -> None:
-        """The weights as they are now, for who wants to look, where no run goes on from them: `diverged/`."""
+        """Save the weights as they are now for inspection, in `diverged/`, from which no run resumes."""
         state = self.parts.saved(step, self.counters, fixed_settings(self.config.as_json()))
         if self.here.is_main:
             try:
@@ -269,7 +270,7 @@ class States:
                 warnings.warn(f"the diverged weights could not be saved: {error}", stacklevel=2)
 
     def _begin(self) -> None:
-        """There is no state: rows that are there are of a run whose states are gone, or that never saved one."""
+        """Start without a state: set aside existing rows, from a run whose states are gone or that never saved one."""
         kept = self.folder.put_aside()
         if kept:
             warnings.warn(
@@ -279,7 +280,7 @@ class States:
             )
 
     def _tell(self, *, begins: bool) -> None:
-        """What is to be known of the model: said each time, and in the run's rows once."""
+        """Warn of what the user should know about the model, each time; log it in the run's rows only once."""
         for note in self.parts.notes if self.here.is_main else ():
             warnings.warn(note, RuntimeWarning, stacklevel=3)
             if begins:

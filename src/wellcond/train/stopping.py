@@ -1,15 +1,15 @@
-"""What may end a run from outside: a signal, or a limit on its time. Either way it finishes its step and saves.
+"""What may stop a run from outside: a signal or a time limit. Either way it finishes its step and saves.
 
 with interruptible() as asked:                      # SIGINT, SIGTERM
-    …                                               # nothing to save yet: a signal ends it with Interrupted
+    …                                               # nothing to save yet: a signal raises Interrupted
     for step in …:
-        if asked():                                 # between steps; a second signal, a second later, ends it at once
+        if asked():                                 # between steps; a second signal, over a second later, exits at once
             save()
             raise Interrupted
 
-clock = TimeLimit("9m", validation_batches=40)      # from the start of the process: imports, decoding, compiling
-with clock.timing("save"): …                        # how long that takes is known from then on
-if clock.is_over(validates=False): …                # after each step: no time for another one, and for saving
+clock = TimeLimit("9m", validation_batches=40)      # since the process started: includes imports, decoding, compiling
+with clock.timing("save"): …                        # remembers how long that takes
+if clock.is_over(validates=False): …                # after each step: no time left for another one and for saving
 """
 
 import contextlib
@@ -28,26 +28,26 @@ from typing import Any
 __all__ = ["SIGNALS", "TWICE", "Interrupted", "OutOfTime", "TimeLimit", "as_seconds", "interruptible", "process_age"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TWICE = 1.0  # seconds; `timeout` and schedulers send a signal to a process and to its group, and mean it once
+TWICE = 1.0  # seconds; `timeout` and schedulers signal both a process and its group, and mean one signal
 IMPORTED = time.monotonic()
-STEPS = 50  # of the last steps, the longest tells how long the next one may take;
-# where a GPU is waited for at every `log_every`-th step alone, that one has to be among them
-UNKNOWN_SAVE = 60.0  # seconds for the first state, at most; a tenth of the limit, if that is less
-SLOW_DISK, STATE = 50e6, 4  # bytes a second; a state is so many times the weights: moments, averages
-SLACK = 10.0  # seconds to end in; a twentieth of the limit, if that is less
+STEPS = 50  # the longest of this many last steps is the estimate for the next one;
+# if a GPU is waited for only at every `log_every`-th step, one of those has to be among them
+UNKNOWN_SAVE = 60.0  # seconds at most for the first state; a tenth of the limit if that is less
+SLOW_DISK, STATE = 50e6, 4  # bytes per second; size of a state in multiples of the weights: moments, averages
+SLACK = 10.0  # seconds to exit in; a twentieth of the limit if that is less
 
 
 class Interrupted(Exception):  # noqa: N818 (it was asked for)
-    """A signal asked for the end, and the state, if there was any, has been saved."""
+    """A signal stopped the training; its state, if there was any, has been saved."""
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields the question whether a signal has come. Once it was asked, signals are remembered until it is asked again.
+    """Yield a function that tells whether a signal has come. After its first call, signals are only remembered.
 
-    Before, while data are decoded and the model is built, there is nothing to save: a signal leaves what runs by a
-    KeyboardInterrupt, which no `except Exception` takes for a damaged image, and Interrupted is raised from here. One
-    that came too late, in the last step, is sent again at the end, to whoever handles it then.
+    Before that, while data are decoded and the model is built, there is nothing to save: a signal raises
+    KeyboardInterrupt, which no `except Exception` mistakes for a damaged image, and this context turns it into
+    Interrupted. A signal that came too late, in the last step, is sent again at the end, to whoever handles it then.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may set handlers
@@ -59,7 +59,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def remember(number: int, _frame: Any) -> None:
         nonlocal last
         last = number
-        if os.getpid() != here:  # forked by a training: it has nothing to save
+        if os.getpid() != here:  # a process forked by the training: it has nothing to save
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         came.append(time.monotonic())
@@ -91,8 +91,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:
-    """Whether it is a KeyboardInterrupt, or came up while one passed: of a lock that is waited for just then, threading
-    says that it is not held."""
+    """Whether an error is a KeyboardInterrupt, or was raised while one propagated: if it interrupts the wait for a
+    lock, threading complains that the lock is not held."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
@@ -102,7 +102,7 @@ def _follows_interrupt(error: BaseException | None) -> bool:
 
 
 def as_seconds(text: str) -> float:
-    """A duration: 90s, 9m, 1h30m, 2d, or plain seconds. ValueError for anything else, and for none at all."""
+    """Convert a duration (90s, 9m, 1h30m, 2d, plain seconds) to seconds. Raises ValueError for all else, and for 0."""
     number = r"(\d+(?:\.\d+)?)"
     found = re.fullmatch(f"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip().lower())
     parts = [float(part or 0) for part in found.groups()] if found else []
@@ -113,7 +113,7 @@ def as_seconds(text: str) -> float:
 
 
 class OutOfTime(Interrupted):
-    """The time is over, and the state has been saved."""
+    """The time limit was reached; the state, if there was any, has been saved."""
 
 
 class TimeLimit:
@@ -127,12 +127,12 @@ class TimeLimit:
 
     @property
     def used(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the process started."""
         return time.monotonic() - self._began
 
     @contextlib.contextmanager
     def timing(self, what: str) -> Iterator[None]:
-        """Around what is no step: saving (`save`), validation (`validate`)."""
+        """Time what is not a step: saving (`save`), validation (`validate`)."""
         start = time.monotonic()
         yield
         end = time.monotonic()
@@ -144,7 +144,7 @@ class TimeLimit:
         self._taken[what] = max(seconds, self._taken.get(what, 0.0))
 
     def is_over(self, *, validates: bool) -> bool:
-        """Whether the limit would be passed by one more step, by its validation if it `validates`, and by saving."""
+        """Whether one more step, its validation if it `validates`, and saving would exceed the limit."""
         if self.seconds is None:
             return False
         now = time.monotonic()
@@ -153,13 +153,13 @@ class TimeLimit:
         self._last = now
         step = max(self._steps, default=0.0)
         needed = 2 * step + 1.5 * self._taken.get("save", min(self._first_save, self.seconds / 10))
-        if validates:  # as long as before, and before that, as long as so many steps
+        if validates:  # as long as before; the first, as long as a step per batch
             needed += 1.5 * self._taken.get("validate", self._batches * step)
         return self.used + needed + min(SLACK, self.seconds / 20) >= self.seconds
 
 
 def process_age() -> float:
-    """Seconds since this process was started, or torchrun before it, which starts processes more than once."""
+    """Return the seconds since this process started, or torchrun before it, which may restart its processes."""
     pids = [os.getpid(), *([os.getppid()] if "TORCHELASTIC_RUN_ID" in os.environ else [])]
     ages = []
     for pid in pids:
@@ -167,4 +167,4 @@ def process_age() -> float:
             after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             since_boot = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
             ages.append(time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-    return max(ages, default=time.monotonic() - IMPORTED)  # where the system does not tell
+    return max(ages, default=time.monotonic() - IMPORTED)  # if the system does not tell

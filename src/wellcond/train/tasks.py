@@ -1,11 +1,11 @@
-"""What is trained: the model a configuration asks for, its loss, what is counted, and validation, which adds it up.
+"""Tasks: the model that a configuration asks for, its loss, the sums for its metrics, and validation, which adds them.
 
     task = make_task(config, data)
     loss = task.loss(model, batch)                           # a scalar, for one part of a batch
     task.count(model, batch)                                 # sums over samples: batches and ranks merge by adding
     Validation(config, task, data.val, here).of(model)       # {"loss": …, "top1": …, "top5": …}
 
-To add a task, write its class, name it in TASKS and in config.py's, and put its settings in a group of `Config`.
+To add a task, write its class, name it in TASKS and in config.py's `Task`, and put its settings in a group of `Config`.
 
 The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
 """
@@ -36,30 +36,30 @@ from wellcond.train.starting import notes_on_pretrained, start_from, start_maske
 __all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Sequence", "Task", "Validation", "make_task"]
 
 
-TOKENS_AT_ONCE = 1 << 18  # in validation on a GPU: as many as a batch of the largest task has
+TOKENS_AT_ONCE = 1 << 18  # per validation batch on a GPU: as many as in a batch of the largest task
 
 
 class Task(Protocol):
     metric: str
-    """The name of what is best when largest: kept as the best value."""
+    """The name of the metric whose best value is kept: the larger, the better."""
     chance: float
-    """The loss of who has learned nothing and guesses: a training that ends above it is lost."""
+    """The loss of guessing, having learned nothing: a training that ends above it has diverged."""
     notes: list[str]
-    """What a user must know of the model that was built, one sentence each: what it did not take from a file."""
+    """What the user should know about the built model, one sentence each, e.g. what was not loaded from a file."""
 
     def build(self) -> nn.Module:
-        """The model, on the CPU, with its surgery and its starting weights."""
+        """Return the model, on the CPU, with its surgery and its starting weights."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
 
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the samples of a batch, "count" among them."""
+        """Return sums over the samples of a batch, including "count"."""
         ...
 
 
 class Classify:
-    """Images to classes."""
+    """Classification of images."""
 
     metric = "top1"
 
@@ -80,8 +80,8 @@ class Classify:
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        # Labels are numbers, or shares of the classes where images were mixed or labels smoothed: torch takes both.
-        # Given half precision, a GPU's cross_entropy rounds each log-probability to it, autocast or not.
+        # Labels are class numbers, or shares of classes if images were mixed or labels smoothed: torch takes both.
+        # Given half precision, cross_entropy on a GPU rounds each log-probability to it, with or without autocast.
         return nn.functional.cross_entropy(model(*batch.inputs).float(), batch.targets)
 
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -97,17 +97,17 @@ class Classify:
 
 
 class LinearProbe(Classify):
-    """A fresh head alone, on frozen features."""
+    """Trains only a fresh head, on frozen features."""
 
     def build(self) -> nn.Module:
         return linear_probe(cast(VisionTransformer, super().build()))
 
 
 class Sequence(Classify):
-    """Sequences of tokens, or pairs of them, to classes: the encoders of the Long Range Arena.
+    """Classification of token sequences, or of pairs of them, with the encoders of the Long Range Arena.
 
-    Positions, rows of the embedding and classes are the data's, which for the published tasks are the published ones.
-    Where nothing is padding, batches have no masks, and the model takes its paths without.
+    The numbers of positions, embedding rows and classes come from the data; for the published tasks they are the
+    published ones. Without padding, batches have no masks, and the model takes its paths without masks.
     """
 
     def build(self) -> nn.Module:
@@ -126,17 +126,17 @@ class Sequence(Classify):
         sizes |= config.model_kwargs
         torch.manual_seed(config.seed)
         model = build_sequence(config.model, config.attention or "softmax", **sizes, **config.attention_kwargs)
-        operate(model, config.changed({"attention": ""}))  # it has its attention
+        operate(model, config.changed({"attention": ""}))  # it was built with its attention
         if config.checkpoint:
             self.notes: list[str] = start_from(model, config.checkpoint)
         return model
 
 
 class Masked:
-    """Masked autoencoding: no labels; what is best is the smallest error on the validation images."""
+    """Masked autoencoding: no labels; best is the smallest error on the validation images."""
 
-    metric = "score"  # minus the loss: the larger the better, as an accuracy
-    chance: float = 1.0  # the mean for every pixel, of images whose deviation is 1
+    metric = "score"  # minus the loss: the larger the better, as with an accuracy
+    chance: float = 1.0  # predicting the mean for every pixel, of images with a standard deviation of 1
 
     def __init__(self, config: Config, data: DataSet):
         self.config: Config = config
@@ -146,7 +146,7 @@ class Masked:
     def build(self) -> nn.Module:
         config = self.config
         encoder = create(config, num_classes=0, channels=self.data.train.channels)
-        operate(encoder, config.changed({"gray": ""}))  # the autoencoder grays for itself
+        operate(encoder, config.changed({"gray": ""}))  # the autoencoder does its own graying
         model = MaskedAutoencoder(
             cast(VisionTransformer, encoder),
             decoder_dim=config.decoder_dim,
@@ -158,7 +158,7 @@ class Masked:
             graying=GrayingSettings(method=config.gray, epsilon=config.epsilon, autocast=config.gray_autocast)
             if config.gray
             else None,
-            keep_positions=config.pretrained,  # they are trained ones
+            keep_positions=config.pretrained,  # pretrained positions are learned ones
         )
         if config.checkpoint:
             self.notes = start_masked_from(model, config.checkpoint)
@@ -176,7 +176,7 @@ class Masked:
 
 
 def _number(count: int, device: torch.device) -> Tensor:
-    """Filled in by the device; one that was made here and sent there would wait for all that a GPU still has to do."""
+    """Return a scalar that the device fills in; one copied from the CPU would wait for all pending work of a GPU."""
     return torch.full((), float(count), dtype=torch.float64, device=device)
 
 
@@ -201,7 +201,7 @@ def make_task(config: Config, data: DataSet) -> Task:
 
 
 def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
-    """The timm model, its random weights drawn from the seed."""
+    """Build the timm model, with random weights drawn from the seed."""
     settings: dict[str, Any] = {"num_classes": num_classes, **config.model_kwargs}
     if channels != 3:
         settings.setdefault("in_chans", channels)
@@ -211,7 +211,7 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
         settings.setdefault("drop_path_rate", config.drop_path)
     torch.manual_seed(config.seed)
     if config.model.startswith("convmixer") and settings.keys() & CONVMIXER_SIZE:
-        # Their names fix the size, and timm's functions for them take no other; the class does.
+        # timm's functions for ConvMixers take only the size in their name; the class takes any.
         from timm.models.convmixer import ConvMixer
 
         try:
@@ -223,13 +223,13 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     if not config.drop_path and "drop_path_rate" not in settings:
         for module in model.modules():
             if isinstance(module, DropPath):
-                module.drop_prob = 0.0  # some of timm's models have one by default, as Swin does
+                module.drop_prob = 0.0  # some of timm's models, e.g. Swin, have one by default
     check_patches(model, config.model, (config.image_size, config.image_size))
     return model
 
 
 def operate(model: nn.Module, config: Config) -> None:
-    """Graying, removed skips and another attention, in place."""
+    """Apply graying, removed skips and another attention, in place."""
     if config.attention:
         from wellcond.models import replace_attention  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -247,19 +247,19 @@ def operate(model: nn.Module, config: Config) -> None:
 
 
 class Validation:
-    """Every sample exactly once over all processes, the last partial batch included; with `eval_batches`, of the next
-    stretch of the set."""
+    """Validates on every sample exactly once over all processes, including the last partial batch; with `eval_batches`,
+    on every sample of the next stretch of the set."""
 
     def __init__(self, config: Config, task: Task, part: Any, here: Processes):
         self.config: Config = config
         self.task: Task = task
         self.here: Processes = here
-        self.part: Any = part.to(here.device)  # moved once, and not at every validation
+        self.part: Any = part.to(here.device)  # moved once, not at every validation
         self.skipped: list[tuple[str, str]] = []
-        """Streamed images of this process that could not be read in the last validation, and why."""
+        """Streamed images that this process could not read in the last validation, and why."""
 
     def samples(self, count: int) -> tuple[Tensor, ...]:
-        """Inputs of this process's share of `count` samples, spread evenly: a set sorted by class gives all classes."""
+        """Return inputs of this process's share of `count` samples, spread evenly, as a set may be sorted by class."""
         chosen = torch.linspace(0, len(self.part) - 1, min(count, len(self.part))).round().long()
         mine = chosen[self.here.rank :: self.here.world]
         part = self.part.part((mine if len(mine) else chosen[:1]).to(self.part.device))
@@ -267,20 +267,20 @@ class Validation:
         return tuple(map(torch.cat, zip(*(batch.inputs for batch in batches if batch.count), strict=True)))
 
     def _stretch(self, number: int) -> Any:
-        """What the `number`-th validation looks at, which goes on where the one before stopped, and begins again."""
+        """Return the samples of the `number`-th validation: it goes on where the last one stopped, and wraps around."""
         count, part = self.config.eval_batches * self.config.batch_size, self.part
         if 0 < count < len(part):
             part = part.part((torch.arange(count) + number * count).remainder(len(part)).to(part.device))
         return part.by_length() if self._free_to_batch() else part
 
     def _free_to_batch(self) -> bool:
-        """Sequences may come in any order and number; not where samples of a batch depend on each other, as in the
-        published Skyformer."""
+        """Whether samples may be batched in any order and number: sequences, unless samples of a batch depend on each
+        other, as in the published Skyformer."""
         return isinstance(self.part, SequenceSet) and not self.config.attention_kwargs.get("compat")
 
     def _batch_size(self) -> int:
-        """Of one process. On a GPU several small batches of sequences are one, which takes it less time than Python
-        takes to ask for each."""
+        """Return the batch size of one process. On a GPU, small batches of sequences are merged: launching each one
+        from Python would take longer than running the merged batch."""
         size = max(1, self.config.batch_size // self.here.world)
         if self.here.device.type != "cuda" or not self._free_to_batch():
             return size

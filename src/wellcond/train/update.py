@@ -1,14 +1,14 @@
-"""One update of the weights, if the gradient is finite; if it is not, all stays as it was before the step.
+"""One update of the weights, if the gradient is finite; if it is not, everything stays as it was before the step.
 
     update = Update(config, parts)
     update.begin()                          # before the step's passes
-    skipped = update(step, logged=True)     # after them, with clipping and the average: a tensor, True where left out
+    skipped = update(step, logged=True)     # after them, with clipping and averaging; a tensor, True if skipped
     update.gradient_norm                    # before clipping
 
-A single infinite gradient would destroy weights and moments for good. What decides is the norm of the whole gradient,
-over all accumulated parts and all processes, which so decide alike. Torch's fused Adam and AdamW on a GPU take the
-decision as a tensor, and nothing waits for it; for other optimisers on a GPU, and for sharded parameters, the CPU waits
-for the norm at each step. `skip_limit=0` leaves all of this out.
+A single infinite gradient would destroy weights and moments for good. The norm of the whole gradient, over all
+micro-batches and all processes, decides, so that all processes decide the same. Torch's fused Adam and AdamW on a GPU
+take the decision as a tensor, and nothing waits for it; for other optimisers on a GPU, and for sharded parameters, the
+CPU waits for the norm at each step. `skip_limit=0` turns all of this off.
 """
 
 import math
@@ -23,7 +23,7 @@ from wellcond.train.setup import Parts
 
 __all__ = ["Update"]
 
-foreach: Any = torch  # its functions over lists of tensors, which torch's own optimisers are made of, are not exported
+foreach: Any = torch  # its functions over lists of tensors, which its own optimisers use, are not exported
 
 
 class Update:
@@ -31,18 +31,18 @@ class Update:
         self.config: Config = config
         self.parts: Parts = parts
         self.gradient_norm: Tensor = torch.tensor(math.nan)
-        """Of the last step, or of the last that was logged with `skip_limit=0`."""
+        """The gradient's norm in the last step; with neither `skip_limit` nor `clip_grad`, in the last logged one."""
         self._buffers = _Buffers(parts.model) if config.skip_limit else None
         kinds = {(parameter.dtype, parameter.device) for parameter in parts.parameters}
         self._alike = len(kinds) == 1 and not parts.sharded
-        """Whether torch's functions over lists take all gradients at once: nothing is sorted by kind at every step."""
+        """Whether torch's functions over lists can take all gradients at once, without sorting by dtype and device."""
 
     def begin(self) -> None:
         if self._buffers is not None:
             self._buffers.keep()
 
     def __call__(self, step: int, *, logged: bool) -> Tensor | None:
-        """Whether the step was left out, on the device; None where that is never done."""
+        """Update the weights; return whether the step was skipped, on the device, or None if steps never are."""
         config, parts = self.config, self.parts
         measured = logged or config.clip_grad is not None or config.skip_limit > 0
         if measured or config.clip_value is not None:
@@ -58,7 +58,7 @@ class Update:
             parts.scaler.step(parts.optimizer)
             self._average(step)
         else:
-            skipped = self.gradient_norm * 0 != 0  # NaN for what is not finite
+            skipped = self.gradient_norm * 0 != 0  # NaN if the norm is not finite
             if _takes_decision(parts.optimizer):
                 self._step_unless(skipped, step)
             elif skipped:  # waits for a GPU
@@ -66,7 +66,7 @@ class Update:
             else:
                 parts.optimizer.step()
                 self._average(step)
-        parts.scaler.update()  # float16's, by what it found when it unscaled
+        parts.scaler.update()  # float16's scale, by what was found when unscaling
         parts.forget_gradients()
         return skipped
 
@@ -90,7 +90,7 @@ class Update:
             foreach._foreach_clamp_max_(gradients, most)
 
     def _step_unless(self, skipped: Tensor, step: int) -> None:
-        """What the CPU would do or leave, done by the GPU, which alone knows."""
+        """Take the step or skip it on the GPU, without the CPU knowing which."""
         optimizer: Any = self.parts.optimizer
         optimizer.found_inf = skipped.float()  # as torch's GradScaler does
         try:
@@ -107,7 +107,7 @@ class Update:
         if ema is None:
             return
         decay = ema.get_decay(step)
-        if unless is None or decay == 0:  # in the second case the average is the model itself, left out or not
+        if unless is None or decay == 0:  # with decay 0 the average is the model itself, skipped or not
             ema.update(self.parts.model, step=step)
             return
         pairs = list(zip(ema.module.state_dict().values(), self.parts.model.state_dict().values(), strict=True))
@@ -121,14 +121,14 @@ class Update:
 
 
 def _takes_decision(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it leaves out a step by itself, told by a tensor. A saved state may have brought another form."""
+    """Whether the optimiser can skip a step as told by a tensor. Checked each time: a loaded state may change that."""
     groups = optimizer.param_groups
     known = getattr(optimizer, "_step_supports_amp_scaling", False) and all(group.get("fused") for group in groups)
-    return known and isinstance(optimizer, torch.optim.Adam) and groups[0]["params"][0].is_cuda  # AdamW is one, too
+    return known and isinstance(optimizer, torch.optim.Adam) and groups[0]["params"][0].is_cuda  # AdamW is a subclass
 
 
 class _Buffers:
-    """What forward passes change besides, such as a batch norm's averages; those that a saved state has."""
+    """The buffers that forward passes change, such as a batch norm's averages; only those that saved states contain."""
 
     def __init__(self, model: nn.Module):
         saved = model.state_dict().keys()
@@ -144,7 +144,7 @@ class _Buffers:
 
     @torch.no_grad()
     def put_back(self, where: Tensor | None = None) -> None:
-        """All of them as they were kept; where `where` is false, all as they are."""
+        """Restore all buffers as they were kept; given `where`, only if that is true."""
         for buffers, (before, kept), (now, other) in self._kinds:
             if where is not None:
                 foreach._foreach_copy_(other, buffers)
@@ -153,7 +153,7 @@ class _Buffers:
 
 
 def _flat(buffers: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """One memory, and views of it in the shapes of the buffers."""
+    """Return one flat tensor, and views of it in the shapes of the buffers."""
     sizes = [buffer.numel() for buffer in buffers]
     memory = torch.empty(sum(sizes), dtype=buffers[0].dtype, device=buffers[0].device)
     return memory, [part.view(buffer.shape) for part, buffer in zip(memory.split(sizes), buffers, strict=True)]

@@ -1,15 +1,15 @@
-"""One file a family: what wellcond knows of a kind of model, four things.
+"""One file per model family, with the four things that wellcond knows about it.
 
 1. where its images or words become the first tokens (`Family.models`, `Family.embeddings`);
-2. its blocks, and where each keeps its sites (`Family.blocks`);
+2. its blocks, and where each has its sites (`Family.blocks`);
 3. the forward of a block without its skips (`Family.skipless`);
-4. the modules that attend: q, k, v and output weights, and a forward around another attention (`Family.attention`).
+4. its attention modules: q, k, v and output weights, and a forward for another attention (`Family.attention`).
 
-Surgery, the probe and files of weights look a class up here and know no model. A new family is a new file, imported
-below; from another package it is a call of `register_family` (docs/families.md).
+Surgery, the probe and weight files look classes up here and contain nothing specific to a model. To add a family, add a
+file and import it below; from another package, call `register_family` (docs/families.md).
 """
 
-from wellcond.models.families import (  # each registers what it knows
+from wellcond.models.families import (  # each registers its family on import
     cait,
     convmixer,
     eva,

@@ -1,6 +1,6 @@
 """timm's CaiT: blocks whose LayerScale starts near zero, talking heads, and class attention in the last two blocks.
 
-Both branches of a block share one drop path, so that a tap says which of its calls is meant.
+Both branches of a block share one drop path, so taps have to say which of its calls is meant.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""timm's ConvMixer: a depthwise convolution takes the place of attention, and has the one skip of a block."""
+"""timm's ConvMixer: a depthwise convolution takes the place of attention and has the block's only skip."""
 
 from torch import Tensor
 

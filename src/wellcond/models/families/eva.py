@@ -1,7 +1,7 @@
-"""timm's EVA and BEiT, with what is built of their blocks: EVA-02, DINOv3, RoPE ViTs, BEiT v2.
+"""timm's EVA and BEiT, and the models built from their blocks: EVA-02, DINOv3, RoPE ViTs, BEiT v2.
 
-Their LayerScale is a bare parameter, and their keys have no bias of their own; EVA turns queries and keys by rotary
-positions, BEiT adds a relative position bias.
+Their LayerScale is a bare parameter, and their keys have no bias of their own. EVA applies rotary position embeddings
+to queries and keys; BEiT adds a relative position bias.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ BIASES_APART = WeightPaths(biases={"query": "q_bias", "key": None, "value": "v_b
 
 
 def query_and_value_biases(module: nn.Module) -> WeightPaths:
-    """One projection for q, k and v, with biases of their own for queries and values; or three of them (EVA-02)."""
+    """Return the paths for one q, k, v projection, perhaps with separate query and value biases, or three (EVA-02)."""
     if getattr(module, "qkv", None) is None:
         return SEPARATE
     return FUSED if getattr(module, "q_bias", None) is None else BIASES_APART
@@ -38,7 +38,7 @@ class Gamma(Skipless):
 
 
 class ReplacedRope(ReplacedViT):
-    """Rotations turn queries and keys before they meet, whatever the attention."""
+    """Rotates queries and keys by their positions before attention, whichever attention that is."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -71,7 +71,7 @@ class ReplacedRope(ReplacedViT):
 
 
 def _with_query_bias(module: Any, x: Tensor) -> Tensor:
-    """qkv(x), whose keys have no bias of their own."""
+    """Return qkv(x) with the separate biases of queries and values, if any; keys have none of their own."""
     if getattr(module, "q_bias", None) is None:
         return module.qkv(x)
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
@@ -81,7 +81,7 @@ def _with_query_bias(module: Any, x: Tensor) -> Tensor:
 
 
 class ReplacedWithBias(Replaced):
-    """For modules whose relative position bias is a number for each pair of tokens, their own or the whole model's."""
+    """For modules with a relative position bias, a number per pair of tokens: their own, or shared by the model."""
 
     @classmethod
     def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:

@@ -1,13 +1,13 @@
-"""What wellcond knows about a family of models, and the registry in which a class is looked up.
+"""The description of a model family, and the registry in which classes are looked up.
 
     find_projection(timm.create_model("vit_base_patch16_224"))   # PatchEmbed, Conv2d(3, 768, …): the first tokens
     block_kind(model.blocks[0]).tap_of["sa"]                     # Tap(path='drop_path1', end='input', call=0)
     skipless_forward(type(model.blocks[0]))                      # its forward without the skips
     attention_kind(model.blocks[0].attn).weights                 # where its q, k, v and output weights are
-    register_family(MyViT, "stem.patchify", blocks=…, skipless=…, attention=…)        # teach one more family
+    register_family(MyViT, "stem.patchify", blocks=…, skipless=…, attention=…)        # add a family
 
-Classes are known by their full names, and so are those that derive from them. So no model library is imported for
-another one's model, and blocks are found wherever they sit: in timm's models, or in one of your own built of them.
+Classes are registered by full name, and their subclasses are found as well. So no model library is imported needlessly,
+and blocks are found anywhere: in timm's models, or in a model of your own built from timm's blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,33 +48,33 @@ Class = type[nn.Module] | str
 Known = TypeVar("Known")
 
 
-# ---- What a family consists of
+# ---- The description of a family
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchProjection:
-    """Where a model's images become its first tokens."""
+    """Where a model turns images into its first tokens."""
 
     path: str
-    """The path from the model to the `nn.Conv2d` that reads the image; its stride is the patch size."""
+    """The path in the model of the `nn.Conv2d` that reads the image; its stride is the patch size."""
     embeddings: tuple[str, ...] = ()
-    """The classes that may hold it: a CNN stem (timm's HybridEmbed) has such a convolution too, but on feature maps."""
+    """The classes that may hold it: timm's HybridEmbed (a CNN stem) has such a convolution too, but on feature maps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tap:
-    """Where one tensor can be had without touching the model's code."""
+    """Where a hook can read a tensor without changes to the model's code."""
 
     path: str
-    """The module, relative to the block; "" is the block itself."""
+    """The module's path relative to the block; "" is the block itself."""
     end: End
     """Its first positional argument, or its output (the first element if that is a tuple)."""
     call: int = 0
-    """Which call of that module within one forward of the block: CaiT calls its one drop path twice."""
+    """Which call of the module within one forward of the block: CaiT calls its only drop path twice."""
 
     @classmethod
     def parse(cls, text: str) -> "Tap":
-        """`"drop_path:input:1"`, `"mlp:output"`, `":output"` (the block's own) as a Tap."""
+        """Parse `"drop_path:input:1"`, `"mlp:output"` or `":output"` (the block's own) into a Tap."""
         path, _, rest = text.partition(":")
         end, _, call = rest.partition(":")
         if end not in ENDS or not (call == "" or call.isdecimal()):
@@ -87,30 +87,30 @@ class Tap:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKind:
-    """One class of blocks: its sites, its skips and what scales them, and the module that attends."""
+    """One class of blocks: its sites, its skips, the scales of its branches, and its attention module."""
 
     taps: Mapping[str, str | Tap]
-    """Site → where to have it, as a Tap or as text: "norm2:input", ":output", "drop_path:input:1"."""
+    """Site → where to read it, as a Tap or as text: "norm2:input", ":output", "drop_path:input:1"."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """Site → why this block has none."""
+    """Site → why this block does not have it."""
     skips: Mapping[str, str] = field(default_factory=dict)
-    """Skip → the path of the module whose forward adds it, "" for the block itself."""
+    """Skip → the path of the module whose forward adds it; "" for the block itself."""
     why_no_skip: str = (
         "wellcond knows its sites, but not how to run it without a skip (register_family's skipless= teaches that)"
     )
-    """Why a skip that is not among `skips` cannot be removed."""
+    """Why a skip that is missing from `skips` cannot be removed."""
     scales: Mapping[str, str] = field(default_factory=dict)
     """Skip → the path of the parameter that scales its branch (LayerScale, or the norm at the end of the branch)."""
     attention: str | None = None
-    """The path of the module that attends."""
+    """The path of the attention module."""
     output: str | None = None
-    """The path of the attention's output projection, where it is not inside the module that attends (BERT)."""
+    """The path of the attention's output projection, if it is not inside the attention module (BERT)."""
     channels_first: bool = False
     """Whether 4-D tensors are (b, d, h, w)."""
     sits_at: str = ""
-    """Where in the block the class of this kind sits: ConvMixer's block is a plain nn.Sequential around it."""
+    """The path within the block of the registered class: ConvMixer's block is a plain nn.Sequential around it."""
     variant: Callable[[nn.Module], "BlockKind"] | None = None
-    """For a class whose sites depend on how it was built: the kind of one block."""
+    """For a class whose sites depend on its arguments: a function that returns the kind of a given block."""
     tap_of: Mapping[str, Tap] = field(init=False, repr=False)
     """`taps`, parsed."""
 
@@ -127,8 +127,8 @@ class BlockKind:
 class WeightPaths:
     """Where an attention module keeps its weights.
 
-    A path leads to a linear layer or to a parameter, (out, in). "qkv:0/3" is the first third of its rows: several
-    projections in one.
+    A path leads to a linear layer or a parameter (out, in). "qkv:0/3" is the first third of its rows, for layers that
+    combine several projections.
     """
 
     query: str = "qkv:0/3"
@@ -136,10 +136,10 @@ class WeightPaths:
     value: str = "qkv:2/3"
     output: str = "proj"
     heads: str = "num_heads"
-    """The attribute that has the number of heads."""
+    """The attribute that holds the number of heads."""
     biases: Mapping[str, str | None] = field(default_factory=dict)
-    """query, key, value or output → the path of its bias, where that does not stand beside the weight; None where there
-    is none, or none that may be set (the keys of Swin V2 and BEiT)."""
+    """query, key, value or output → the path of its bias, if that is not next to the weight; None if there is no bias,
+    or none that may be set (the keys of Swin V2 and BEiT)."""
 
     def __post_init__(self) -> None:
         for path in (self.query, self.key, self.value, self.output, *filter(None, self.biases.values())):
@@ -153,35 +153,35 @@ class WeightPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionKind:
-    """One class of modules that attend."""
+    """One class of attention modules."""
 
     weights: WeightPaths | Callable[[nn.Module], WeightPaths] | None = None
-    """Where q, k, v and output weights are, for this class or for one module; None where they have no such form."""
+    """Where the q, k, v and output weights are, or a function that says so for one module; None if it has none."""
     replaced: "type[Replaced] | None" = None
-    """Its forward around another attention."""
+    """Its forward with a replaceable attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that wellcond knows about a kind of model; each key is the full name of a class."""
+    """Everything wellcond knows about a kind of model; each key is the full name of a class."""
 
     models: Mapping[str, PatchProjection] = field(default_factory=dict)
-    """Model → where its first tokens come from, if those are patches of an image."""
+    """Model → where its first tokens come from, if they are image patches."""
     embeddings: Mapping[str, str] = field(default_factory=dict)
-    """Model → where its first tokens come from, if those are words: the path of the module that gives the embedded
-    sequences (b, n, d). Its first argument is their ids; `mask`, (b, n) bool or None, says which are no padding."""
+    """Model → where its first tokens come from, if they are words: the path of the module that returns the embedded
+    sequences (b, n, d). Its first argument is the ids; `mask`, (b, n) bool or None, is False for padding."""
     inner: Mapping[str, str] = field(default_factory=dict)
-    """Model that holds the whole of another model → the path to that; its weights are named after it."""
+    """Model that contains another model as a whole → the path of that model, which prefixes its weights' names."""
     blocks: Mapping[str, BlockKind] = field(default_factory=dict)
     """Block → its sites, skips and attention."""
     skipless: Mapping[str, "type[Skipless]"] = field(default_factory=dict)
-    """Block, or part of one that adds a skip → its forward, able to leave the skip out."""
+    """Block, or the part of a block that adds a skip → its forward, which can leave the skip out."""
     attention: Mapping[str, AttentionKind] = field(default_factory=dict)
-    """Module that attends → its weights, and its forward around another attention."""
+    """Attention module → its weights, and its forward with a replaceable attention."""
 
 
 def usual_block(*taps: str, attention: str = "attn", scales: tuple[str, str] | None = None) -> BlockKind:
-    """A block with all five sites, in the order of BLOCK_SITES, that adds both skips itself."""
+    """Return the kind of a block that has all five sites, in the order of BLOCK_SITES, and adds both skips itself."""
     return BlockKind(
         taps=dict(zip(BLOCK_SITES, taps, strict=True)),
         attention=attention,
@@ -190,7 +190,7 @@ def usual_block(*taps: str, attention: str = "attn", scales: tuple[str, str] | N
     )
 
 
-# ---- Teaching
+# ---- Registration
 
 
 _models: dict[str, PatchProjection] = {}
@@ -202,7 +202,7 @@ _attention: dict[str, AttentionKind] = {}
 
 
 def register(family: Family) -> Family:
-    """Know this family from now on; what was known of one of its classes before is replaced."""
+    """Register a family, replacing earlier entries for its classes, and return it."""
     _models.update(family.models)
     _embeddings.update(family.embeddings)
     _inner.update(family.inner)
@@ -221,23 +221,23 @@ def register_family(
     skipless: "Mapping[type[nn.Module], type[Skipless]] | Mapping[str, type[Skipless]] | None" = None,
     attention: Mapping[type[nn.Module], AttentionKind] | Mapping[str, AttentionKind] | None = None,
 ) -> Family:
-    """Teach wellcond one more family of models; docs/families.md does it for a whole model.
+    """Teach wellcond a new family of models; docs/families.md has a complete example.
 
         wellcond.register_family(MyViT, "stem.patchify")                  # enough for gray
 
     Args:
         model: the model's class, or its full name. Subclasses belong to the family too.
         projection: the path to its patch projection: an `nn.Conv2d` that reads the image itself, and whose stride is
-            the patch size. None for a model that reads no images.
-        embedding: for a model that reads words, the path to the module that embeds them: called with their ids (b, n)
-            and with `mask`, (b, n) bool or None, it gives the tokens (b, n, d) that `gray` is to gray.
-        blocks: class of blocks → where it keeps its sites, for `sites`, the probe and all that follows.
-        skipless: the class that adds the skips, mostly that of the blocks → a `Skipless` with its forward, for
+            the patch size. None for a model that does not read images.
+        embedding: for a model that reads words, the path to the module that embeds them: called with ids (b, n) and
+            with `mask`, (b, n) bool or None, it returns the tokens (b, n, d) for `gray` to gray.
+        blocks: class of blocks → its sites, for `sites`, the probe and everything built on them.
+        skipless: the class that adds the skips, usually that of the blocks → a `Skipless` with its forward, for
             `remove_skip`.
-        attention: class of the module that attends → where its weights are, for `attention_weights`, and a `Replaced`
-            with its forward, for `replace_attention`.
+        attention: class of the attention module → where its weights are, for `attention_weights`, and a `Replaced` with
+            its forward, for `replace_attention`.
 
-    Raises ValueError for sites that do not exist, and TypeError for forwards of another kind.
+    Raises ValueError for sites that do not exist, and TypeError for forwards that are not a `Skipless` or a `Replaced`.
     """
     from wellcond.models.families.forwards import Replaced, Skipless
 
@@ -273,11 +273,12 @@ def register_blocks(
     channels_first: bool = False,
     lacks: Mapping[str, str] | None = None,
 ) -> None:
-    """Teach `sites` and the probe one more class of blocks (or its full name): where it keeps its sites.
+    """Teach `sites` and the probe where a class of blocks, given as a class or its full name, has its sites.
 
-    A tap is "module:input" or "module:output", the module's path relative to the block; ":output" is the block's own,
-    and "drop_path:input:1" the second call of that module in one forward. Sites that are left out are not measured, and
-    `lacks` may say why. `attention` is the path of the module that attends. `register_family` says this and more.
+    A tap is "module:input" or "module:output", with the module's path relative to the block; ":output" is the block's
+    own output, and "drop_path:input:1" the second call of that module in one forward. Sites that are left out are not
+    measured, and `lacks` may say why. `attention` is the path of the attention module. `register_family` can do this
+    and more.
 
         wellcond.register_blocks(MyBlock, attention="attn", taps={
             "in": "norm1:output", "sa": "attn:output", "+sa": "norm2:input", "mlp": "mlp:output", "+mlp": ":output"})
@@ -294,35 +295,35 @@ def _check_forward(name: str, forward: object, base: type, method: str) -> None:
         )
 
 
-# ---- Looking up
+# ---- Lookup
 
 
 def block_kind(module: nn.Module) -> BlockKind | None:
-    """What is known about a block, by its class and those it derives from; None if it is no known block."""
+    """Return the kind of a block, looked up by its class and base classes; None if it is not a known block."""
     kind = _nearest(_blocks, type(module))
     return kind.variant(module) if kind is not None and kind.variant is not None else kind
 
 
 def attention_kind(module: nn.Module) -> AttentionKind | None:
-    """What is known about a module that attends; None if its class is not known."""
+    """Return the kind of an attention module; None if its class is not known."""
     return _nearest(_attention, type(module))
 
 
 def skipless_forward(plain: type) -> "tuple[type, type[Skipless]] | None":
-    """The class among those that `plain` derives from, nearest first, that has a forward without skips; and that."""
+    """Return the first class in the MRO of `plain` with a registered forward without skips, and that forward."""
     return next(((cls, _skipless[full_name(cls)]) for cls in plain.__mro__ if full_name(cls) in _skipless), None)
 
 
 def replaced_forward(plain: type) -> "tuple[type, type[Replaced]] | None":
-    """The class among those that `plain` derives from, nearest first, that can attend otherwise; and its forward."""
+    """Return the first class in the MRO of `plain` whose attention can be replaced, and the forward for it."""
     kinds = ((cls, _attention.get(full_name(cls))) for cls in plain.__mro__)
     return next(((cls, kind.replaced) for cls, kind in kinds if kind is not None and kind.replaced is not None), None)
 
 
 def find_projection(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
-    """The module that holds the patch projection, and the projection itself.
+    """Return the module that holds the patch projection, and the projection itself.
 
-    Raises ValueError, with a way out, for an unknown family.
+    Raises ValueError for an unknown family; the message says what to do.
     """
     root = unwrap(model)
     for name in class_names(root):
@@ -340,7 +341,7 @@ def find_projection(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
 
 
 def find_embedding(model: nn.Module) -> nn.Module | None:
-    """The module that gives the embedded sequences of a model that reads words; None where no such one is known."""
+    """Return the module that embeds the words of a model that reads words; None if none is known."""
     root = unwrap(model)
     path = next((_embeddings[name] for name in class_names(root) if name in _embeddings), None)
     if path is None:
@@ -352,7 +353,7 @@ def find_embedding(model: nn.Module) -> nn.Module | None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, DataParallel, torch.compile, EMA: whatever adds no weights."""
+    """Return the model inside wrappers without weights: DistributedDataParallel, DataParallel, torch.compile, EMA."""
     while not _is_known(model):
         children = dict(model.named_children())
         only_child = children.get("module") if len(children) == 1 else None
@@ -366,7 +367,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def by_hand(model: nn.Module, why: str) -> str:
-    """The error message for a model that surgery cannot gray: why, and the two lines that do it from outside."""
+    """Return the error message for a model that cannot be grayed: why, and two lines of code to gray its images."""
     return (
         f"cannot gray {type(model).__name__}: {why}. Gray its images by hand instead, with its own patch size:\n"
         '    graying = wellcond.TokenGraying("dct", 0.95, patch_size=16)\n'
@@ -398,7 +399,7 @@ def _nearest(known: Mapping[str, Known], cls: type) -> Known | None:
 
 
 def class_names(model: nn.Module) -> list[str]:
-    """The full names of the model's class and of all it derives from, nearest first."""
+    """Return the full names of the model's class and all its base classes, in MRO order."""
     return [full_name(cls) for cls in type(model).__mro__]
 
 

@@ -1,6 +1,6 @@
-"""Forwards that surgery mixes into a module's class: one that can leave out skips, one that attends in another way.
+"""Forwards that surgery mixes into a module's class: one can leave out skips, the other uses another attention.
 
-    class SkiplessMyBlock(Skipless):                        # the block's own forward, every add made by `add_skip`
+    class SkiplessMyBlock(Skipless):                        # the block's own forward, with every add in `add_skip`
         def forward(self, x):
             x = self.add_skip("sa", x, self.attn(self.norm1(x)), self.drop_path1)
             return self.add_skip("mlp", x, self.mlp(self.norm2(x)), self.drop_path2)
@@ -12,8 +12,8 @@
     block.__class__ = skipless_class(type(block), frozenset({"sa"}))                          # what remove_skip does
     block.attn.__class__, block.attn.attention_core = replaced_class(type(block.attn)), core  # and replace_attention
 
-A family says which forwards belong to which of its classes. The classes made of them are made on demand, one for each
-plain class, and are found again by deepcopy and pickle.
+A family says which forwards belong to which of its classes. The combined classes are created on demand, one per plain
+class (and set of removed skips), and deepcopy and pickle can recreate them.
 """
 
 import functools
@@ -44,15 +44,15 @@ __all__ = [
 
 
 class Skipless:
-    """Mixed into the class of a module that adds skips: its forward, able to leave some of them out.
+    """Mixin for the class of a module that adds skips: its forward, which can leave some of them out.
 
-    Drop path goes with the skip: a branch that is all there is must not be dropped. LayerScale stays.
+    Drop path goes with the skip, because a branch without a skip must not be dropped. LayerScale stays.
     """
 
     _plain_class: type
     _removed_skips: frozenset[str] = frozenset()
     _takes: tuple[str, ...] | None = None
-    """The arguments of the forward it was written after, where other versions of the library return something else."""
+    """The arguments of the forward that it reproduces, if that of other library versions returns something else."""
 
     if TYPE_CHECKING:  # the modules and parameters of the class it is mixed into
 
@@ -61,34 +61,34 @@ class Skipless:
     def add_skip(
         self, skip: str, x: Tensor, branch: Tensor, drop_path: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """x + drop_path(branch), or the branch alone where the skip, "sa" or "mlp", is removed."""
+        """Return x + drop_path(branch), or only the branch if the skip ("sa" or "mlp") is removed."""
         if skip in self._removed_skips:
             return branch
         return x + (branch if drop_path is None else drop_path(branch))
 
     def extra_repr(self) -> str:
-        """For `print(model)`: which skips are gone."""
+        """Show the removed skips in `print(model)`."""
         return f"without the skips: {', '.join(sorted(self._removed_skips))}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
         if type(self) is not skipless_class(self._plain_class, self._removed_skips):
-            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
         return _new_skipless, (self._plain_class, self._removed_skips), self.__getstate__()
 
 
 def removed_skips(module: nn.Module) -> frozenset[str]:
-    """The skips that this module, a block or a part of one, leaves out."""
+    """Return the skips that this module, a block or a part of one, leaves out."""
     return module._removed_skips if isinstance(module, Skipless) else frozenset()
 
 
 def plain_class(module: nn.Module) -> type:
-    """The module's class with all its skips."""
+    """Return the module's class with all its skips."""
     return module._plain_class if isinstance(module, Skipless) else type(module)
 
 
 def forward_is_known(module: nn.Module) -> bool:
-    """Whether a forward without skips was written for this module, and after the forward that it has now."""
+    """Whether there is a forward without skips for this module, and it reproduces the module's current forward."""
     plain = plain_class(module)
     found = skipless_forward(plain)
     if found is None or plain.forward is not found[0].forward or "forward" in vars(module):
@@ -98,7 +98,7 @@ def forward_is_known(module: nn.Module) -> bool:
 
 
 def skipless_class(plain: type[nn.Module], removed: frozenset[str]) -> type[nn.Module]:
-    """`plain` without some of its skips; `plain` itself if none is removed."""
+    """Return `plain` without some of its skips; `plain` itself if none is removed."""
     if not removed:
         return plain
     found = skipless_forward(plain)
@@ -121,17 +121,17 @@ def _new_skipless(plain: type[nn.Module], removed: frozenset[str]) -> nn.Module:
 
 
 class Replaced:
-    """Mixed into the class of an attention module: its forward, with projections, norms, rotations and biases, around
-    another attention.
+    """Mixin for the class of an attention module: its forward (projections, norms, rotations, biases), but with another
+    attention.
 
-    What the plain forward has that another attention cannot have is said in `drops`, or refused.
+    Parts of the plain forward that another attention cannot use are named in `drops`, or refused.
     """
 
     _plain_class: type
     _has_forward: ClassVar[bool] = True
-    """Whether it brings a forward, so that the plain class must have the one it was written after."""
+    """Whether it brings a forward, so that the plain class must have exactly the forward that it reproduces."""
     drops: ClassVar[str] = ""
-    """What of the plain forward no other attention has a place for."""
+    """The parts of the plain forward that no other attention can use."""
     attention_core: AttentionCore
 
     if TYPE_CHECKING:  # the modules and parameters of the class it is mixed into
@@ -140,20 +140,20 @@ class Replaced:
 
     @classmethod
     def refuses(cls, module: Any, core: AttentionCore, model: nn.Module) -> str:
-        """Why this module of the model cannot attend like this; "" if it can."""
+        """Return why this module of the model cannot use the attention `core`; "" if it can."""
         return ""
 
     @classmethod
     def weight_dropout(cls, module: Any) -> float:
-        """The rate at which the plain module drops attention weights."""
+        """Return the rate at which the plain module drops attention weights."""
         return getattr(getattr(module, "attn_drop", None), "p", 0.0)
 
     @classmethod
     def after_swap(cls, modules: Iterable[nn.Module], model: nn.Module) -> None:
-        """Called with those modules of the model that were given this class, or their plain one again."""
+        """Hook called after surgery with the modules of the model that got this class, or their plain class back."""
 
     def is_asked(self) -> bool:
-        """Whether `attention_core` is what attends: a library may have chosen another attention since."""
+        """Whether `attention_core` is in use; a library may have switched to another attention since."""
         return True
 
     def attend(
@@ -167,8 +167,8 @@ class Replaced:
         bias: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """(b, heads, n, p) → (b, n, heads · p). `bias` (…, n, m) is added to the scores of those pairs that `keep`
-        names."""
+        """Run the attention, (b, heads, n, p) → (b, n, heads · p). `bias` (…, n, m) is added to the scores; pairs for
+        which `keep` is False are masked (only with a bias)."""
         dropout = self.weight_dropout(self) if self.training and self.attention_core.drops_weights else 0.0
         if bias is None:
             out = self.attention_core(q, k, v, attn_mask, dropout, is_causal)
@@ -177,19 +177,19 @@ class Replaced:
         return out.transpose(1, 2).flatten(2)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
         if type(self) is not replaced_class(self._plain_class):
-            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
         return _new_replaced, (self._plain_class,), self.__getstate__()
 
 
 def plain_attention_class(module: nn.Module) -> type[nn.Module]:
-    """The module's class with its own attention."""
+    """Return the module's class with its own attention."""
     return module._plain_class if isinstance(module, Replaced) else type(module)
 
 
 def replaced_class(plain: type[nn.Module]) -> type[nn.Module] | None:
-    """`plain` with an open attention; None where no forward is known for it, or only for one it has overridden."""
+    """Return `plain` with a replaceable attention; None if no forward is known for it, or only one it overrides."""
     found = replaced_forward(plain)
     if found is None:
         return None

@@ -1,10 +1,10 @@
-"""Other attentions inside Hugging Face's models, through the interface by which they choose theirs.
+"""Replace the attention in Hugging Face models, through transformers' own interface for choosing attentions.
 
-    choose_implementation(config, ours=True)       # "sdpa" → "wellcond_sdpa", an attention that transformers knows now
+    choose_implementation(config, ours=True)       # "sdpa" → "wellcond_sdpa", now registered with transformers
     choose_implementation(config, ours=False)      # and back
 
-Their attention modules call the function registered here, which asks the module for its `attention_core`; a module
-without one, of a block that was not chosen, gets torch's scaled_dot_product_attention. A mask of padding stays one of
+Attention modules then call the function registered here, which uses the module's `attention_core`; a module without one
+(in a block that was not selected) gets torch's scaled_dot_product_attention. Padding masks are passed on as masks of
 keys.
 """
 
@@ -21,13 +21,13 @@ from wellcond.models.families.forwards import Replaced, plain_attention_class
 
 __all__ = ["HuggingFaceReplaced", "choose_implementation", "register_with_transformers"]
 
-OURS = {name: f"wellcond_{name}" for name in ("eager", "sdpa")}  # a config so remembers what it had before
-# What some models hand to their attention, and what none of ours has.
+OURS = {name: f"wellcond_{name}" for name in ("eager", "sdpa")}  # so the config still shows what it had before
+# Arguments that some models pass to their attention and none of ours supports.
 FOREIGN = ("position_bias", "softcap", "s_aux", "sliding_window", "head_mask")
 
 
 class HuggingFaceReplaced(Replaced):
-    """The module's own forward: it asks the interface."""
+    """Keeps the module's own forward, which calls the interface."""
 
     _has_forward = False
 
@@ -39,7 +39,7 @@ class HuggingFaceReplaced(Replaced):
         chosen = module.config._attn_implementation
         if chosen not in {*OURS, *OURS.values(), None}:
             return f'its attention implementation is {chosen}; model.set_attn_implementation("sdpa") first'
-        if _is_causal(module) and not core.takes_bias:  # what knows no pairs of tokens knows no earlier and later
+        if _is_causal(module) and not core.takes_bias:  # without pairs of tokens there is no earlier and later
             return "the model is causal, and landmarks see every token; choose other blocks, or linear or kernelized"
         return ""
 
@@ -53,21 +53,21 @@ class HuggingFaceReplaced(Replaced):
     @classmethod
     def after_swap(cls, modules: Iterable[Any], model: nn.Module) -> None:
         used = {id(module.config) for module in model.modules() if isinstance(module, HuggingFaceReplaced)}
-        for key, config in {id(module.config): module.config for module in modules}.items():  # one for all blocks
+        for key, config in {id(module.config): module.config for module in modules}.items():  # blocks share one
             choose_implementation(config, ours=key in used)
 
     def is_asked(self) -> bool:
-        """Not once `model.set_attn_implementation` has chosen another attention."""
+        """Whether ours is in use: not after `model.set_attn_implementation` has selected another attention."""
         return self.config._attn_implementation in OURS.values()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        register_with_transformers()  # a pickle may be the first that this process hears of us
+        register_with_transformers()  # unpickling may be this process's first use of our attention
         super().__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @functools.cache
 def register_with_transformers() -> None:
-    """Teach the installed transformers our name, once."""
+    """Register our attention with transformers, once."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -77,7 +77,7 @@ def register_with_transformers() -> None:
 
 
 def choose_implementation(config: Any, *, ours: bool) -> None:
-    """Let the models of this config ask for our attention, or no longer."""
+    """Make models with this config use our attention, or stop using it."""
     chosen = config._attn_implementation or "eager"
     if ours and chosen in OURS:
         register_with_transformers()
@@ -87,7 +87,7 @@ def choose_implementation(config: Any, *, ours: bool) -> None:
 
 
 def _is_causal(module: Any) -> bool:
-    """CLIP's text model says so at each call alone; the others' attentions know."""
+    """Whether the module is causal; CLIP's text model says so only in each call, others have an attribute."""
     return bool(getattr(module, "is_causal", False)) or module.config.model_type == "clip_text_model"
 
 
@@ -120,7 +120,7 @@ def _attend(
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Padding as a mask of keys, (b, 1, 1, m); any other mask as SDPA has it."""
+    """Return padding as a mask of keys, (b, 1, 1, m), and any other mask in the form that SDPA expects."""
     from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
     if kwargs.get("mask_function") is not bidirectional_mask_function:

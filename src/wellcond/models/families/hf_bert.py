@@ -1,6 +1,6 @@
-"""Hugging Face's BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT: the norms come after the adds.
+"""Hugging Face's BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, with norms after the residual adds.
 
-BERT adds each skip in a module of its own, which holds the output projection of its branch as well.
+BERT adds each skip in a separate module, which also holds the output projection of the branch.
 """
 
 import dataclasses

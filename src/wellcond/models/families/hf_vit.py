@@ -71,7 +71,7 @@ class Clip(Skipless):
 
 
 def _weights(module: nn.Module) -> WeightPaths:
-    """Three projections; the output's name and that of the number of heads differ from model to model."""
+    """Return the paths of the three projections; names of the output and of the head count differ between models."""
     heads = "num_heads" if hasattr(module, "num_heads") else "num_attention_heads"
     if not hasattr(module, "q_proj"):
         return WeightPaths(query="query", key="key", value="value", heads=heads)  # transformers 4
@@ -79,7 +79,7 @@ def _weights(module: nn.Module) -> WeightPaths:
     return WeightPaths(query="q_proj", key="k_proj", value="v_proj", output=output, heads=heads)
 
 
-# folder, start of the classes' names, its blocks, and their forward
+# folder, prefix of the class names, class of the blocks, their kind and their forward
 MODELS = (
     ("vit", "ViT", "ViTLayer", VIT, ViT),
     ("deit", "DeiT", "DeiTLayer", VIT, ViT),

@@ -1,4 +1,4 @@
-"""timm's PVT v2: overlapping patches, and attention whose keys and values come from a smaller picture."""
+"""timm's PVT v2: overlapping patches, and attention whose keys and values come from a downsampled feature map."""
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ class PVTv2(Skipless):
 
 
 class ReplacedPVTv2(Replaced):
-    """Keys and values come from a smaller picture, as before."""
+    """Takes keys and values from the downsampled feature map, as the plain forward does."""
 
     def forward(self, x: Tensor, feat_size: list[int]) -> Tensor:
         q, smaller = split_heads(self.q(x), self.num_heads), x

@@ -1,4 +1,4 @@
-"""wellcond's own encoders of the Long Range Arena (models/sequence.py)."""
+"""wellcond's own Long Range Arena encoders (models/sequence.py)."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""timm's Swin and Swin V2: attention in windows, with a relative position bias; V2 has its norms after the branches."""
+"""timm's Swin and Swin V2: window attention with a relative position bias; V2 has norms at the end of its branches."""
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ class ReplacedSwin(ReplacedWithBias):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)
         keep = None
-        if mask is not None:  # 0 within a window's own region, -100 across
+        if mask is not None:  # 0 within the same region of a window, -100 across regions
             keep = (mask > -50)[:, None].repeat(len(x) // len(mask), 1, 1, 1)
         return self.proj_drop(self.proj(self.attend(q, k, v, bias=self._get_rel_pos_bias(), keep=keep)))
 

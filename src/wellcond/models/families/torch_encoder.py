@@ -1,4 +1,4 @@
-"""torch's own nn.TransformerEncoderLayer and nn.MultiheadAttention, which torchvision's ViT has too."""
+"""torch's nn.TransformerEncoderLayer and nn.MultiheadAttention; torchvision's ViT uses the latter."""
 
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ BIASES = {"query": "in_proj_bias:0/3", "key": "in_proj_bias:1/3", "value": "in_p
 
 
 def _multihead_attention(module: nn.Module) -> WeightPaths:
-    """One parameter for q, k and v, or three where keys or values have another width."""
+    """Return the paths: one parameter for q, k and v, or three if keys or values have another width."""
     if getattr(module, "in_proj_weight", None) is None:
         names = {"query": "q_proj_weight", "key": "k_proj_weight", "value": "v_proj_weight"}
     else:

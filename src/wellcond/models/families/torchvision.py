@@ -1,4 +1,4 @@
-"""torchvision's ViT and Swin. The ViT attends with torch's nn.MultiheadAttention (torch_encoder.py)."""
+"""torchvision's ViT and Swin. The ViT uses torch's nn.MultiheadAttention (torch_encoder.py)."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """timm's VisionTransformer: ViT, DeiT (distilled is a subclass), DINOv2, SigLIP, CLIP, MAE, and relative-position ViTs.
 
-The blocks of other families are built alike, and use the paths and forwards of this one. Drop path comes last in a
-branch, so that its input is the branch, also where LayerScale is a bare parameter.
+Other families with similar blocks reuse the paths and forwards defined here. Drop path comes last in a branch, so its
+input is the branch, even if LayerScale is a bare parameter.
 """
 
 from typing import Any
@@ -28,14 +28,15 @@ __all__ = ["FUSED", "NORMS", "PATCHES", "POST_NORM", "PRE_NORM", "TIMM_EMBED", "
 TIMM_EMBED = "timm.layers.patch_embed.PatchEmbed"
 PATCHES = PatchProjection(path="patch_embed.proj", embeddings=(TIMM_EMBED,))
 PRE_NORM = ("norm1:output", "drop_path1:input", "norm2:input", "drop_path2:input", ":output")
-POST_NORM = (":input", "drop_path1:input", "mlp:input", "drop_path2:input", ":output")  # norms end the branches
+POST_NORM = (":input", "drop_path1:input", "mlp:input", "drop_path2:input", ":output")  # branches end in norms
 LAYER_SCALE = ("ls1.gamma", "ls2.gamma")
 NORMS = ("norm1.weight", "norm2.weight")
 FUSED = WeightPaths()  # timm's usual names
 
 
 def _parallel_scaling(block: nn.Module) -> BlockKind:
-    """Attention and MLP side by side: their own outputs exist only where nothing joins or scales them first."""
+    """Return the kind of a block with parallel attention and MLP, whose outputs can be read only if they are not
+    projected or scaled together."""
     one_skip = "a parallel block has one skip, around attention and MLP together"
     taps = {"in": "in_norm:output", "+mlp": ":output"}
     lacks = {"+sa": one_skip}
@@ -79,7 +80,7 @@ class ParallelThings(Skipless):
 
     def _sum(self, skip: str, x: Tensor, things: list[tuple[Any, Tensor]]) -> Tensor:
         branches = [thing.ls(y) for thing, y in things]
-        if skip not in self._removed_skips:  # each thing is dropped on its own
+        if skip not in self._removed_skips:  # each has its own drop path
             branches = [thing.drop_path(branch) for (thing, _), branch in zip(things, branches, strict=True)]
         return self.add_skip(skip, x, torch.stack(branches).sum(dim=0))
 
@@ -100,7 +101,7 @@ class ReplacedViT(Replaced):
         return self.proj_drop(self.proj(self._gated(x, y)))
 
     def _gated(self, x: Tensor, y: Tensor) -> Tensor:
-        gate = getattr(self, "gate", None)  # not in older versions of timm
+        gate = getattr(self, "gate", None)  # missing in older versions of timm
         return y if gate is None else y * gate(x).sigmoid()
 
 
@@ -131,7 +132,7 @@ register(
             "timm.layers.attention.Attention": ATTENTION,
             VIT + "Attention": ATTENTION,
             RELPOS + "RelPosAttention": AttentionKind(weights=FUSED),
-            full_name(AttentionLayer): AttentionKind(weights=FUSED),  # ours, built by attn_layer=
+            full_name(AttentionLayer): AttentionKind(weights=FUSED),  # ours, built with attn_layer=
         },
     )
 )

@@ -1,4 +1,4 @@
-"""Changing a model in place, and back: Token Graying, its skips, its attention. It walks a family and knows no model.
+"""Change a model in place, and back: graying, skips, attention. Nothing here depends on a particular model family.
 
 wellcond.gray(model, "dct", epsilon=0.95)                wellcond.ungray(model)
 wellcond.remove_skip(model, "sa")                        wellcond.restore_skip(model)

@@ -1,13 +1,13 @@
-"""Replacing the attention of a model's blocks, in place, and putting the model's own back.
+"""Replace the attention of a model's blocks, in place, and restore the model's own.
 
     wellcond.replace_attention(model, "skyformer", num_landmarks=128)     # every block
     wellcond.attention_of(model)                                          # {'blocks.0': AttentionSettings(…), …}
-    wellcond.restore_attention(model)                                     # the very model of before
+    wellcond.restore_attention(model)                                     # exactly the original model
     with wellcond.replace_attention(model, "kernelized", blocks="blocks.1*"):     # only inside
         model(images)
 
-The class of the attention module is swapped for a subclass whose forward attends in another way; in Hugging Face's
-models the module's own forward asks for it. Everything else stays: the parameters themselves, their names, hooks,
+The class of the attention module is swapped for a subclass whose forward computes another attention; in Hugging Face
+models the module's own forward calls it. Everything else is preserved: the parameters and their names, hooks,
 optimisers, deepcopy and pickle.
 """
 
@@ -36,22 +36,22 @@ __all__ = [
     "restore_attention",
 ]
 
-Plan = dict[nn.Module, AttentionCore | None]  # attention module → how it is to attend; None for its own way
+Plan = dict[nn.Module, AttentionCore | None]  # attention module → the attention to put there; None for its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings:
-    """How one block attends."""
+    """The attention of one block."""
 
     name: str
-    """`softmax`, `linear`, `kernelized`, `skyformer` or `nystrom`."""
+    """`softmax`, `linear`, `kernelized`, `skyformer`, `nystrom`, or the name of another registered attention."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """All its settings, those left at their defaults too."""
+    """All its settings, including those left at their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionChange:
-    """What `replace_attention` or `restore_attention` changed; `with` it, or `undo`, takes that change back."""
+    """What `replace_attention` or `restore_attention` changed; `undo`, or leaving its `with` block, reverts that."""
 
     blocks: tuple[str, ...]
     """The blocks whose attention was changed."""
@@ -59,7 +59,7 @@ class AttentionChange:
     _before: Mapping[nn.Module, AttentionCore | None] = field(default_factory=dict, repr=False)
 
     def undo(self) -> None:
-        """Let the changed blocks attend as they did before."""
+        """Restore the attention that the changed blocks had before."""
         plan = dict(self._before)
         _check_classes(plan)
         put_attention(self._model, plan)
@@ -74,17 +74,18 @@ class AttentionChange:
 
 
 def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **settings: Any) -> AttentionChange:
-    """Let the blocks of `model` attend like `name`, in place: softmax, linear, kernelized, skyformer or nystrom.
+    """Replace the attention of the model's blocks, in place, by softmax, linear, kernelized, skyformer, nystrom, or
+    another registered attention.
 
     `settings` are those of the attention, e.g. `num_landmarks=64`. `blocks` is a name ("blocks.3"), an fnmatch pattern,
-    an index, several of these, or None for all. Projections, their weights, norms and rotary positions stay; what a
-    block has that the new attention has no place for is named in a warning (CaiT's talking heads, dropout of attention
-    weights), or refused (the relative position bias of Swin and BEiT, and causal models, by methods with landmarks). A
-    model replaced already gets the new attention. Wrapped models are changed inside; a compiled one compiles anew.
+    an index, several of these, or None for all. Projections, their weights, norms and rotary positions are kept. Parts
+    that the new attention cannot use are dropped with a warning (CaiT's talking heads, dropout of attention weights) or
+    refused (by methods with landmarks: the relative position bias of Swin and BEiT, and causal models). Attention that
+    was replaced before is replaced again. Wrapped models are changed inside; a compiled model recompiles.
 
-    Returns what was changed, for use in `with replace_attention(…):`, which puts it back at the end.
+    Returns a record of the change; in `with replace_attention(…):` the change is reverted at the end.
 
-    Raises ValueError, before anything is changed, for a block that cannot attend like this.
+    Raises ValueError, before anything is changed, if a block cannot use this attention.
     """
     chosen = select_blocks(_blocks_of(model), blocks)
     wanted = AttentionSettings(name=name, settings=check_settings(name, settings))
@@ -94,9 +95,9 @@ def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **se
 
 
 def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionChange:
-    """Let the blocks attend in the model's own way again, in place; `blocks` as for `replace_attention`.
+    """Restore the model's own attention, in place; `blocks` as for `replace_attention`.
 
-    Returns what was changed; `with restore_attention(…):` replaces it again at the end.
+    Returns a record of the change; in `with restore_attention(…):` the attention is replaced again at the end.
     """
     if blocks is None and not _any_replaced(model):
         return AttentionChange(blocks=(), _model=model)
@@ -107,11 +108,11 @@ def restore_attention(model: nn.Module, *, blocks: Which = None) -> AttentionCha
 
 
 def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
-    """How the blocks attend whose attention was replaced, or built as one of ours by `attn_layer=`: {"blocks.3":
-    AttentionSettings(name="skyformer", …)}.
+    """Return the attention of each block whose attention was replaced, or built as one of ours with `attn_layer=`:
+    {"blocks.3": AttentionSettings(name="skyformer", …)}.
 
-    Those of a Hugging Face model are not among them once its `set_attn_implementation` has chosen another attention:
-    then they attend like that. `replace_attention` again puts ours back.
+    Blocks of a Hugging Face model are left out once its `set_attn_implementation` has selected another attention, which
+    is then in use; call `replace_attention` again to bring ours back.
     """
     replaced = _any_replaced(model)
     if not replaced and not any(isinstance(module, AttentionLayer) for module in model.modules()):
@@ -121,20 +122,20 @@ def attention_of(model: nn.Module) -> dict[str, AttentionSettings]:
     except ValueError:
         if replaced:
             raise
-        return {}  # a model of somebody's own, whose blocks have no names for us
+        return {}  # an unknown model, whose blocks we cannot name
     cores = {block.name: _attending_core(block) for block in blocks}
     return {name: how for name, core in cores.items() if (how := _settings_of(core)) is not None}
 
 
 def built_attention(model: nn.Module) -> dict[str, AttentionSettings]:
-    """Those of `attention_of` that the model was built with, which nothing can restore."""
+    """Return the entries of `attention_of` that the model was built with, so that there is nothing to restore."""
     present = attention_of(model)
     blocks = [block for block in find_blocks(model) if block.name in present] if present else []
     return {block.name: present[block.name] for block in blocks if isinstance(_attention_module(block), AttentionLayer)}
 
 
 def plan_attention(model: nn.Module, wanted: Mapping[str, AttentionSettings]) -> Plan:
-    """What `put_attention` must do so that exactly these blocks attend like this; ValueError where it could not."""
+    """Return what `put_attention` must do to give exactly these blocks these attentions; ValueError if impossible."""
     if not wanted and not _any_replaced(model):
         return {}
     blocks = {block.name: block for block in find_blocks(model)}
@@ -159,7 +160,7 @@ def put_attention(model: nn.Module, plan: Plan) -> None:
     """Swap the classes as planned."""
     swapped: dict[type[Replaced], list[nn.Module]] = {}
     left = [module for module in model.modules() if isinstance(module, Replaced) and not module.is_asked()]
-    plan = dict.fromkeys(left) | plan  # those switched off stay so when they are asked again
+    plan = dict.fromkeys(left) | plan  # restore modules that were switched off, or the swap would switch them on again
     for module, core in plan.items():
         made = _made(module)
         if made is not None:
@@ -177,12 +178,12 @@ def put_attention(model: nn.Module, plan: Plan) -> None:
 
 
 def _made(module: nn.Module) -> type[Replaced] | None:
-    """The module's class around another attention; None where no such forward is known."""
+    """Return the module's class with a replaceable attention; None if no such forward is known."""
     return cast("type[Replaced] | None", replaced_class(plain_attention_class(module)))
 
 
 def _blocks_of(model: nn.Module) -> list[Block]:
-    """The model's blocks; where there are none that we know, what may be done about its attention."""
+    """Return the model's blocks; if none are known, raise an error that says how else to replace the attention."""
     if not isinstance(model, nn.Module):
         raise TypeError(f'the model comes first: replace_attention(model, "skyformer"); got {type(model).__name__}')
     try:
@@ -198,7 +199,7 @@ def _blocks_of(model: nn.Module) -> list[Block]:
 
 
 def _plan(model: nn.Module, wanted: Iterable[tuple[Block, AttentionSettings]]) -> Plan:
-    """The changes, checked but not made."""
+    """Return the checked changes without making them."""
     plan: Plan = {}
     for block, how in wanted:
         core, module = find_attention(how.name).core(**how.settings), _attention_module(block)
@@ -228,7 +229,7 @@ def _replaceable(block: Block, module: nn.Module) -> type[Replaced]:
 
 
 def _check_classes(plan: Iterable[nn.Module]) -> None:
-    """Refuse what a change of class would break."""
+    """Raise ValueError for modules that would break if their class were swapped."""
     for module in plan:
         if class_was_given(module):
             raise ValueError(
@@ -240,7 +241,7 @@ def _check_classes(plan: Iterable[nn.Module]) -> None:
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with all defaults; ValueError for those that the attention does not have."""
+    """Return the settings completed with the defaults; ValueError for settings that the attention does not have."""
     kind = find_attention(name)
     known = kind.core().settings
     if unknown := sorted(settings.keys() - known.keys()):
@@ -282,13 +283,13 @@ def _attention_module(block: Block) -> nn.Module:
 
 
 def _core_of(block: Block) -> AttentionCore | None:
-    """What was put in the place of this block's attention, whether or not it is asked to attend."""
+    """Return the replacement of this block's attention, whether or not it is in use; None if not replaced."""
     module = None if block.attention is None else _attention_module(block)
     return module.attention_core if isinstance(module, Replaced) else None
 
 
 def _attending_core(block: Block) -> AttentionCore | None:
-    """What attends in this block, if it is one of ours."""
+    """Return the attention in use in this block, if it is one of ours."""
     module = None if block.attention is None else _attention_module(block)
     if isinstance(module, AttentionLayer):
         return module.core
@@ -296,7 +297,7 @@ def _attending_core(block: Block) -> AttentionCore | None:
 
 
 def _settings_of(core: AttentionCore | None) -> AttentionSettings | None:
-    """None for a core of somebody's own, which has no name."""
+    """Return the core's name and settings; None for an unregistered core, which has no name."""
     if core is None:
         return None
     names = [name for name, kind in ATTENTIONS.items() if type(core) is kind.core]

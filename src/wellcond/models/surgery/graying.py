@@ -1,13 +1,13 @@
-"""Token Graying put before a model's patch embedding, or behind its embedding of words, in place; and taken out again.
+"""Insert Token Graying before a model's patch embedding or after its word embedding, in place, and remove it again.
 
     model = wellcond.gray(timm.create_model("vit_base_patch16_224"), "dct", epsilon=0.95)
     wellcond.graying_of(model)          # GrayingSettings(method='dct', epsilon=0.95, …)
-    model = wellcond.ungray(model)      # the very model of before
+    model = wellcond.ungray(model)      # exactly the original model
 
-The patch projection's class is swapped for a subclass that grays its input first. Everything else stays: the names of
-the weights, hooks, optimisers that hold the parameters, and (unlike with a patched `forward`) deepcopy and pickle.
-Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`. Words have no numbers to
-gray: there the embedded sequence is grayed, positions included, each sample's without its padding.
+The class of the patch projection is swapped for a subclass that grays its input first. Everything else is preserved:
+the parameter names, hooks, optimisers that hold the parameters, and (unlike with a patched `forward`) deepcopy and
+pickle. Graying sits inside the patch embedding, hence after the padding of timm's `dynamic_img_pad`. Word ids cannot be
+grayed, so for words the embedded sequence is grayed, positions included, and without each sample's padding.
 """
 
 import functools
@@ -36,20 +36,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True, kw_only=True)
 class GrayingSettings:
-    """How a model is grayed; the patch size is not among them, it is the projection's stride."""
+    """How a model is grayed. The patch size is not a setting: it is the projection's stride."""
 
     method: str
     """`svd` or `dct`."""
     epsilon: float = 0.95
     """The exponent of the relative magnitudes, in (0, 1]."""
     restore_scale: bool = True
-    """Whether the largest magnitude stays what it was (else it becomes 1)."""
+    """Whether the largest magnitude keeps its value; otherwise it becomes 1."""
     autocast: bool = False
-    """Whether the DCT is computed in autocast's dtype, which is less exact: for comparison."""
+    """Whether the DCT is computed in autocast's dtype, which is less accurate; for comparisons."""
 
 
 class GrayedConv2d(nn.Conv2d):
-    """A patch projection that grays the image before it projects it. Made by `gray`, never by hand."""
+    """A patch projection that grays the image first. Created by `gray`, never by hand."""
 
     graying: TokenGraying
 
@@ -58,7 +58,7 @@ class GrayedConv2d(nn.Conv2d):
 
 
 class GrayedEmbedding:
-    """Mixed into the class of an embedding of words: the embedded sequences are grayed. Made by `gray`."""
+    """Mixin for the class of a word embedding that grays the embedded sequences. Created by `gray`."""
 
     _plain_class: type
     graying: SequenceGraying
@@ -68,23 +68,23 @@ class GrayedEmbedding:
         return self.graying(embedded, mask)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
         if type(self) is not _grayed_embedding(self._plain_class):
-            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
         return _new_grayed_embedding, (self._plain_class,), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gray(
     model: Model, method: str, *, epsilon: float = 0.95, restore_scale: bool = True, autocast: bool = False
 ) -> Model:
-    """Put Token Graying before the patch embedding of `model`, or behind its embedding of words; in place.
+    """Insert Token Graying before the patch embedding of `model`, or after its word embedding, in place.
 
-    A model that is grayed already gets the new settings. The patch size is the stride of the patch projection (for an
-    overlapping one, too: PVT v2's 7×7 with stride 4 is grayed in 4×4 patches). Wrapped models (DDP, torch.compile, EMA)
-    are grayed inside; a compiled one compiles anew at its next call. `autocast` is for comparisons: the DCT of images
-    is then computed in autocast's dtype, not in float32. Returns the model.
+    A model that is already grayed gets the new settings. The patch size is the stride of the patch projection, even if
+    patches overlap (PVT v2's 7×7 kernel with stride 4 is grayed in 4×4 patches). Wrapped models (DDP, torch.compile,
+    EMA) are grayed inside; a compiled model recompiles at its next call. `autocast` is for comparisons: the DCT of
+    images is then computed in autocast's dtype instead of float32. Returns the model.
 
-    Raises ValueError for a family it does not know, and says how to use `TokenGraying` by hand.
+    Raises ValueError for an unknown family; the message says how to use `TokenGraying` by hand.
     """
     check_grayable(model)
     settings = GrayingSettings(method=method, epsilon=epsilon, restore_scale=restore_scale, autocast=autocast)
@@ -101,7 +101,7 @@ def gray(
 
 
 def ungray(model: Model) -> Model:
-    """Take the graying out of `model`, in place, and return it; a model without graying comes back as it is."""
+    """Remove the graying of `model`, in place, and return the model; one without graying is returned unchanged."""
     plain: dict[nn.Module, type] = {}
     for module in model.modules():
         if isinstance(module, GrayedConv2d):
@@ -123,7 +123,7 @@ def ungray(model: Model) -> Model:
 
 
 def graying_of(model: nn.Module) -> GrayingSettings | None:
-    """The settings with which `model` is grayed, or None. ValueError if it holds models grayed in different ways."""
+    """Return the graying settings of `model`, or None. ValueError if it holds models grayed in different ways."""
     found = {_settings(module) for module in _grayed_modules(model)}
     if len(found) > 1:
         raise ValueError(f"{type(model).__name__} holds models grayed in different ways: {found}; ask for each alone")
@@ -131,12 +131,12 @@ def graying_of(model: nn.Module) -> GrayingSettings | None:
 
 
 def is_grayed(model: nn.Module) -> bool:
-    """Whether Token Graying stands before the model's patch embedding, or behind its embedding of words."""
+    """Whether the model has Token Graying before its patch embedding or after its word embedding."""
     return bool(_grayed_modules(model))
 
 
 def check_grayable(model: nn.Module) -> None:
-    """ValueError, saying why and what to do instead, for a model that `gray` cannot gray."""
+    """Raise ValueError, saying why and what to do instead, for a model that `gray` cannot gray."""
     embedding = find_embedding(model)
     if embedding is None:
         _check_plain(model, find_projection(model)[1])
@@ -165,7 +165,7 @@ def _settings(module: GrayedConv2d | GrayedEmbedding) -> GrayingSettings:
 def _put(projection: nn.Conv2d, settings: GrayingSettings) -> None:
     height, width = projection.stride
     how = {"restore_scale": settings.restore_scale, "autocast": settings.autocast}
-    graying = TokenGraying(settings.method, settings.epsilon, (height, width), **how)  # which checks them first
+    graying = TokenGraying(settings.method, settings.epsilon, (height, width), **how)  # checks the settings
     if not isinstance(projection, GrayedConv2d):
         projection.__class__ = GrayedConv2d
     projection.graying = graying.train(projection.training)
@@ -191,17 +191,17 @@ def _new_grayed_embedding(plain: type) -> Any:
 
 
 def _check_plain(model: nn.Module, projection: nn.Conv2d) -> None:
-    """Refuse what a change of class would break, or what would pass by the graying in silence."""
+    """Raise ValueError if swapping the projection's class would break it, or if graying would silently be bypassed."""
     if not isinstance(projection, GrayedConv2d) and type(projection) is not nn.Conv2d:
         kind = f"{type(projection).__module__}.{type(projection).__name__}"
         why = f"its patch projection is a {kind}, not a plain nn.Conv2d (gray before parametrize or fully_shard)"
         raise ValueError(by_hand(model, why))
-    if "forward" in vars(projection):  # accelerate's offloading does this: it would call the old forward
+    if "forward" in vars(projection):  # as with accelerate's offloading: the old forward would still be called
         raise ValueError(by_hand(model, "the forward of its patch projection was replaced by a hook; gray before that"))
 
 
 class _KeepsGraying:
-    """Mixed into a patch embedding's class: a projection that `set_input_size` builds anew is grayed like the old."""
+    """Mixin for a patch embedding: a projection rebuilt by `set_input_size` is grayed like the one it replaces."""
 
     _plain_class: type
     proj: nn.Conv2d
@@ -213,9 +213,9 @@ class _KeepsGraying:
             _put(self.proj, _settings(before))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made on demand, so that pickle could not find it by name: it is made again from the plain one.
+        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
         if type(self) is not _keeper_class(self._plain_class):
-            return super().__reduce_ex__(protocol)  # someone subclassed it further, and knows better
+            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
         return _new_keeper, (self._plain_class,), self.__getstate__()
 
 

@@ -1,13 +1,13 @@
-"""Removing the skips of a model's blocks, in place, and putting them back.
+"""Remove the skips of a model's blocks, in place, and restore them.
 
-    wellcond.remove_skip(model, "sa")                       # every block: its attention branch is all that goes on
+    wellcond.remove_skip(model, "sa")                       # every block: only the attention branch is passed on
     wellcond.skips_of(model)                                # {'blocks.0': ('sa',), 'blocks.1': ('sa',), …}
-    wellcond.restore_skip(model)                            # the very model of before
+    wellcond.restore_skip(model)                            # exactly the original model
     with wellcond.remove_skip(model, "mlp", blocks="blocks.1*"):      # only inside
         model(images)
 
-The class of the module that adds the skip is swapped for a subclass with a forward that does not. Everything else
-stays: the names of the weights, hooks, optimisers that hold the parameters, deepcopy and pickle.
+The class of the module that adds the skip is swapped for a subclass whose forward does not add it. Everything else is
+preserved: the parameter names, hooks, optimisers that hold the parameters, deepcopy and pickle.
 """
 
 import warnings
@@ -26,15 +26,15 @@ from wellcond.words import SKIPS, meant, our_word
 
 __all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
 
-# A branch scaled by less than this, block after block, leaves nothing of the signal (CaiT starts at 1e-5).
+# If every block scales its branch by less than this, no signal is left without skips (CaiT starts at 1e-5).
 TINY = 1e-2
 
-Plan = dict[nn.Module, frozenset[str]]  # the module that adds → the skips it is to leave out
+Plan = dict[nn.Module, frozenset[str]]  # the module that adds skips → the skips it should leave out
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkipChange:
-    """What `remove_skip` or `restore_skip` changed; `with` it, or `undo`, takes that change back."""
+    """What `remove_skip` or `restore_skip` changed; `undo`, or leaving its `with` block, reverts that."""
 
     blocks: Mapping[str, tuple[str, ...]]
     """Block → the skips that were changed."""
@@ -42,7 +42,7 @@ class SkipChange:
     _filled: tuple[tuple[nn.Parameter, Tensor, Tensor], ...] = field(default=(), repr=False)
 
     def undo(self) -> None:
-        """Put the changed skips back as they were, and filled LayerScale values unless they were trained since."""
+        """Revert the changed skips, and the filled LayerScale values unless they have been trained since."""
         plan: Plan = {}
         for adder, skip, removed in self._flipped:
             _flip(plan, adder, skip, remove=not removed)
@@ -64,15 +64,16 @@ class SkipChange:
 def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scale: float | None = None) -> SkipChange:
     """Remove the skip around the attention ("sa") or the MLP ("mlp") of the blocks, in place.
 
-    "attention", "attn", "ffn" and other usual words for the two are understood.
-    What goes on from there is the branch alone, to the bit: with LayerScale, and never dropped by drop path. `blocks`
-    is a name ("blocks.3"), an fnmatch pattern, an index, several of these, or None for all. Wrapped models (DDP,
-    torch.compile) are changed inside; a compiled one compiles anew. `layer_scale=1.0` sets what scales the branches
-    (LayerScale, or a norm at their end) to that value: where it starts near zero, as in CaiT, no signal gets through.
+    "attention", "attn", "ffn" and other common names for the two are accepted.
+    The result is exactly the branch, bit for bit: with its LayerScale, and never dropped by drop path. `blocks` is a
+    name ("blocks.3"), an fnmatch pattern, an index, several of these, or None for all. Wrapped models (DDP,
+    torch.compile) are changed inside; a compiled model recompiles. `layer_scale=1.0` sets the parameters that scale the
+    branches (LayerScale, or a norm at the branch's end) to that value: if they start near zero, as in CaiT, no signal
+    gets through.
 
-    Returns what was changed, for use in `with remove_skip(…):`, which puts it back at the end.
+    Returns a record of the change; in `with remove_skip(…):` the change is reverted at the end.
 
-    Raises ValueError, before anything is changed, for a block without such a skip.
+    Raises ValueError, before anything is changed, if a block has no such skip.
     """
     skip = _skip_named(skip)
     chosen = select_blocks(find_blocks(model), blocks)
@@ -88,10 +89,10 @@ def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scal
 
 
 def restore_skip(model: nn.Module, skip: str | None = None, *, blocks: Which = None) -> SkipChange:
-    """Put removed skips back, in place: all of them, or those around the attention ("sa") or the MLP ("mlp") only.
+    """Restore removed skips, in place: all of them, or only those around the attention ("sa") or the MLP ("mlp").
 
-    `blocks` as for `remove_skip`. Filled LayerScale values stay. Returns what was changed; `with restore_skip(…):`
-    removes the skips again at the end.
+    `blocks` as for `remove_skip`. Filled LayerScale values stay. Returns a record of the change; in
+    `with restore_skip(…):` the skips are removed again at the end.
     """
     skip = None if skip is None else _skip_named(skip)
     if blocks is None and not _any_removed(model):
@@ -103,7 +104,7 @@ def restore_skip(model: nn.Module, skip: str | None = None, *, blocks: Which = N
 
 
 def skips_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The removed skips: {"blocks.3": ("sa",)}. Empty for a model that has them all."""
+    """Return the removed skips by block, {"blocks.3": ("sa",)}; empty if the model has all its skips."""
     if not _any_removed(model):
         return {}
     removed = {block.name: tuple(s for s in SKIPS if s in _removed(block)) for block in find_blocks(model)}
@@ -111,7 +112,7 @@ def skips_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def plan_skips(model: nn.Module, wanted: Mapping[str, Iterable[str]]) -> Plan:
-    """What `put_skips` must do so that exactly these skips are removed; raises ValueError where it could not."""
+    """Return what `put_skips` must do so that exactly these skips are removed; ValueError if that is impossible."""
     if not wanted and not _any_removed(model):
         return {}
     blocks = {block.name: block for block in find_blocks(model)}
@@ -136,7 +137,7 @@ def put_skips(plan: Plan) -> None:
 def _plan(
     blocks: Iterable[Block], skips: Iterable[str], *, remove: bool, plan: Plan | None = None
 ) -> tuple[Plan, dict[str, list[tuple[nn.Module, str, bool]]]]:
-    """The changes, checked but not made, and for each block what they flip."""
+    """Return the checked changes without making them, and the skips that they flip in each block."""
     plan = dict(plan or {})
     flipped: dict[str, list[tuple[nn.Module, str, bool]]] = {}
     for block in blocks:
@@ -160,7 +161,7 @@ def _flip(plan: Plan, adder: nn.Module, skip: str, *, remove: bool) -> bool:
 
 
 def _checked(plan: Plan) -> Plan:
-    """Refuse what a change of class would break, or what would never run the new forward."""
+    """Return the plan; raise ValueError if swapping a class would break a module or not change its forward."""
     for adder in plan:
         kind = type(adder).__name__
         if class_was_given(adder):
@@ -207,7 +208,7 @@ def _change(
 
 
 def _scale(block: Block, skip: str) -> nn.Parameter | None:
-    """The parameter that scales this branch, if the block was built with one."""
+    """Return the parameter that scales this branch, if the block was built with one."""
     if skip not in block.kind.scales:
         return None
     path, _, name = block.kind.scales[skip].rpartition(".")
@@ -223,7 +224,7 @@ def _fill(scale: nn.Parameter, value: float) -> tuple[nn.Parameter, Tensor, Tens
 
 
 def _largest(scale: nn.Parameter) -> float:
-    whole = getattr(scale, "full_tensor", scale.detach)()  # where fully_shard cut the model as a whole
+    whole = getattr(scale, "full_tensor", scale.detach)()  # a DTensor if fully_shard sharded only the root
     return float(whole.detach().abs().max())
 
 

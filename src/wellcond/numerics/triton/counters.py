@@ -1,4 +1,4 @@
-"""Zeros that programs count in, to tell who is the last (landmark_solve.is_last); that one sets its own back.
+"""Counters, initially zero, by which programs tell which is the last (landmark_solve.is_last); that one resets its own.
 
 counters = Counters(matrices, device)
 launch(…, counters())
@@ -12,7 +12,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """One number a matrix, made once for each stream: two streams must not count in the same."""
+    """One counter per matrix, allocated once per stream: two streams must not share counters."""
 
     def __init__(self, matrices: int, device: torch.device):
         self.matrices: int = matrices
@@ -20,10 +20,10 @@ class Counters:
         self._of_streams: dict[int, Tensor] = {}
 
     def __call__(self) -> Tensor:
-        """Those of the current stream."""
+        """Return the counters of the current stream."""
         if self.device.type != "cuda":
             stream = 0
-        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, and fills it at each replay
+        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, zeroed at each replay
             return self.fresh()
         else:
             stream = driver.active.get_current_stream(self.device.index)
@@ -33,5 +33,5 @@ class Counters:
         return zeros
 
     def fresh(self) -> Tensor:
-        """For one launch, where nothing may be kept: compiled code may run in memory that a graph takes back."""
+        """Return counters for one launch, where none may be kept: a CUDA graph may reclaim compiled code's memory."""
         return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)

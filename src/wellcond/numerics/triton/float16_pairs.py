@@ -1,13 +1,13 @@
-"""Products of matrices as pairs of float16: 22 bits in all, as good as float32 and several times as fast as three TF32
-products.
+"""Products of matrices held as pairs of float16: 22 bits in all, as good as float32 and several times as fast as three
+TF32 products.
 
-    x, power = unit(x)                    # divided by a power of two, so that no entry is beyond ±1; and that power
-    store_pair(at, x, SIDE)               # a large matrix in memory, which its own program alone reads and writes
+    x, power = unit(x)                    # divided by a power of two, so that all entries are within ±1; and that power
+    store_pair(at, x, SIDE)               # a large matrix in memory, which only its own program reads and writes
     y = product(at, other, SIDE, False, False)
 
-Entries must be within float16's range, and small ones beside large ones lose digits: so each matrix is divided by its
-largest entry first, a narrow one column by column. Products are loops over a few columns: what is written out in full
-needs more descriptors of matrices than the GPU has registers for.
+Entries must be within float16's range, and small ones lose digits next to large ones: so each matrix is first scaled by
+its largest entry, a narrow one column by column. Products are loops over a few columns: written out in full, they would
+need more matrix descriptors than the GPU has registers for.
 """
 
 import triton
@@ -25,9 +25,9 @@ __all__ = [
     "unit_columns",
 ]
 
-STEP = tl.constexpr(32)  # of the sum in a product
-SMALLEST = tl.constexpr(1e-36)  # what is smaller is not worth a scale of its own
-HIGHEST = tl.constexpr(126.0)  # exponent: one over it is no subnormal number
+STEP = tl.constexpr(32)  # terms of a product's sum at a time
+SMALLEST = tl.constexpr(1e-36)  # anything smaller does not get a scale of its own
+HIGHEST = tl.constexpr(126.0)  # exponent: the reciprocal is not subnormal
 
 
 @triton.jit
@@ -37,14 +37,14 @@ def _power(largest):
 
 @triton.jit
 def unit(x):
-    """x divided by a power of two, so that no entry is beyond ±1; and that power."""
+    """Return x divided by a power of two, so that all entries are within ±1; and that power."""
     power = _power(tl.max(tl.max(tl.abs(x), axis=1), axis=0))
     return x / power, power
 
 
 @triton.jit
 def unit_columns(x):
-    """The same for each column by itself: no column of the values is rounded beside a larger one."""
+    """Return the same for each column by itself, so that none loses digits to a larger one."""
     power = _power(tl.max(tl.abs(x), axis=0))
     return x / power[None, :], power
 
@@ -57,7 +57,7 @@ def _pair(x):
 
 @triton.jit
 def _dot(a_high, a_low, b_high, b_low, acc):
-    """acc + a · b of pairs, but for the product of what is low in both."""
+    """Return acc + a · b for pairs, without the product of the two low parts."""
     acc = tl.dot(a_low, b_high, acc)
     acc = tl.dot(a_high, b_low, acc)
     return tl.dot(a_high, b_high, acc)
@@ -65,14 +65,14 @@ def _dot(a_high, a_low, b_high, b_low, acc):
 
 @triton.jit
 def times(a_high, a_low, b, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """a · b for a pair a, and b in float32 within float16's range."""
+    """Return a · b for a pair a, and b in float32 within float16's range."""
     b_high, b_low = _pair(b)
     return _dot(a_high, a_low, b_high, b_low, tl.zeros((SIDE, WIDTH), dtype=tl.float32))
 
 
 @triton.jit
 def plus_outer(a, b, acc):
-    """acc + a · bᵀ, both in float32 within float16's range."""
+    """Return acc + a · bᵀ, both in float32 within float16's range."""
     a_high, a_low = _pair(a)
     b_high, b_low = _pair(b)
     return _dot(a_high, a_low, tl.trans(b_high), tl.trans(b_low), acc)
@@ -80,8 +80,8 @@ def plus_outer(a, b, acc):
 
 @triton.jit
 def product(a, b, SIDE: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr):
-    """a · b of pairs in memory, or of their transposes, a few columns and rows at a time."""
-    tl.debug_barrier()  # all threads have written what is read here
+    """Return a · b for pairs in memory, or for their transposes, a few columns and rows at a time."""
+    tl.debug_barrier()  # all threads must have written what is read here
     i, k = tl.arange(0, SIDE), tl.arange(0, STEP)
     acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
     for start in range(0, SIDE, STEP):
@@ -112,14 +112,14 @@ def load_pair(at, SIDE: tl.constexpr):
 
 @triton.jit
 def load_sum(at, SIDE: tl.constexpr):
-    """What a pair in memory stands for."""
+    """Return the sum of a pair in memory, in float32."""
     high, low = load_pair(at, SIDE)
     return high.to(tl.float32) + low.to(tl.float32)
 
 
 @triton.jit
 def store_pair(at, x, SIDE: tl.constexpr):
-    tl.debug_barrier()  # all threads have read what is written here
+    tl.debug_barrier()  # all threads must have read what is overwritten here
     i = tl.arange(0, SIDE)
     places = i[:, None] * SIDE + i[None, :]
     high, low = _pair(x)

@@ -3,14 +3,14 @@
     out = stream(x, y, v, scale=s)                # Σ_j w_ij v_j,  w_ij = exp(−s/2 · ‖x_i − y_j‖²)
     dx, _ = pull(x, y, g, v, scale=s)             # s Σ_j w_ij (g_i · v_j)(y_j − x_i)
 
-Every program has a block of rows and runs over the columns. Nothing is normalised, so there is no maximum to keep, and
-where there are few rows and many columns (landmarks against all tokens) the columns are shared out among programs
-whose sums are added up afterwards: always in the same order, whatever the batch, so that results repeat to the bit.
-Half the squared norms of the columns, in units of the exponent, are computed once, before: infinite for a column that
-does not count.
+Each program has a block of rows and loops over the columns. Nothing is normalised, so there is no maximum to track, and
+where there are few rows and many columns (landmarks against all tokens) the columns are divided among programs, whose
+sums are added up afterwards: always in the same order, whatever the batch, so that results are reproducible to the bit.
+Half the squared norms of the columns, in units of the exponent, are computed once, beforehand: infinite for a column
+that does not count.
 
-With a mask of keys nobody goes beyond the last key that is kept, `ends_of(keep)`: not along the columns, and where rows
-are keys, rows that are not kept are stored as zeros. What is left out would have added zeros: no bit changes.
+With a mask of keys, programs stop at the last key that is kept, `ends_of(keep)`: columns beyond it are skipped, and
+where rows are keys, rows that are not kept are stored as zeros. What is skipped would have added zeros: no bit changes.
 """
 
 import torch
@@ -36,16 +36,16 @@ __all__ = [
     "tiles_for",
 ]
 
-FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: there columns are shared out
+FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: columns are then divided among programs
 MOST_SHARES = 64
-NO_MASK = (0, 0, 0, 0)  # the strides of a mask and of its ends
+NO_MASK = (0, 0, 0, 0)  # the strides of a missing mask and of its ends
 
 
 @triton.jit
 def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
-    """exp(−scale/2 · ‖x_i − y_j‖²); factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2."""
+    """Return exp(−scale/2 · ‖x_i − y_j‖²); factor = scale · log₂e, and x_half = factor · ‖x_i‖²/2."""
     exponent = tl.dot(x, yt, input_precision=PRECISION) * factor - x_half[:, None] - y_half[None, :]
-    # Of a NaN and 0 the smaller would be 0, its weight 1, and nobody would learn of the NaN.
+    # By default the minimum of NaN and 0 is 0: the weight would be 1, and the NaN would go unnoticed.
     w = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
     if CAUSAL == 1:
         w = tl.where(cols[None, :] <= rows[:, None], w, 0.0)
@@ -58,8 +58,8 @@ def _weights(x, x_half, yt, y_half, rows, cols, factor, CAUSAL: tl.constexpr, PR
 def _columns_to_visit(
     share, m, columns_each, end, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, CAUSAL: tl.constexpr
 ):
-    """The first, and the one after the last, for this block of rows. KEEP: 0 without a mask, 1 where columns are
-    masked, 2 where rows are."""
+    """Return the first column for this block of rows, and the one after the last. KEEP: 0 without a mask, 1 if columns
+    are masked, 2 if rows are."""
     first = share * columns_each
     last = tl.minimum(m, first + columns_each)
     if CAUSAL == 1:
@@ -151,7 +151,7 @@ def pull_kernel(
         if PRODUCT:
             acc_out = tl.dot(w.to(vt.dtype), vt, acc_out, input_precision=PRECISION)
         pulls = (w * tl.dot(gt, tl.trans(vt).to(gt.dtype), input_precision=PRECISION)).to(yr.dtype)
-        # The sum is of the rounded pulls, so that what all tokens have in common drops out of Σ pulls (y − x).
+        # Sum the rounded pulls, so that what all tokens have in common cancels in Σ pulls (y − x).
         total += tl.sum(pulls.to(tl.float32), axis=1)
         acc = tl.dot(pulls, yr, acc, input_precision=PRECISION)
     acc = scale * (acc - total[:, None] * wide)
@@ -171,12 +171,12 @@ def pull_kernel(
 
 @kept_constants(64)
 def _numbered(count: int, device: torch.device) -> Tensor:
-    """1, …, count: one launch fewer at each call."""
+    """Return 1, …, count, cached to save a launch per call."""
     return torch.arange(1, count + 1, dtype=torch.int32, device=device)
 
 
 def ends_of(keep: Tensor) -> Tensor:
-    """The last key + 1 that a mask (b, h, m) keeps, 0 where it keeps none: (b, h) int32, expanded where the mask is."""
+    """Return one more than the last key that a mask (b, h, m) keeps, or 0: (b, h) int32, expanded where the mask is."""
     b, h, m = keep.shape
     own = keep[: b if keep.stride(0) else 1, : h if keep.stride(1) else 1]
     return (own * _numbered(m, keep.device)).amax(-1).expand(b, h)
@@ -194,11 +194,11 @@ def stream(
     causal: int = 0,
     y_half: Tensor | None = None,
 ) -> Tensor:
-    """Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype; weights are rounded to it.
+    """Return Σ_j w_ij v_j: (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), in v's dtype.
 
-    `keep`: which columns count, (b, h, m); or `of_rows`, (b, h, n), then zeros for rows that do not. `ends`: those of
-    `keep`, where they are known. `causal`: 1 for columns up to the row's number, −1 for those from it on. `y_half`: as
-    `half_norms` has it.
+    Weights are rounded to v's dtype. `keep`: which columns count, (b, h, m); with `of_rows`, which rows do, (b, h, n),
+    and the others give zeros. `ends`: those of `keep`, if known. `causal`: 1 for columns up to the row's index, −1 for
+    those from it on. `y_half`: as returned by `half_norms`.
     """
     x, y, v = packed(x), packed(y), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
@@ -237,9 +237,9 @@ def pull(
     product: bool = False,
     y_half: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype, g (b, h, n, c); and Σ_j w_ij v_j, in v's, where asked for.
+    """Return scale Σ_j w_ij (g_i · v_j)(y_j − x_i) in x's dtype and, with `product`, Σ_j w_ij v_j in v's.
 
-    All else as for `stream`.
+    g is (b, h, n, c); everything else as for `stream`.
     """
     x, y, g, v = packed(x), packed(y), packed(g), packed(v)
     (b, h, n, p), m, c = x.shape, y.shape[2], v.shape[3]
@@ -268,7 +268,7 @@ def pull(
 def _mask_arguments(
     x: Tensor, keep: Tensor | None, ends: Tensor | None, of_rows: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, ...], int]:
-    """What a kernel takes for a mask: it and its ends, their strides, and which kind it is."""
+    """Return a kernel's arguments for a mask: the mask and its ends, their strides, and its kind."""
     if keep is None:
         return (x, x), NO_MASK, 0
     ends = ends_of(keep) if ends is None else ends
@@ -282,7 +282,7 @@ def is_even(y: Tensor, v: Tensor, keep: Tensor | None, tiles: dict[str, int]) ->
 
 
 def tiles_for(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
-    """Of those tried on an H200: larger ones spill registers in the pull-back with wide tokens."""
+    """Return the best tiles tried on an H200: larger ones spill registers in the pull-back with wide tokens."""
     widest = max(padded(p), padded(c))
     if widest <= 64:
         rows, columns = (128, 64) if not pulls else (64, 128) if widest <= 32 else (64, 64)
@@ -291,7 +291,7 @@ def tiles_for(p: int, c: int, *, pulls: bool = False) -> dict[str, int]:
 
 
 def grid_of(n: int, m: int, tiles: dict[str, int]) -> tuple[int, int, int]:
-    """Blocks of rows, shares of the columns, columns in each share."""
+    """Return the numbers of row blocks, of shares of the columns, and of columns per share."""
     rows = ceil_div(n, tiles["BM"])
     blocks = ceil_div(m, tiles["BN"])
     shares = min(MOST_SHARES, blocks // 4) if n <= FEW_ROWS and m >= MANY_COLUMNS else 1
@@ -300,7 +300,7 @@ def grid_of(n: int, m: int, tiles: dict[str, int]) -> tuple[int, int, int]:
 
 
 def _buffer(shares: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """For one share the result itself, else a sum in float32 for each."""
+    """Allocate the result itself for a single share, else a sum in float32 for each."""
     if shares == 1:
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.empty(shares, *shape, dtype=torch.float32, device=device)
@@ -311,5 +311,5 @@ def added_shares(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
 
 
 def precision_of(x: Tensor, v: Tensor) -> str:
-    """Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit."""
+    """Return the precision of products: three TF32 parts for float32; TF32 keeps every bit of half precision."""
     return "tf32x3" if x.dtype == torch.float32 and v.dtype == torch.float32 else "tf32"

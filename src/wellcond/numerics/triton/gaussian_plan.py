@@ -1,11 +1,11 @@
-"""The Gaussian product and its gradient as a plan: all that follows from shapes and strides is worked out once.
+"""The Gaussian product and its gradient as a plan: everything that follows from shapes and strides is computed once.
 
-    plan = plan_for(x, y, v, is_causal)              # None where columns are shared out, as for few rows
+    plan = plan_for(x, y, v, is_causal)              # None if columns are divided among programs, as for few rows
     out, halves = plan.forward(x, y, v, scale)
     dx, dy, dv = plan.backward(grad, x, y, v, scale, halves)
 
 Four launches of the kernels in gaussian.py and half_norms.py, without a mask of keys. `halves` is one buffer with the
-half norms of x, then of y.
+half norms of x, then those of y.
 """
 
 import math
@@ -26,7 +26,7 @@ _plans: Kept["Plan | None"] = Kept(1024)
 
 
 def plan_for(x: Tensor, y: Tensor, v: Tensor, is_causal: bool) -> "Plan | None":
-    """(b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension."""
+    """Return the plan for (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension, or None."""
     given = layout(x, y, v), is_causal
     if given in _plans:
         return _plans[given]
@@ -37,7 +37,7 @@ def plan_for(x: Tensor, y: Tensor, v: Tensor, is_causal: bool) -> "Plan | None":
 
 
 class Plan:
-    """For tensors of one layout."""
+    """The plan for tensors of one layout."""
 
     def __init__(self, x: Tensor, y: Tensor, v: Tensor, is_causal: bool):
         (b, h, n, p), (m, c) = x.shape, v.shape[2:]
@@ -52,7 +52,7 @@ class Plan:
             y.stride()[:3],
             v.stride()[:3],
         )
-        self.of_x: int = ceil_div(b * h * n, 4) * 4  # so that y's are aligned as x's are
+        self.of_x: int = ceil_div(b * h * n, 4) * 4  # so that y's half norms are aligned like x's
         self.halves_size: int = self.of_x + b * h * m
         self.norms: Launch = Launch(
             half_norms_kernel, (ceil_div(max(n, m), BLOCK), b * h, 2), WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=False
@@ -78,7 +78,7 @@ class Plan:
         return Launch(kernel, (rows, 1, matrices), **options, **order, **constants)
 
     def forward(self, x: Tensor, y: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """(out, halves)."""
+        """Return (out, halves)."""
         halves = torch.empty(self.halves_size, dtype=torch.float32, device=self.device)
         out = torch.empty(self.out_shape, dtype=self.dtype, device=self.device)
         with on_device(self.device):
@@ -95,7 +95,7 @@ class Plan:
     def backward(
         self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, scale: float, halves: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dx, dy, dv); grad (b, h, n, c) is of v's dtype and dense along the last dimension."""
+        """Return (dx, dy, dv); grad (b, h, n, c) has v's dtype and is dense along the last dimension."""
         if self.placed != placed(x, y, v):
             x, y, v = packed(x), packed(y), packed(v)
             other = plan_for(x, y, v, self.is_causal)
@@ -120,7 +120,7 @@ class Plan:
         return dx, dy, dv
 
     def halves_of(self, halves: Tensor) -> tuple[Tensor, Tensor]:
-        """The half norms of x, (b, h, n), and of y, (b, h, m)."""
+        """Return the half norms of x, (b, h, n), and of y, (b, h, m)."""
         (b, h), n = self.out_shape[:2], self.out_shape[2]
         return halves[: b * h * n].view(b, h, n), halves[self.of_x :].view(b, h, -1)
 
@@ -147,7 +147,7 @@ class Plan:
         )  # fmt: skip
 
     def _parts(self, launch: Launch, halves: Tensor) -> tuple[Any, Any]:
-        """The half norms of x and of y as a launch takes them."""
+        """Return the half norms of x and of y as a launch takes them."""
         (first,) = launch.addresses(halves)
         if isinstance(first, Tensor):
             return first[: self.of_x], first[self.of_x :]

@@ -1,7 +1,7 @@
-"""Where a token's values stand in memory: tokens are read from and written to images in place, never copied out.
+"""Where a token's values are in memory: kernels read tokens from images and write them back without copying them out.
 
-Token t, value c of an image (channels, height, width) cut into ph × pw patches lies at `token_offset(t) +
-value_offset(c)`. A plain (n, d) matrix is the image of one channel whose patches are whole rows: `(cols, height,
+Value c of token t of an image (channels, height, width) cut into ph × pw patches is at `token_offset(t) +
+value_offset(c)`. A plain (n, d) matrix is an image of one channel whose patches are whole rows: `(cols, height,
 width, ph, pw) = (1, n, d, 1, d)`.
 """
 

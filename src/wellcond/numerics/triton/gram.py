@@ -1,6 +1,6 @@
 """Gram matrices of token matrices in float64, and the largest eigenvalue of many symmetric matrices at once.
 
-    g = gram(images, n, d, geometry)           # (b, m, m) on the shorter side, padded to a leading dimension of 32's
+    g = gram(images, n, d, geometry)           # (b, m, m) on the shorter side, padded to a multiple of 32
     largest, _ = largest_eigenvalue(g, m)      # by power iteration, each matrix held on chip by one program
 
 Plain twins: `torch.bmm` on float64 copies, and the eigenvalue solvers of `wellcond.numerics.singular`.
@@ -17,7 +17,7 @@ __all__ = ["gram", "largest_eigenvalue", "padded"]
 
 
 def padded(side: int) -> int:
-    """The leading dimension of Gram buffers: whole blocks of 32, as the inverse sweeps them."""
+    """Return the leading dimension of Gram buffers: whole blocks of 32, as the inverse sweeps them."""
     return -(-side // 32) * 32
 
 
@@ -73,7 +73,7 @@ def _gram_kernel(
 
 
 def gram(x: Tensor, n: int, d: int, geometry: Geometry) -> Tensor:
-    """X Xᵀ (n ≤ d) or XᵀX of contiguous images, or (b, n, d) matrices, as (b, ld, ld) float64, padded with zeros."""
+    """Return X Xᵀ (n ≤ d) or XᵀX of contiguous images or (b, n, d) matrices: (b, ld, ld) float64, zero-padded."""
     batch, m, k = x.shape[0], min(n, d), max(n, d)
     ld = padded(m)
     out = torch.empty(batch, ld, ld, dtype=torch.float64, device=x.device)
@@ -97,9 +97,9 @@ def _largest_eigenvalue_kernel(
     g, largest, scratch, m, ld, shift, tolerance, most,
     WIDTH: tl.constexpr, SHIFT: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """Power iteration until the estimate of what is left is below `tolerance`.
+    """Run power iteration until the estimate of the remaining error is below `tolerance`.
 
-    Matrix and vectors are float16, whose rounding averages out in a norm; tensor cores carry sixteen vectors as fast
+    Matrix and vectors are float16, whose rounding averages out in a norm; tensor cores process sixteen vectors as fast
     as one.
     """
     batch = tl.program_id(0).to(tl.int64)
@@ -108,7 +108,7 @@ def _largest_eigenvalue_kernel(
     diagonal = tl.load(g + col * ld + col, mask=col < m, other=0.0)
     size = tl.max(tl.abs(diagonal), axis=0)  # the largest entry of a semidefinite matrix is on its diagonal
     scale = tl.where(size > 0, 1.0 / size, 1.0)
-    # Four panels, each rounded as it comes: loading the whole matrix at once would not fit the registers.
+    # Four panels, each rounded as it is loaded: the whole matrix at once would not fit into registers.
     p0 = _panel(g, 0, m, ld, scale, col, WIDTH)
     p1 = _panel(g, 1, m, ld, scale, col, WIDTH)
     p2 = _panel(g, 2, m, ld, scale, col, WIDTH)
@@ -134,9 +134,9 @@ def _largest_eigenvalue_kernel(
             u3 = tl.dot(p3, v)
             length = tl.sqrt(tl.sum(u0 * u0 + u1 * u1 + u2 * u2 + u3 * u3, axis=0))
             wide = v.to(tl.float32)
-            value = tl.max(length / tl.maximum(tl.sqrt(tl.sum(wide * wide, axis=0)), 1e-30))  # ‖G v‖/‖v‖ grows to λmax
+            value = tl.max(length / tl.maximum(tl.sqrt(tl.sum(wide * wide, axis=0)), 1e-30))  # ‖G v‖/‖v‖ rises to λmax
             shrink = (1.0 / tl.maximum(length, 1e-30))[None, :]
-            tl.debug_barrier()  # the panels of the product come together through memory, as the next vectors
+            tl.debug_barrier()  # the panels of the product are joined in memory, to give the next vectors
             tl.store(scratch + (quarter * 16)[:, None] + start, (u0 * shrink).to(tl.float16))
             tl.store(scratch + ((quarter + WIDTH // 4) * 16)[:, None] + start, (u1 * shrink).to(tl.float16))
             tl.store(scratch + ((quarter + WIDTH // 2) * 16)[:, None] + start, (u2 * shrink).to(tl.float16))
@@ -144,8 +144,8 @@ def _largest_eigenvalue_kernel(
             tl.debug_barrier()
             v = tl.load(scratch + (col * 16)[:, None] + start)
         turns += TURN
-        # Late, the error falls no slower than 1/turns, and turns · gain bounds it. Early, in a cluster of eigenvalues
-        # that no gap has parted yet, it is about the cluster's width, and gains are as that width squared.
+        # Late, the error falls no slower than 1/turns, so turns · gain bounds it. Early, in a cluster of eigenvalues
+        # that are not yet separated, it is about the cluster's width, and gains are about that width squared.
         gain = tl.maximum(value - previous, 0.0) / tl.maximum(value, 1e-30)
         left = tl.maximum(gain * turns, tl.sqrt(3.0 * gain))
     result = value.to(tl.float64) * size
@@ -158,10 +158,10 @@ def _largest_eigenvalue_kernel(
 def largest_eigenvalue(
     g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-3, most: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """λmax of each semidefinite (m, m) leading part of `g`, (b, ld, ld) float64, m ≤ FUSED_SIDE; and 16 vectors.
+    """Return λmax of each semidefinite leading (m, m) part of `g`, (b, ld, ld) float64, m ≤ FUSED_SIDE; and 16 vectors.
 
-    The vectors, (b, m, 16) float16, are those with which the iteration ended: among them the eigenvector, as well as
-    float16 can tell. With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix) and its padding the identity.
+    The vectors, (b, m, 16) float16, are the last of the iteration: among them is the eigenvector, to float16 accuracy.
+    With `shift`, `g` becomes g + shift·λmax·I (g + I for a zero matrix) and its padding the identity.
     """
     batch, ld = g.shape[:2]
     width = max(64, triton.next_power_of_2(ld))

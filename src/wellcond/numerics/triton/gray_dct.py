@@ -1,4 +1,4 @@
-"""DCT graying on tensor cores: tokens are read once from the images and written once, everything between is float16.
+"""DCT graying on tensor cores: tokens are read from the images once and written once; all in between is float16.
 
     fold       tokens → sums and differences about the middle, of values and of tokens, scaled to float16
     along      Y = X D_dᵀ, along each token
@@ -6,11 +6,11 @@
                D_nᵀ Z D_d, two plain products
     unfold     back into the images, times peak^(1−ε)
 
-The largest coefficient enters only as a factor, so nothing waits for it before the end. Cosines are even or odd about
-the middle: on sums and differences each basis falls into two of half the size, which halves the work, and since
+The largest coefficient enters only as a factor, so nothing waits for it until the end. Cosines are even or odd about
+the middle: on sums and differences each basis splits into two of half the size, which halves the work, and since
 folding is done once for both sides, the products in between are plain ones. Bases hold plain cosines, whose constant
-row is exact in float16, and are scaled in float32 afterwards: the largest coefficient of a picture is its mean, and
-would otherwise carry the rounding of one number everywhere. Sums are float32.
+row is exact in float16, and are scaled in float32 afterwards: otherwise the largest coefficient of a picture, its mean,
+would spread the rounding of one number everywhere. Sums are float32.
 
 Plain twin: `wellcond.numerics.dct.dct_power`.
 """
@@ -30,7 +30,7 @@ LARGEST_CHUNK = 2**30  # elements in flight, so that offsets within a chunk fit 
 
 @triton.jit
 def _power_of_two_below(value):
-    """2^floor(log2(value)), read off the exponent bits; 0 for zero."""
+    """Return 2^floor(log2(value)), read off the exponent bits; 0 for zero."""
     return (value.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
@@ -39,7 +39,7 @@ def _corner_offsets(
     i, k, n, d,
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of tokens i and n−1−i and of values k and d−1−k."""
+    """Return the offsets of tokens i and n−1−i and of values k and d−1−k."""
     top = token_offset(i, COLS, WIDTH, PH, PW)[:, None]
     bottom = token_offset(n - 1 - i, COLS, WIDTH, PH, PW)[:, None]
     near = value_offset(k, HEIGHT, WIDTH, PH, PW)[None, :]
@@ -53,7 +53,7 @@ def _fold_kernel(
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(2, batch, hp_n, 2·hp_d): even and odd tokens × even and odd values, each token pair scaled by a power of two."""
+    """Store (2, batch, hp_n, 2·hp_d): even, odd tokens × even, odd values, each token pair scaled by a power of two."""
     batch = tl.program_id(1)
     i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, BLOCK)
@@ -81,7 +81,7 @@ def _fold_kernel(
     mask = (i < hp_n)[:, None] & (k < hp_d)[None, :]
     tl.store(at, (top_even + bottom_even).to(tl.float16), mask=mask)
     tl.store(at + hp_d, (top_odd + bottom_odd).to(tl.float16), mask=mask)
-    at += tl.num_programs(1) * (hp_n * 2 * hp_d)  # odd tokens stand behind the even ones of all images
+    at += tl.num_programs(1) * (hp_n * 2 * hp_d)  # odd tokens come after the even ones of all images
     tl.store(at, tl.where(has_bottom, top_even - bottom_even, 0.0).to(tl.float16), mask=mask)
     tl.store(at + hp_d, tl.where(has_bottom, top_odd - bottom_odd, 0.0).to(tl.float16), mask=mask)
 
@@ -141,7 +141,7 @@ def _along_kernel(
     a, y, basis, norms, scales, largest, rows, hp_n, hp_d,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The even or the odd half of every row times its basis; rows leave their own scales for the image's."""
+    """Multiply the even or odd half of every row by its basis, and change from the rows' own scales to the image's."""
     part = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     f = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -176,7 +176,7 @@ def _across_kernel(
     y, z, basis, norms, column_norms, peak, hp_n, width, epsilon,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """power(D_n Y) for the even or the odd tokens of an image, with the norms that the way back needs."""
+    """Compute power(D_n Y) for the even or odd tokens of an image, times the norms that the inverse transform needs."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     col = tl.program_id(1) * BN + tl.arange(0, BN)
     batches = tl.num_programs(2) // 2
@@ -202,9 +202,9 @@ def _across_kernel(
 
 @kept_constants(32)
 def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
-    """Even and odd cosines on the first half of `length`, (2, hp, hp) float16, and each row's norm, (2, hp) float32.
+    """Return even and odd cosines on the first half of `length`, (2, hp, hp) float16, and row norms, (2, hp) float32.
 
-    hp is the half rounded up to 16's, padded with zeros, so that loads are whole and aligned.
+    hp is that half rounded up to a multiple of 16, with zero padding, so that loads are whole and aligned.
     """
     half = (length + 1) // 2
     hp = -(-half // 16) * 16
@@ -224,7 +224,7 @@ def _halves(length: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def gray_dct_images(x: Tensor, n: int, d: int, geometry: Geometry, epsilon: float, *, restore_scale: bool) -> Tensor:
-    """DCT graying of contiguous images, or (b, n, d) matrices, laid out by `geometry`; the same comes back."""
+    """Gray contiguous images or (b, n, d) matrices, laid out by `geometry`, by the DCT; return the same layout."""
     per_image = max(x[0].numel(), 4 * ((n + 31) // 2) * ((d + 31) // 2))
     chunk = max(1, LARGEST_CHUNK // per_image)
     out = torch.empty_like(x)
@@ -260,7 +260,7 @@ def _gray_chunk(
     _across_kernel[(triton.cdiv(hp_n, across["BM"]), triton.cdiv(width, across["BN"]), 2 * batch)](
         z, y, basis_n, norms_n, norms_d, peak, hp_n, width, epsilon, **across
     )
-    # The way back has nothing to fuse: plain half-precision products, which cuBLAS does best.
+    # The inverse transform has nothing to fuse: plain half-precision products, which cuBLAS does best.
     for part in range(2):
         torch.bmm(basis_n[part].mT.expand(batch, hp_n, hp_n), y[part], out=z[part])
     back = torch.bmm(z.view(rows, 2, hp_d).transpose(0, 1), basis_d)

@@ -1,4 +1,4 @@
-"""Half the squared norms of queries and keys, in units of the exponent: once for both sides and both passes.
+"""Half the squared norms of queries and keys, in units of the exponent, computed once for both sides and both passes.
 
 x_half, y_half = half_norms(x, y, keep, scale=s)
 """
@@ -15,7 +15,7 @@ from .tiles import ceil_div, counting, keep_strides, packed, padded, rows_of
 
 __all__ = ["BLOCK", "half_norms", "half_norms_kernel"]
 
-BLOCK = 128  # tokens of a program
+BLOCK = 128  # tokens per program
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def half_norms_kernel(
 
 
 def half_norms(x: Tensor, y: Tensor, keep: Tensor | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
-    """scale · log₂e · ‖·‖²/2 of x (b, h, n, p) and y (b, h, m, p): (b, h, n) and (b, h, m) float32.
+    """Return scale · log₂e · ‖·‖²/2 of x (b, h, n, p) and y (b, h, m, p): (b, h, n) and (b, h, m) float32.
 
     Infinite for a token of y that `keep` (b, h, m) leaves out.
     """

@@ -1,13 +1,13 @@
-"""Landmark attention as a plan: all that follows from shapes and strides is worked out once, then four launches.
+"""Landmark attention as a plan: everything that follows from shapes and strides is computed once, then four launches.
 
     plan = plan_for(query, key, value, rows, positions, split, valid, keep)
     out, space, work = plan.forward(query, key, value, rows, positions, valid, keep, scale, gamma)
     dq, dk, dv, d_rows = plan.backward(grad, query, key, value, rows, positions, keep, scale, space, work)
 
-The gradient needs `space`, which holds landmarks, their halves and what was solved, in float32, and where the mask of
-keys ends; and `work`, which holds −Z in float64. All else lies in buffers that are given back at the end of each pass:
-a model keeps every layer's until its backward pass. Counters say which program of a head is the last; they are zero
-between launches, and each stream has its own.
+The gradient needs `space`, which holds the landmarks, their half norms and the solution, in float32, and where the mask
+of keys ends; and `work`, which holds −Z in float64. Everything else is in buffers that are freed at the end of each
+pass, since what the gradient needs is kept for every layer of a model until its backward pass. Counters tell which
+program of a head is the last; they are zero between launches, and each stream has its own.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from .tiles import packed
 
 __all__ = ["Plan", "padded_sizes", "plan_for", "space_size"]
 
-BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones are faster
+BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # tokens at a time, as many as fit: a few large blocks are faster
 
 _plans: Kept["Plan"] = Kept(1024)
 
@@ -40,8 +40,8 @@ def plan_for(
     valid: Tensor | None,
     keep: Tensor | None,
 ) -> "Plan":
-    """Rows are (b, h, d, p), or positions (d), (1, d) or (b, d) say which tokens are landmarks, first those `split` of
-    the queries.
+    """Return the plan for landmarks given as `rows`, (b, h, d, p), or as `positions` of tokens, (d), (1, d) or (b, d),
+    the first `split` of them in the queries.
 
     Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; so are the masks `valid`
     (b, h, d) and `keep` (b, h, m).
@@ -52,7 +52,7 @@ def plan_for(
 
 
 class Plan:
-    """For tensors of one layout."""
+    """The plan for tensors of one layout."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Plan:
         self.shape: dict[str, int] = {"SIDE": self.side, "WIDTH": self.width, "VALUES": self.values}
         self.tokens: dict[str, Any] = {
             "PARTS": query.dtype == torch.bfloat16,
-            # Float32 tokens are multiplied as three TF32 parts; of those in half precision TF32 keeps every bit.
+            # Float32 tokens are multiplied as three TF32 parts; TF32 keeps every bit of half-precision ones.
             "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
         }
         source = query if rows is None else rows
@@ -144,7 +144,7 @@ class Plan:
         gamma: float,
         counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(out, space, work); `counters` where the plan's own may not be taken."""
+        """Return (out, space, work); pass `counters` where the plan's own must not be used."""
         space = torch.empty(self.kept["end"], dtype=torch.float32, device=self.device)
         parts = torch.empty(self.parts_size, dtype=torch.float32, device=self.device)
         work = torch.empty(self.matrices, self.side, self.side, dtype=torch.float64, device=self.device)
@@ -179,7 +179,7 @@ class Plan:
         work: Tensor,
         counters: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
+        """Return (dq, dk, dv, d_rows); grad (b, h, n, c) is dense along the last dimension."""
         if self.placed != placed(query, key, value, keep):
             query, key, value = packed(query), packed(key), packed(value)
             keep = None if keep is None else packed(keep)
@@ -212,7 +212,7 @@ class Plan:
         return dq, dk, dv, d_rows
 
     def _around(self, where: Any, space: Any, work: Any, counters: Any, scratch: Any) -> tuple[Any, ...]:
-        """What both pulls are given beside tokens."""
+        """Return the arguments that both pulls take besides tokens."""
         kept, at = self.kept, self.scratch
         return (
             where, space, kept["halves"], kept["solved"], kept["ends"], work, counters,
@@ -221,7 +221,7 @@ class Plan:
 
 
 def space_size(query: Tensor, value: Tensor, rows: Tensor | None, positions: Tensor | None) -> tuple[int, int]:
-    """(the size of `space`, the side of `work`), for tensors that hold nothing yet."""
+    """Return (the size of `space`, the side of `work`) from shapes alone, for fake tensors."""
     b, h, _, p = query.shape
     sizes = padded_sizes(_landmarks(rows, positions), p, value.shape[3])
     return _kept(b * h, sizes)["end"], sizes[0]
@@ -235,13 +235,13 @@ def _landmarks(rows: Tensor | None, positions: Tensor | None) -> int:
 
 
 def padded_sizes(landmarks: int, width: int, values: int) -> tuple[int, int, int]:
-    """Powers of two."""
+    """Round the sizes up to powers of two."""
     wider = padded_alike(width, values)
     return max(32, triton.next_power_of_2(landmarks)), wider, wider
 
 
 def _kept(matrices: int, sizes: tuple[int, int, int]) -> dict[str, int]:
-    """Where each part of `space` begins; the ends, one for each matrix, have room that keeps what follows aligned."""
+    """Return where each part of `space` begins; the ends, one per matrix, are padded to keep what follows aligned."""
     side, width, values = sizes
     return side_by_side(matrices, rows=side * width, halves=side, ends=16, solved=side * values)
 

@@ -2,19 +2,19 @@
 
 With κ(x, l) = exp(−scale/2 · ‖x − l‖²), L the landmarks (d ≤ 128) and n tokens:
 
-    sums_kernel      U = κ(L, K) V, partial sums over shares of the keys; it also collects the landmarks, and solves
+    sums_kernel      U = κ(L, K) V, partial sums over shares of the keys; it also gathers the landmarks, and solves
     output_kernel    out = κ(Q, L) Y
     pull_kernel      for tokens x with vectors z and landmarks with vectors s, f = Σ_ij κ(x_i, l_j) z_i · s_j:
                      ∂f/∂x, Σ_j κ(x_i, l_j) s_j or partial sums of Σ_i κ(x_i, l_j) z_i, partial sums of ∂f/∂L;
-                     for the queries it ends with what happens between landmarks, for the keys with their gradient
+                     for the queries it ends with the step between landmarks, for the keys with the landmarks' gradient
 
-Landmarks are collected once into a dense, padded buffer, with half of their squared norms in units of the exponent:
-where there is none that is infinite, and every weight zero. Partial sums are added up by the last program of each head
-(landmark_solve.py), in a fixed order, so that results repeat to the bit. With a mask of keys a share ends with the last
-key that is kept: what comes after it would add zeros, and has a gradient of zero.
+Landmarks are gathered once into a dense, padded buffer, with half their squared norms in units of the exponent: for
+padding these are infinite, which makes every weight zero. Partial sums are added up by the last program of each head
+(landmark_solve.py), in a fixed order, so that results are reproducible to the bit. With a mask of keys, a share ends at
+the last key that is kept: what follows would add zeros, and has a gradient of zero.
 
-What comes out of the solve between the sides is made of large terms that cancel. So wherever it is multiplied, it and
-what it is multiplied with keep 16 bits at least: two bfloat16 parts for tokens in bfloat16, three TF32 products else.
+The result of the solve between the two sides consists of large terms that cancel. So wherever it is multiplied, both
+factors keep at least 16 bits: two bfloat16 parts for tokens in bfloat16, otherwise three TF32 products.
 """
 
 import triton
@@ -34,7 +34,7 @@ def two_parts(a):
 
 @triton.jit
 def dot_tokens(a, b, acc, PARTS: tl.constexpr):
-    """acc + a b, with b tokens and a float32."""
+    """Return acc + a b, where b holds tokens and a is float32."""
     if PARTS:
         high, low = two_parts(a)
         acc = tl.dot(low, b, acc)
@@ -46,7 +46,7 @@ def dot_tokens(a, b, acc, PARTS: tl.constexpr):
 
 @triton.jit
 def dot_wide(a, b, PARTS: tl.constexpr):
-    """a b, both float32."""
+    """Return a b, both float32."""
     if PARTS:
         a_high, a_low = two_parts(a)
         b_high, b_low = two_parts(b)
@@ -60,7 +60,7 @@ def dot_wide(a, b, PARTS: tl.constexpr):
 
 @triton.jit
 def _weights(xt, x_half, lt, halves, factor, PRECISION: tl.constexpr):
-    """κ(x_i, l_j), (tokens, landmarks); products of tokens in half precision are exact."""
+    """Return κ(x_i, l_j), (tokens, landmarks); products of half-precision tokens are exact."""
     exponent = tl.dot(xt, lt, input_precision=PRECISION) * factor - x_half[:, None] - halves[None, :]
     return tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
@@ -106,7 +106,7 @@ def sums_kernel(
     if HAS_KEEP:
         end = tl.load(ends + b * eb + h * eh)
         last = tl.minimum(last, end)
-        if share == 0:  # for the pull-back: the bits of an integer among floats
+        if share == 0:  # for the pull-back: the bits of an integer, stored as a float
             tl.store(space + to_ends + which, end.to(tl.float32, bitcast=True))
     for start in range(first, last, BLOCK):
         r = start + tl.arange(0, BLOCK)
@@ -153,7 +153,7 @@ def pull_kernel(
     SIDE: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
     GATHER: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Queries: s is what was solved. Keys: s is dU, and `d_first` the queries' gradient, or that of the landmarks."""
+    """For queries, s is the solution. For keys, s is dU, and `d_first` the gradient of the queries or the landmarks."""
     share, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = which // heads, which % heads
     x += b * xb + h * xh

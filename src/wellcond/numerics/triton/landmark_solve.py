@@ -1,15 +1,15 @@
-"""The short side of landmark attention: what happens between landmarks, each head by the last program that is done.
+"""The short side of landmark attention: the step between landmarks, run by the last program of each head to finish.
 
-    is_last          whether all other programs of a head have stored what they had
+    is_last          whether all other programs of a head have stored their results
     solve_head       Z = (κ(L, L) + γI)⁻¹, and Y = ZU from the parts of U
-    back_head        dU = Z dY from the parts of dY, and what the landmarks are due so far: dκ(L, L) = −dU Yᵀ
-    finish_head      adds what landmarks are due to the gradients of the tokens they are
+    back_head        dU = Z dY from the parts of dY, and the gradient of the landmarks so far: dκ(L, L) = −dU Yᵀ
+    finish_head      adds the gradient of the landmarks to those of the tokens they are
 
-These are the ends of the kernels in landmark_sides.py: a launch of their own would take the CPU as long as all they do.
-With γ on the diagonal the matrix is positive definite, and nothing has to be pivoted: blocks of 32 are swept in turn
-(spd_inverse.py says how), the matrix lying in memory that its own program alone reads and writes. In float64: the
-condition number is (d + γ)/γ at most, but what is solved for lies along the large eigenvalues, where an inverse in
-float32 would err by its square.
+These run at the end of the kernels in landmark_sides.py: separate launches would take the CPU as long as all of their
+work. With γ on the diagonal the matrix is positive definite and needs no pivoting: blocks of 32 are swept in turn (see
+spd_inverse.py), with the matrix in memory that only its own program reads and writes. All in float64: the condition
+number is at most (d + γ)/γ, but the right-hand sides lie along the large eigenvalues, where an inverse in float32 would
+err by its square.
 
 Plain twin: `torch.linalg.solve` with `gaussian_weights`.
 """
@@ -25,23 +25,23 @@ __all__ = ["added_shares", "back_head", "finish_head", "is_last", "solve_head"]
 
 @triton.jit
 def is_last(counter, programs):
-    """Whether this program is the last of so many to come here; to it, what the others stored before is visible.
+    """Whether this program is the last of `programs` to arrive here; it then sees what the others stored before.
 
-    The counter starts at zero, and whoever is the last sets it back.
+    The counter starts at zero, and the last program must reset it.
     """
-    tl.debug_barrier()  # all threads have stored what they had
+    tl.debug_barrier()  # all threads must have stored their results
     return tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
 
 
 @triton.jit
 def _swept_block(block):
-    """−(an SPD block)⁻¹ by sweeping its 32 pivots in turn; sums run along rows, which a warp has to itself."""
+    """Return −(an SPD block)⁻¹ by sweeping its 32 pivots in turn; sums run along rows, each within one warp."""
     r = tl.arange(0, BLOCK)
     row = r[:, None]
     col = r[None, :]
     for k in range(BLOCK):
         column = tl.sum(tl.where(col == k, block, 0.0), axis=1)
-        line = tl.trans(column[:, None])  # it is symmetric
+        line = tl.trans(column[:, None])  # the block is symmetric
         reciprocal = 1.0 / tl.sum(tl.where(col == k, line, 0.0), axis=1)[:, None]
         scaled = line * reciprocal
         swept = block - column[:, None] * scaled
@@ -53,12 +53,12 @@ def _swept_block(block):
 
 @triton.jit
 def added_shares(parts, which, matrices, i, shares, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows i of the sum over shares of (shares, matrices, SIDE, WIDTH), always in the same order."""
+    """Return rows i of the sum over shares of (shares, matrices, SIDE, WIDTH), always added in the same order."""
     at = parts + which * SIDE * WIDTH + i[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     stride = (which * 0 + matrices) * SIDE * WIDTH
     none = i[:, None] * 0
     acc = tl.load(at)
-    for share in range(1, shares, 4):  # four loads on their way at a time
+    for share in range(1, shares, 4):  # four loads in flight at a time
         one, two = tl.load(at + share * stride), _share(at, share + 1, shares, stride, none)
         three, four = _share(at, share + 2, shares, stride, none), _share(at, share + 3, shares, stride, none)
         acc += (one + two) + (three + four)
@@ -72,14 +72,14 @@ def _share(at, share, shares, stride, none):
 
 @triton.jit
 def _weights(space, to_halves, which, scale, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """The landmarks, κ(L, L) with zeros where there is none and on the diagonal, and which there are."""
+    """Return the landmarks, κ(L, L) with zeros for padding and on the diagonal, and which landmarks there are."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     landmarks = tl.load(space + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
     half = tl.load(space + to_halves + which * SIDE + i)
     product = tl.dot(landmarks, tl.trans(landmarks), input_precision="tf32x3") * (scale * LOG2E)
     exponent = product - half[:, None] - half[None, :]
     kernel = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
-    kernel = 0.5 * (kernel + tl.trans(kernel))  # symmetric to the bit, as sweeping takes it to be
+    kernel = 0.5 * (kernel + tl.trans(kernel))  # symmetric to the bit, as sweeping assumes
     return landmarks, tl.where(i[:, None] == i[None, :], 0.0, kernel), half < float("inf")
 
 
@@ -91,16 +91,16 @@ def solve_head(
     work += which * SIDE * SIDE
     i, b = tl.arange(0, SIDE), tl.arange(0, BLOCK)
     _, kernel, there = _weights(space, to_halves, which, scale, SIDE, WIDTH)
-    diagonal = tl.where(there, 1.0 + gamma, 1.0).to(tl.float64)  # where there is none, an identity
+    diagonal = tl.where(there, 1.0 + gamma, 1.0).to(tl.float64)  # an identity for padding
     shifted = kernel.to(tl.float64) + tl.where(i[:, None] == i[None, :], diagonal[:, None], 0.0)
     tl.store(work + i[:, None] * SIDE + i[None, :], shifted)
     for start in range(0, SIDE, BLOCK):
         p = start + b
         beside = ((i < start) | (i >= start + BLOCK))[None, :]
-        tl.debug_barrier()  # all threads have swept the block before
+        tl.debug_barrier()  # all threads must have swept the previous block
         negative = _swept_block(tl.load(work + p[:, None] * SIDE + p[None, :]))
         line = tl.load(work + p[:, None] * SIDE + i[None, :])
-        tl.debug_barrier()  # all threads have read it
+        tl.debug_barrier()  # all threads must have read it
         for top in range(0, SIDE, BLOCK):
             r = top + b
             at = work + r[:, None] * SIDE + i[None, :]
@@ -113,7 +113,7 @@ def solve_head(
                 scaled = -tl.dot(column, negative, input_precision="ieee", out_dtype=tl.float64)
                 update = tl.dot(scaled, line, input_precision="ieee", out_dtype=tl.float64)
                 swept = tl.load(at) - update
-                tl.debug_barrier()  # all threads have read this strip
+                tl.debug_barrier()  # all threads must have read this strip
                 tl.store(at, swept, mask=beside)
                 tl.store(work + r[:, None] * SIDE + p[None, :], scaled)
     tl.debug_barrier()
@@ -124,7 +124,7 @@ def solve_head(
 
 @triton.jit
 def _solved(work, parts, which, matrices, shares, SIDE: tl.constexpr, VALUES: tl.constexpr):
-    """Z · (the sum of the parts), in float32; `work` holds −Z."""
+    """Return Z · (the sum of the parts), in float32; `work` holds −Z."""
     i, b = tl.arange(0, SIDE), tl.arange(0, BLOCK)
     found = tl.zeros((SIDE, VALUES), dtype=tl.float64)
     for start in range(0, SIDE, BLOCK):
@@ -145,7 +145,7 @@ def back_head(
     tl.store(scratch + to_sums + at, found)
     landmarks, kernel, _ = _weights(space, to_halves, which, scale, SIDE, WIDTH)
     product = tl.dot(found, tl.trans(tl.load(space + to_solved + at)), input_precision="tf32x3")
-    # ∂κ_ij/∂l_i = scale · κ_ij (l_j − l_i), for both places of l_i; dκ = −dU Yᵀ.
+    # ∂κ_ij/∂l_i = scale · κ_ij (l_j − l_i), for both positions of l_i; dκ = −dU Yᵀ.
     pulls = -(product + tl.trans(product)) * kernel
     due = tl.dot(pulls, landmarks, input_precision="tf32x3") - tl.sum(pulls, axis=1)[:, None] * landmarks
     due = scale * due + added_shares(scratch + to_parts_l, which, matrices, i, shares, SIDE, WIDTH)
@@ -157,7 +157,7 @@ def finish_head(
     scratch, to_rows, to_parts, positions, dx, dy, which, matrices, shares, n, m, heads, d, split, width, pb,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    """dx and dy are dense; where landmarks are no tokens, dx is their own gradient, to be written."""
+    """dx and dy are dense; if the landmarks are not tokens, their own gradient is written to dx."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     due = tl.load(scratch + to_rows + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
     due += added_shares(scratch + to_parts, which, matrices, i, shares, SIDE, WIDTH)

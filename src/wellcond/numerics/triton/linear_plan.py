@@ -1,10 +1,10 @@
-"""Linear attention as a plan: all that follows from shapes and strides is worked out once, then four launches.
+"""Linear attention as a plan: everything that follows from shapes and strides is computed once, then four launches.
 
     plan = plan_for(query, key, value)
     out, small = plan.forward(query, key, value, factor)
     dq, dk, dv = plan.backward(grad, query, key, value, factor, small)
 
-`small` is S, (b · h, width, width) in float32, padded. Shares of a sum have a buffer that nobody keeps.
+`small` is S, (b · h, width, width) in float32, padded. The shares of a sum are in a temporary buffer.
 """
 
 from typing import Any
@@ -24,14 +24,14 @@ _plans: Kept["Plan"] = Kept(1024)
 
 
 def plan_for(query: Tensor, key: Tensor, value: Tensor) -> "Plan":
-    """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension."""
+    """Return the plan for tokens (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension."""
     given = layout(query, key, value)
     plan = _plans.get(given)
     return plan or _plans.add(given, Plan(query, key, value))
 
 
 class Plan:
-    """For tensors of one layout."""
+    """The plan for tensors of one layout."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor):
         (b, h, n, p), (m, c) = query.shape, value.shape[2:]
@@ -42,7 +42,7 @@ class Plan:
         self.dtype: torch.dtype = value.dtype
         wider = padded_alike(p, c)
         self.shape: dict[str, int] = {"WIDTH": wider, "VALUES": wider}
-        # tokens at a time; more would spill
+        # tokens at a time; more would spill registers
         self.block = LARGE_BLOCK if wider == 32 and query.dtype == torch.bfloat16 else LARGE_BLOCK // 2
         self.parts: dict[str, Any] = {"BLOCK": self.block, "PARTS": query.dtype == torch.bfloat16}
         self.query_shares: int
@@ -67,7 +67,7 @@ class Plan:
         return Launch(kernel, (programs, self.matrices), num_warps=4, num_stages=2, **self.shape, **self.parts)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """(out, small)."""
+        """Return (out, small)."""
         small = torch.empty(self.small, dtype=torch.float32, device=self.device)
         parts = self._parts(self.key_shares, small)
         out = torch.empty(self.out_shape, dtype=self.dtype, device=self.device)
@@ -83,7 +83,7 @@ class Plan:
     def backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float, small: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv); grad (b, h, n, c) is of value's dtype and dense along the last dimension."""
+        """Return (dq, dk, dv); grad (b, h, n, c) has value's dtype and is dense along the last dimension."""
         if self.placed != placed(query, key, value):
             query, key, value = packed(query), packed(key), packed(value)
             return plan_for(query, key, value).backward(grad, query, key, value, factor, small)
@@ -108,7 +108,7 @@ class Plan:
         return dq, dk, dv
 
     def _parts(self, shares: int, instead: Tensor) -> Tensor:
-        """Room for the shares of a sum, where there are several."""
+        """Allocate the shares of a sum, if there are several."""
         if shares == 1:
             return instead
         return torch.empty(shares, *self.small, dtype=torch.float32, device=self.device)

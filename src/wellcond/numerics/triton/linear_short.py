@@ -1,11 +1,11 @@
-"""Linear attention of short sequences: a head has one program, forward and backward one launch each.
+"""Linear attention of short sequences: one program per head, and one launch each for forward and backward.
 
     out = forward(q, k, v, factor)                  # (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c)
     dq, dk, dv = backward(g, q, k, v, factor)
 
-The small matrix S = f KᵀV stays in the program, which makes it anew in the backward pass: beside tokens and their
-gradients nothing is read or written. linear_sides.py has the kernels for long sequences and says how they round; these
-do likewise.
+The small matrix S = f KᵀV stays in the program, which recomputes it in the backward pass: nothing but tokens and their
+gradients is read or written. linear_sides.py has the kernels for long sequences and says how they round; these do the
+same.
 """
 
 import torch
@@ -20,12 +20,12 @@ from .tiles import packed, rows_of, store_rows, tokens_like
 
 __all__ = ["backward", "forward", "pull_short_kernel", "short_kernel"]
 
-TOKENS, WARPS = 32, 4  # at a time; of those tried on an H200, with 1,536 heads of 64 and 65 tokens
+TOKENS, WARPS = 32, 4  # tokens at a time; the best tried on an H200, with 1,536 heads of 64 and 65 tokens
 
 
 @triton.jit
 def _small(y, v, m, yn, vn, width, values, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """YᵀV of a head."""
+    """Return YᵀV of a head."""
     acc = tl.zeros((WIDTH, WIDTH), dtype=tl.float32)
     for start in range(0, m, BLOCK):
         r = start + tl.arange(0, BLOCK)
@@ -98,7 +98,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
 
 
 def backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); grad (b, h, n, c) is of value's dtype."""
+    """Return (dq, dk, dv); grad (b, h, n, c) has value's dtype."""
     grad, query, key, value = packed(grad), packed(query), packed(key), packed(value)
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     dq, dk, dv = tokens_like(query, n), tokens_like(key, m), tokens_like(value, m)

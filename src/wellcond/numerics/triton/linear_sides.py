@@ -2,11 +2,11 @@
 
     sums_kernel      S = f KᵀV, partial sums over shares of the keys, added up by the last program of each head
     output_kernel    out = Q S
-    queries_kernel   with g the gradient of out: dQ = g Sᵀ, and dS = f Qᵀg, as S was summed
+    queries_kernel   with g the gradient of out: dQ = g Sᵀ, and dS = f Qᵀg, summed like S
     keys_kernel      dK = V dSᵀ, dV = K dS
 
-Tokens in half precision are multiplied as they are, which is exact in float32; S and dS keep 16 bits at least beside
-them: two bfloat16 parts for tokens in bfloat16, three TF32 products else.
+Half-precision tokens are multiplied as they are, which is exact in float32; S and dS keep at least 16 bits when
+multiplied by them: two bfloat16 parts for tokens in bfloat16, otherwise three TF32 products.
 """
 
 import triton
@@ -21,14 +21,14 @@ __all__ = ["keys_kernel", "output_kernel", "plus_products", "queries_kernel", "s
 
 @triton.jit
 def _of_head(base, which, WIDTH: tl.constexpr, VALUES: tl.constexpr):
-    """(WIDTH, VALUES) of a head."""
+    """Load the matrix of a head, (WIDTH, VALUES)."""
     i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     return tl.load(base + (which * WIDTH + i[:, None]) * VALUES + o[None, :])
 
 
 @triton.jit
 def times(tokens, small, PARTS: tl.constexpr):
-    """tokens · small, small in float32."""
+    """Return tokens · small, with small in float32."""
     if PARTS:
         high, low = two_parts(small)
         found = tl.dot(tokens, low)
@@ -40,7 +40,7 @@ def times(tokens, small, PARTS: tl.constexpr):
 
 @triton.jit
 def plus_products(x, z, acc, PARTS: tl.constexpr):
-    """acc + xᵀ z over a block of tokens."""
+    """Return acc + xᵀ z over a block of tokens."""
     if PARTS:
         acc = tl.dot(tl.trans(x), z, acc)
     else:
@@ -50,7 +50,7 @@ def plus_products(x, z, acc, PARTS: tl.constexpr):
 
 @triton.jit
 def _add_up(acc, small, parts, counters, which, factor, WIDTH: tl.constexpr, VALUES: tl.constexpr):
-    """The end of a program that has a share of a head's sum: the last of them adds the shares up."""
+    """Finish a program that has a share of a head's sum: the last of these programs adds up the shares."""
     share, shares, matrices = tl.program_id(0), tl.num_programs(0), tl.num_programs(1)
     i, o = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     at = (which * WIDTH + i[:, None]) * VALUES + o[None, :]

@@ -1,18 +1,18 @@
-"""What a narrow pre-norm layer does before and after its attention, and the gradients, as Triton kernels.
+"""The parts of a narrow pre-norm layer before and after its attention, with gradients, as Triton kernels.
 
     q, k, v = enter(x, before, ends, dtype=torch.bfloat16)                # the norm and one product for all three
     dx, sums = enter_back((dq, dk, dv), x, before, ends)
-    y = leave(a, x, after, seed, ends, dropout_p=0.1)                     # x + proj(a), and to it its MLP behind a norm
+    y = leave(a, x, after, seed, ends, dropout_p=0.1)                     # x + proj(a), plus the MLP of its norm
     da, dx, sums = leave_back(dy, a, x, after, seed, ends, dropout_p=0.1)
 
 Rows of up to 64 numbers, and an MLP twice as wide, fit into a program with all their weights, so that tokens are read
-and written once where a compiler's kernels do it a dozen times. Forward passes keep nothing; backward passes make
-everything anew from `x` and `a`. Each program goes through many blocks of rows, and adds up its share of a weight's
-gradient in registers; these sums are added in one order, so that results repeat to the bit.
+and written once where a compiler's kernels do so a dozen times. Forward passes save nothing; backward passes recompute
+everything from `x` and `a`. Each program goes through many blocks of rows, and accumulates its share of a weight's
+gradient in registers; these sums are added up in a fixed order, so that results are reproducible to the bit.
 
-Tokens are (b, n, width). Of each sequence the rows from its `ends` on are not looked at: they give zeros and get no
-gradient. Products have operands of the dtype of `a` and sums in float32; norms, dropout and skips are float32.
-What is dropped follows from (seed, place, row, column) by a hash.
+Tokens are (b, n, width). In each sequence, the rows from its `ends` on are never read: they give zeros and get no
+gradient. Products have operands of the dtype of `a` and sums in float32; norms, dropout and skips are float32. What is
+dropped is decided by a hash of (seed, place, row, column).
 """
 
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ TILES: dict[str, Tiles] = {
     "leave_back": {"ROWS": 64, "num_warps": 4, "programs": 264},
     "weights": {"ROWS": 64, "num_warps": 4, "programs": 53, "num_stages": 3},
 }
-"""Rows of a block, and programs, each of which goes through many blocks: as many as an H100 runs at once."""
+"""Rows per block, and programs, each of which goes through many blocks: as many as an H100 runs at once."""
 
 
 @triton.jit
 def _counting(rows, count, n, ends, HAS_ENDS: tl.constexpr):
-    """Which of the rows there are, and which of these count."""
+    """Return which of the rows exist, and which of these count."""
     there = rows < count
     counts = there
     if HAS_ENDS:
@@ -63,14 +63,14 @@ def _counting(rows, count, n, ends, HAS_ENDS: tl.constexpr):
 
 @triton.jit
 def _stays(seed, place: tl.constexpr, rows, columns, threshold):
-    """Which numbers of a block are not dropped, of the dropout at this place."""
+    """Return which numbers of a block stay, in the dropout at this place."""
     of_rows, of_columns = drop_keys(seed, tl.full((), place, dtype=tl.int32))
     return stays_at(bits_of_rows(rows, of_rows), bits_of_columns(columns, of_columns), threshold)
 
 
 @triton.jit
 def _normed(x, eps, WIDTH: tl.constexpr):
-    """Rows less their mean, over their standard deviation; and one over that."""
+    """Return rows minus their mean, over their standard deviation; and the reciprocal of the latter."""
     centred = x - (tl.sum(x, axis=1) / WIDTH)[:, None]
     inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / WIDTH + eps)
     return centred * inverse[:, None], inverse
@@ -78,7 +78,7 @@ def _normed(x, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def _unnormed(d, normed, inverse, WIDTH: tl.constexpr):
-    """The gradient of the rows from that of the normed ones."""
+    """Return the gradient of the rows, given that of the normed rows."""
     along = tl.sum(d * normed, axis=1) / WIDTH
     return (d - (tl.sum(d, axis=1) / WIDTH)[:, None] - normed * along[:, None]) * inverse[:, None]
 
@@ -91,7 +91,7 @@ def _block(base, rows, mask, WIDTH: tl.constexpr):
 
 @triton.jit
 def _put(base, rows, there, counts, tile, WIDTH: tl.constexpr):
-    """Zeros for rows that do not count."""
+    """Store a tile, with zeros for rows that do not count."""
     c = tl.arange(0, WIDTH)
     tile = tl.where(counts[:, None], tile, 0.0).to(base.dtype.element_ty)
     tl.store(base + rows[:, None] * WIDTH + c[None, :], tile, mask=there[:, None])
@@ -99,15 +99,15 @@ def _put(base, rows, there, counts, tile, WIDTH: tl.constexpr):
 
 @triton.jit
 def _matrix(base, stride, WIDTH: tl.constexpr, dtype: tl.constexpr):
-    """A square one, whose rows are `stride` apart."""
+    """Load a square matrix whose rows are `stride` apart."""
     c = tl.arange(0, WIDTH)
     return tl.load(base + c[:, None] * stride + c[None, :]).to(dtype)
 
 
 @triton.jit
 def _put_sums(base, product, bias, WIDTH: tl.constexpr):
-    """A product, and in the row after it the bias, of which all columns are alike: a product with ones adds up rows
-    without threads that wait for each other."""
+    """Store a product, and the bias in the row after it. All columns of `bias` are alike: it is a product with ones,
+    which adds up rows without making threads wait for each other."""
     c = tl.arange(0, WIDTH)
     tl.store(base + c[:, None] * WIDTH + c[None, :], product)
     tl.store(base + WIDTH * WIDTH + c, tl.max(bias, axis=1))
@@ -115,7 +115,7 @@ def _put_sums(base, product, bias, WIDTH: tl.constexpr):
 
 @triton.jit
 def _row(at):
-    """A vector as a row. It is read where it is needed: kept, each would take sixteen registers of every thread."""
+    """Load a vector as a row, where it is needed: if held, each would take sixteen registers of every thread."""
     return tl.load(at)[None, :]
 
 
@@ -211,8 +211,8 @@ def enter_back_kernel(
 
 @triton.jit
 def _gelu(u):
-    """The function, and its derivative. Φ by Abramowitz and Stegun's 7.1.26, which errs by less than 1e-7: it shares
-    its exponential with the derivative."""
+    """Return GELU and its derivative. Φ is Abramowitz and Stegun's 7.1.26, which errs by less than 1e-7 and shares its
+    exponential with the derivative."""
     bell = tl.exp2(u * u * -0.7213475204444817)  # exp(−u²/2)
     t = 1.0 / (1.0 + 0.2316418882 * tl.abs(u))
     tail = 0.5307027145 * t - 0.7265760135
@@ -265,7 +265,7 @@ def _half_back(
     h, dz, dh, up, up_bias, down, m_out, du_out, seed, place: tl.constexpr, rows, counts, c, threshold, enlarge,
     WIDTH: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one half of the MLP's hidden layer adds to `dh`; what it gives out, and the gradient of what it gets."""
+    """Add the part of half the MLP's hidden layer to `dh`; store that half's output and the gradient of its input."""
     m, slope = _gelu(tl.dot(h, tl.trans(up), input_precision=PRECISION) + _row(up_bias))
     if DROPS:
         kept = tl.where(_stays(seed, place, rows, c, threshold), enlarge, 0.0)
@@ -283,7 +283,7 @@ def leave_back_kernel(
     enlarge,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, HAS_ENDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`space`, for `weights_kernel`: dy, dz, the normed rows, du and m, the last two twice as wide."""
+    """`space` receives, for `weights_kernel`: dy, dz, the normed rows, du and m, the last two twice as wide."""
     c = tl.arange(0, WIDTH)
     size: tl.constexpr = WIDTH * WIDTH
     dtype: tl.constexpr = a.dtype.element_ty
@@ -334,8 +334,8 @@ def weights_kernel(
     a, space, sums, ends, count, n,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, HAS_ENDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Five products over all rows, each by programs of its own: dyᵀa, du₀ᵀ normed, du₁ᵀ normed, dzᵀm₀, dzᵀm₁; and the
-    sums of the rows of their left sides, as products with ones."""
+    """Compute five products over all rows, each by programs of its own: dyᵀa, du₀ᵀ normed, du₁ᵀ normed, dzᵀm₀, dzᵀm₁;
+    and the sums over the rows of their left factors, as products with ones."""
     which = tl.program_id(1)
     part = tl.cast(count, tl.int64) * WIDTH
     left, right = space, a
@@ -364,11 +364,11 @@ def enter(
     x: Tensor, before: Sequence[Tensor], ends: Tensor | None, *, dtype: torch.dtype, eps: float,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Three products with the normed rows, (b, n, width) each.
+    """Return three products with the normed rows, (b, n, width) each.
 
     Args:
-        before: of the norm its weight and bias, of the products weight (3 · width, width) and bias.
-        ends: int32, (b,), of each sequence one more than its last row that counts.
+        before: weight and bias of the norm, weight (3 · width, width) and bias of the products.
+        ends: int32, (b,): for each sequence, one more than its last row that counts.
     """
     q, k, v = (torch.empty(x.shape, dtype=dtype, device=x.device) for _ in range(3))
     _launch("enter", enter_kernel, (x, *before, q, k, v), ends, x, (float(eps),), {}, tiles)
@@ -379,8 +379,8 @@ def enter_back(
     grads: Sequence[Tensor], x: Tensor, before: Sequence[Tensor], ends: Tensor | None, *, eps: float,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradient of x; and for each program, to be added up, (3, width + 1, width): the products of the three
-    gradients with the normed rows, which are not yet those that came out of the norm, and the gradient of the bias."""
+    """Return the gradient of x and, for each program, to be added up, (3, width + 1, width): the products of the three
+    gradients with the normed rows (without the norm's weight and bias), and the gradient of the bias."""
     gamma, _, weight, _ = before
     dx, sums = torch.empty_like(x), _sums(x, 3, tiles or TILES["enter_back"])
     given = (*grads, x, gamma, weight, dx, sums)
@@ -392,11 +392,11 @@ def leave(
     a: Tensor, x: Tensor, after: Sequence[Tensor], seed: Tensor | None, ends: Tensor | None, *, dropout_p: float,
     eps: float, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """y + down(gelu(up(norm(y)))) with y = x + proj(a), (b, n, width), and dropout after proj, gelu and down.
+    """Return y + down(gelu(up(norm(y)))) with y = x + proj(a), (b, n, width), and dropout after proj, gelu and down.
 
     Args:
         after: weight and bias of proj (width, width), of the norm, of up (2 · width, width) and of down.
-        seed: one int64, where dropout_p > 0.
+        seed: one int64, if dropout_p > 0.
     """
     out = torch.empty_like(x)
     given = (a, x, *after, x if seed is None else seed, out)
@@ -410,9 +410,9 @@ def leave_back(
     grad: Tensor, a: Tensor, x: Tensor, after: Sequence[Tensor], seed: Tensor | None, ends: Tensor | None, *,
     dropout_p: float, eps: float, tiles: Tiles | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of a and x; and for each program, to be added up, (5, width + 1, width): the products dyᵀa, duᵀ
-    with the normed rows in two halves and dzᵀm in two halves, and the sums of dy, du₀, du₁, dz and dz again, where y, z
-    and u are what comes out of proj, of down and of up, and m what goes into down."""
+    """Return the gradients of a and x and, for each program, to be added up, (5, width + 1, width): the products dyᵀa,
+    duᵀ with the normed rows in two halves and dzᵀm in two halves, and the sums of dy, du₀, du₁, dz and dz again, where
+    y, z and u are the outputs of proj, down and up, and m is the input of down."""
     da, dx = torch.empty_like(a), torch.empty_like(x)
     space = torch.empty(7 * x.numel(), dtype=a.dtype, device=a.device)
     given = (grad, a, x, *after[:7], x if seed is None else seed, da, dx, space)
@@ -445,7 +445,7 @@ def _programs(count: int, tiles: Tiles) -> int:
 
 
 def sums_of(x: Tensor, products: int, kind: str) -> tuple[int, int, int, int]:
-    """The shape of what programs leave behind to be added up."""
+    """Return the shape of the sums that programs leave to be added up."""
     return _shape(x, products, TILES[kind])
 
 
@@ -459,5 +459,5 @@ def _sums(x: Tensor, products: int, tiles: Tiles) -> Tensor:
 
 
 def _dropping(dropout_p: float) -> tuple[int, float]:
-    """What a hash, as a signed number, has to be below for its number to stay; 1 / (1 − p)."""
+    """Return the threshold below which a hash, as a signed number, lets its number stay; and 1 / (1 − p)."""
     return drop_threshold(dropout_p), 1 / (1 - dropout_p)

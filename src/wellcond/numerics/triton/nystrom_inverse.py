@@ -1,33 +1,33 @@
-"""The short side of Nyström attention: what happens between the means of segments, each head by one program.
+"""The short side of Nyström attention: the step between the means of segments, one program per head.
 
     head_kernel       B from its parts, A = softmax(s Q̃K̃ᵀ), Y = ZB with Z ≈ A⁺ by iteration
     head_back_kernel  from the parts of dY: dB = ZᵀdY, the rowsums of dB∘B, and through the iteration, its start and the
-                      softmax what Q̃ and K̃ are due
+                      softmax the gradients of Q̃ and K̃
 
 The iteration is that of numerics/inverse.py, Z ← ¼ Z(13I − AZ(15I − AZ(7I − AZ))) from Aᵀ/c, with c the largest column
-sum of A. Z itself is not wanted, only Y, and W = ZA obeys an iteration of its own. So a head needs W, which begins as
-AᵀA/c and is symmetric, and y, which begins as AᵀB/c, ends as Y and is narrow:
+sum of A. Z itself is not needed, only Y, and W = ZA follows an iteration of its own. So a head needs W, which starts as
+AᵀA/c and is symmetric, and y, which starts as AᵀB/c, ends as Y and is narrow:
 
     t = 7y − Wy,  u = 15y − Wt,  y ← ¼(13y − Wu),    W ← ¼(13W − 15W² + W²(7W − W²))
 
-with two products of large matrices in a step where the iteration as it is written has four. Back through a step, with G
-and g the gradients of the new W and y, symmetric parts are all that count:
+with two products of large matrices per step where the iteration as written has four. Back through a step, with G and g
+the gradients of the new W and y, only symmetric parts count:
 
     h = −¼Wg,  k = −Wh
     of y:   ¼·13g + 15h + 7k − Wk
     of W:   the symmetric part of −¼guᵀ − htᵀ − kyᵀ + ¼·13G + ¼·7N + 2DW, where P = GW, N = WPᵀ and D is the symmetric
             part of ¼(7P − 15G) − ½N
 
-Small eigenvalues of W grow by 3.25 in each step, and rounding errors beside them: products are of pairs of float16
-(float16_pairs.py), which is as good as float32. Narrow products stand in loops, for the same reason as large ones.
+Small eigenvalues of W grow by a factor of 3.25 per step, and rounding errors next to them do too: products are of pairs
+of float16 (float16_pairs.py), which is as good as float32. Narrow products are in loops, for the same reason as large
+ones.
 
-In `work` each head has the pairs of A and of W of each step, and in `room` those that it needs for a while; `space` has
-y of each step and what matrices were divided by. The way back finds t and u again, which would be most of what a model
-keeps until then. Where no gradient is wanted, two places for W are used again and again, and that of A for W²: there is
-no other room.
+For each head, `work` holds the pairs of A and of the W of each step, and `room` temporary ones; `space` holds the y of
+each step and what matrices were divided by. The backward pass recomputes t and u, which would be most of what a model
+saves for it. If no gradient is needed, two places for W are used in turn, and that of A for W²: there is no other room.
 
-With a mask that keeps no more tokens than there are landmarks, A is the identity by definition, so that Y = B, and
-nothing is due to means of queries: there is no step to take.
+With a mask that keeps no more tokens than there are landmarks, A is the identity by definition, so that Y = B, and the
+means of the queries get no gradient: there is no step to take.
 
 Plain twin: `numerics.inverse.invert_by_iteration`.
 """
@@ -43,13 +43,13 @@ from .tiles import LOG2E
 
 __all__ = ["ROOM_BACK", "head_back_kernel", "head_kernel"]
 
-LEAST = tl.constexpr(1e-37)  # of products of two scales, to divide by
-ROOM_BACK = tl.constexpr(3)  # matrices that the way back needs for a while: the gradient of W, P and D
+LEAST = tl.constexpr(1e-37)  # lower limit of products of two scales, to divide by
+ROOM_BACK = tl.constexpr(3)  # temporary matrices of the backward pass: the gradient of W, P and D
 
 
 @triton.jit
 def _narrow(place, which, matrices, SIDE: tl.constexpr, VALUES: tl.constexpr):
-    """Where the narrow matrix with this number stands, beside those of the other heads."""
+    """Return the offsets of narrow matrix number `place`, next to those of the other heads."""
     i, o = tl.arange(0, SIDE), tl.arange(0, VALUES)
     return ((place * matrices + which) * SIDE + i[:, None]) * VALUES + o[None, :]
 
@@ -70,7 +70,7 @@ def head_kernel(
     for share in range(shares):
         top = tl.maximum(top, tl.load(parts + to_top + (share * matrices + which) * SIDE + i))
     if HAS_KEEP:
-        top = tl.where(i < kept, top, 0.0)  # with as few keys, there is none for what is beyond
+        top = tl.where(i < kept, top, 0.0)  # with so few keys, rows beyond them have none
     total = tl.zeros((SIDE,), dtype=tl.float32)
     acc = tl.zeros((SIDE, VALUES), dtype=tl.float32)
     for share in range(shares):
@@ -128,10 +128,10 @@ def head_kernel(
             tl.store(powers + 1 + w_places + step * VALUES + o, of_y)
         y = (0.25 * of_y)[None, :] * x
         if step + 1 < iterations:
-            # What W was divided by suits W² too: W has no eigenvalue beyond 1, so W² has no larger entries.
+            # What W was divided by suits W² too: W has no eigenvalue above 1, so W² has no larger entries.
             square = of_w * product(now, now, SIDE, False, False)
             store_pair(squared, square, SIDE)
-            store_pair(after, 7.0 * load_sum(now, SIDE) - square, SIDE)  # for a while
+            store_pair(after, 7.0 * load_sum(now, SIDE) - square, SIDE)  # temporarily
             grown = 13.0 * load_sum(now, SIDE) - 15.0 * square + of_w * product(squared, after, SIDE, False, False)
             grown, power = unit(0.25 * grown)
             store_pair(after, grown, SIDE)
@@ -174,7 +174,7 @@ def head_back_kernel(
         w_high, w_low = load_pair(w, SIDE)
         y = tl.load(space + to_steps + _narrow(step, which, matrices, SIDE, VALUES))
         x = y
-        tl.debug_barrier()  # all threads have read what stands there from the step before
+        tl.debug_barrier()  # all threads must have read what the step before left there
         tl.store(scratch + to_again + _narrow(0, which, matrices, SIDE, VALUES), y)
         for j in range(2):  # t and u
             x = tl.where(j == 0, 7.0, 15.0) * y - of_w * times(w_high, w_low, x, SIDE, VALUES)
@@ -196,7 +196,7 @@ def head_back_kernel(
         pulls, of_all = unit(symmetric(pulls - both * outer))
         store_pair(everything, pulls, SIDE)
 
-    # From here g is the gradient of y at the start, AᵀB/c, and `everything` that of W there, AᵀA/c.
+    # From here on g is the gradient of the initial y, AᵀB/c, and `everything` that of the initial W, AᵀA/c.
     of_a = tl.load(powers)
     middle = of_a * load_sum(a, SIDE)
     columns = tl.sum(middle, axis=0)

@@ -1,14 +1,14 @@
-"""Segments of tokens for Nyström attention: their means, and the way back.
+"""Segments of tokens for Nyström attention: their means, and the gradients of these.
 
-    ranks_kernel     the number of each token among those that a mask keeps, and where each of these stands
-    means_kernel     Q̃ and K̃: of all tokens of a segment the mean, dense, padded and float32
-    finish_kernel    what the means of the queries are due, from all shares, goes to the tokens of their segments
+    ranks_kernel     the rank of each token among those that a mask keeps, and the position of each of these
+    means_kernel     Q̃ and K̃: the mean of all tokens of a segment, dense, padded and float32
+    finish_kernel    adds the gradient of the means of the queries, from all shares, to the tokens of their segments
 
 Segment i of n tokens is [i·n//d, (i+1)·n//d): lengths differ by one at most. A program has a few short segments or one
-long one, some tokens of each at a time.
+long one, and takes some tokens of each at a time.
 
-With a mask, the same for queries and keys, n is how many tokens are kept, and d at most as many; positions become ranks
-among them. Where no token is kept there is one segment, of none.
+With a mask, the same for queries and keys, n is the number of tokens kept, and d is at most that; positions become
+ranks among them. If no token is kept there is one segment, an empty one.
 
 Plain twin: `attention.landmarks.segment_means`.
 """
@@ -20,26 +20,26 @@ from .landmark_solve import added_shares
 
 __all__ = ["RANKS_AT", "finish_kernel", "kept_segment", "means_kernel", "ranks_kernel", "ranks_of", "segment_of"]
 
-RANKS_AT = tl.constexpr(2)  # of a row of ranks: before them, how many tokens are kept, and where the last one ends
+RANKS_AT = tl.constexpr(2)  # where ranks begin in a row, after the number of tokens kept and the end of the last one
 
 
 @triton.jit
 def segment_of(r, n, d):
-    """Which segment token r is in: i·n//d ≤ r just where i·n < (r + 1)·d."""
+    """Return the segment of token r: i·n//d ≤ r exactly where i·n < (r + 1)·d."""
     return ((r + 1) * d - 1) // n
 
 
 @triton.jit
 def _bounds(i, n, d):
-    """Where segment i begins and how long it is; nothing beyond the last."""
+    """Return where segment i begins and its length, which is 0 beyond the last."""
     begin = i * n // d
     return begin, tl.where(i < d, (i + 1) * n // d - begin, 0)
 
 
 @triton.jit
 def ranks_kernel(keep, ranks, to_ranks, m, heads, kb, kh, BLOCK: tl.constexpr):
-    """Of each row of a mask: how many are kept, the end of the last one, ranks from 1 with 0 for what is masked, and
-    the positions of those kept."""
+    """Store for each row of a mask: how many tokens are kept, the end of the last one, ranks from 1 with 0 for masked
+    tokens, and the positions of those kept."""
     which = tl.program_id(0).to(tl.int64)
     keep += (which // heads) * kb + (which % heads) * kh
     row = ranks + to_ranks + which * (RANKS_AT + 2 * m)
@@ -58,7 +58,7 @@ def ranks_kernel(keep, ranks, to_ranks, m, heads, kb, kh, BLOCK: tl.constexpr):
 
 @triton.jit
 def ranks_of(ranks, which, heads, d, rb, rh):
-    """A head's row of ranks, how many of its tokens are kept, and in how many segments."""
+    """Return a head's row of ranks, how many of its tokens are kept, and in how many segments."""
     row = ranks + (which // heads) * rb + (which % heads) * rh
     total = tl.load(row)
     return row, total, tl.maximum(tl.minimum(total, d), 1)
@@ -66,14 +66,14 @@ def ranks_of(ranks, which, heads, d, rb, rh):
 
 @triton.jit
 def kept_segment(rank, total, d):
-    """`segment_of` by rank, and how long that segment is; any for a token that is masked."""
+    """Return `segment_of` by rank, and the length of that segment; arbitrary for a masked token."""
     segment = (tl.maximum(rank, 1) * d - 1) // tl.maximum(total, 1)
     return segment, (segment + 1) * total // d - segment * total // d
 
 
 @triton.jit
 def _positions(row, begin, t, inside, length, HAS_KEEP: tl.constexpr):
-    """Of tokens t of the segments that begin there, among `length` tokens."""
+    """Return the positions, among `length` tokens, of tokens t of the segments that start at `begin`."""
     found = begin[:, None] + t[None, :]
     if HAS_KEEP:
         found = tl.load(row + RANKS_AT + length + found, mask=inside, other=0)

@@ -1,15 +1,15 @@
-"""Nyström attention as a plan: all that follows from shapes and strides is worked out once, then eight launches.
+"""Nyström attention as a plan: everything that follows from shapes and strides is computed once, then eight launches.
 
     plan = plan_for(query, key, value, keep, num_landmarks, num_iterations)
     out, space, work = plan.forward(query, key, value, keep, scale, differentiable=True)
     dq, dk, dv = plan.backward(grad, query, key, value, keep, scale, space, work)
 
-A mask makes it one launch more, which numbers the tokens that are kept.
+A mask adds one launch, which numbers the tokens that are kept.
 
-The gradient needs `space`, which holds the means, what was solved and the narrow matrix of each step, in float32, after
-them, if there is a mask, the numbers of tokens, in int32, and `work`, which holds the large matrices of the steps, in
-pairs of float16. All else lies in buffers that are given back at the end of each pass: a model keeps every layer's
-until its backward pass.
+The gradient needs `space`, which holds the means, the solution and the narrow matrix of each step, in float32,
+followed, if there is a mask, by the ranks of tokens, in int32; and `work`, which holds the large matrices of the steps,
+as pairs of float16. Everything else is in buffers that are freed at the end of each pass, since what the gradient needs
+is kept for every layer of a model until its backward pass.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ from .tiles import keep_strides, packed
 
 __all__ = ["Plan", "plan_for", "space_sizes"]
 
-BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # of tokens at a time, as many as fit: few and large ones spill less
-MOST_RANKS = 4096  # tokens that are numbered at a time
-TOGETHER = 64  # tokens that a program takes the mean of at a time, of one segment or of several
+BLOCKS = (LARGE_BLOCK, 64, 32, 16)  # tokens at a time, as many as fit: a few large blocks spill less
+MOST_RANKS = 4096  # most tokens that are numbered at a time
+TOGETHER = 64  # tokens that a program averages at a time, of one segment or of several
 
 _plans: Kept["Plan"] = Kept(1024)
 
@@ -38,15 +38,18 @@ _plans: Kept["Plan"] = Kept(1024)
 def plan_for(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, num_landmarks: int, num_iterations: int
 ) -> "Plan":
-    """Tokens are (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension; at least as many of each
-    as landmarks. A mask of queries and keys is (b, h, m), b and h may be 1, with n = m."""
+    """Return the plan for tokens (b, h, n, p), (b, h, m, p) and (b, h, m, c), dense along the last dimension.
+
+    There must be at least as many of each as landmarks. A mask of queries and keys is (b, h, m), where b and h may be
+    1, with n = m.
+    """
     given = layout(query, key, value, keep), num_landmarks, num_iterations
     plan = _plans.get(given)
     return plan or _plans.add(given, Plan(query, key, value, keep, num_landmarks, num_iterations))
 
 
 class Plan:
-    """For tensors of one layout."""
+    """The plan for tensors of one layout."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class Plan:
             output_kernel, lambda block: (triton.cdiv(self.out_shape[2], block), self.matrices), num_warps=4,
             **self.shape, BLOCK=BLOCKS[1:], **self.tokens, **self.masks,
         )  # fmt: skip
-        # One warp for 16 rows: with more or fewer, Triton 3.6 made a backward kernel that went astray on an H200.
+        # One warp per 16 rows: with more or fewer, Triton 3.6 made a backward kernel with illegal accesses on an H200.
         self.head_options: dict[str, int] = {"num_warps": max(4, self.side // 16), "num_stages": 1, **self.shape}
         self.head_back: Launch = Launch(head_back_kernel, (self.matrices,), **self.head_options, **self.masks)
         self.pull_of_keys: Launch = self._long(keys_kernel, self.key_shares)
@@ -136,7 +139,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, scale: float, *, differentiable: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(out, space, work); only where it is `differentiable` does `work` hold what the gradient needs."""
+        """Return (out, space, work); they hold what the gradient needs only if `differentiable`."""
         w_places, at, of_parts = _places(self.iterations, differentiable), self.kept[differentiable], self.parts
         space = torch.empty(at["end"], dtype=torch.float32, device=self.device)
         parts = torch.empty(of_parts["end"], dtype=torch.float32, device=self.device)
@@ -179,7 +182,7 @@ class Plan:
         space: Tensor,
         work: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
+        """Return (dq, dk, dv); grad (b, h, n, c) is dense along the last dimension."""
         if self.placed != placed(query, key, value, keep):
             query, key, value = packed(query), packed(key), packed(value)
             keep = None if keep is None else packed(keep)
@@ -215,7 +218,7 @@ class Plan:
         return dq, dk, dv
 
     def _pairs(self, number: int) -> Tensor:
-        """Room for so many large matrices of each head."""
+        """Allocate `number` large matrices per head."""
         shape = (self.matrices, 2 * number, self.side, self.side)
         return torch.empty(shape, dtype=torch.float16, device=self.device)
 
@@ -223,7 +226,7 @@ class Plan:
 def space_sizes(
     query: Tensor, value: Tensor, keep: Tensor | None, num_landmarks: int, num_iterations: int
 ) -> tuple[int, tuple[int, int, int, int]]:
-    """(the size of `space`, the shape of `work` for a gradient), for tensors that hold nothing yet."""
+    """Return (the size of `space`, the shape of `work` for a gradient) from shapes alone, for fake tensors."""
     b, h, _, p = query.shape
     sizes = padded_sizes(num_landmarks, p, value.shape[3])
     of_work = (b * h, 2 * (1 + _places(num_iterations, True)), sizes[0], sizes[0])
@@ -231,7 +234,7 @@ def space_sizes(
 
 
 def _places(iterations: int, differentiable: bool) -> int:
-    """For how many W there is room."""
+    """Return for how many W there is room."""
     return max(1, iterations if differentiable else min(2, iterations))
 
 
@@ -240,7 +243,7 @@ def _rows(keep: Tensor | None) -> int:
 
 
 def _rank_strides(keep: Tensor | None) -> tuple[int, int]:
-    """How far apart the ranks of two samples are, and of two heads; 0 where they share a mask."""
+    """Return the strides of ranks between samples and between heads; 0 where they share a mask."""
     if keep is None:
         return 0, 0
     b, h, m = keep.shape
@@ -251,7 +254,7 @@ def _rank_strides(keep: Tensor | None) -> tuple[int, int]:
 def _kept(
     matrices: int, sizes: tuple[int, int, int], iterations: int, differentiable: bool, keep: Tensor | None
 ) -> dict[str, int]:
-    """Where each part of `space` begins; some are empty where no gradient is wanted."""
+    """Return where each part of `space` begins; some are empty if no gradient is needed."""
     side, width, values = sizes
     found = {"q_means": side * width, "k_means": side * width, "solved": side * values}
     of_gradient = {"right": side * values, "log": 2 * side}

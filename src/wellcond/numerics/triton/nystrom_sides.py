@@ -2,19 +2,19 @@
 
 With Q̃ and K̃ the means (d ≤ 128 of each), s the scale, and Y and dB what the short side found (nystrom_inverse.py):
 
-    right_kernel     B = softmax(s Q̃Kᵀ) V in parts: for each share of the keys maximum, sum, and weighted values
+    right_kernel     B = softmax(s Q̃Kᵀ) V in parts: for each share of the keys, maximum, sum and weighted values
     output_kernel    out = softmax(s QK̃ᵀ) Y
     queries_kernel   with P that softmax, g the gradient of out and dS = P∘(gYᵀ − rowsums(P∘gYᵀ)):
-                     dQ = s dS K̃, except for what the means are due; parts of dY = Pᵀ g and dK̃ = s dSᵀ Q
+                     dQ = s dS K̃, without the gradient of the means; parts of dY = Pᵀ g and dK̃ = s dSᵀ Q
     keys_kernel      with W the softmax of the right side and dT = Wᵀ∘(V dBᵀ − rowsums(dB∘B)):
-                     dV = Wᵀ dB, dK = s dT Q̃ + what the means are due, parts of dQ̃ = s dTᵀ K
+                     dV = Wᵀ dB, dK = s dT Q̃ + the gradient of the means, parts of dQ̃ = s dTᵀ K
 
-With a mask, the same for queries and keys (nystrom_means.py), programs go no further than the last key that is kept,
-and where there are no more of these than landmarks, each is one: W is then the identity by definition.
+With a mask, the same for queries and keys (nystrom_means.py), programs stop at the last key that is kept; and if no
+more of these are kept than there are landmarks, each is a landmark: W is then the identity by definition.
 
-Exponents are powers of two: a logit is in units of log 2. What comes out of the pseudo-inverse is made of large terms
-that cancel, and the means are no tokens; so all products have 16 bits at least: two bfloat16 parts for tokens in
-bfloat16, three TF32 products else.
+Exponentials are powers of two: logits are in units of log 2. The result of the pseudo-inverse consists of large terms
+that cancel, and the means are not tokens; so all products keep at least 16 bits: two bfloat16 parts for tokens in
+bfloat16, otherwise three TF32 products.
 """
 
 import triton
@@ -29,7 +29,7 @@ __all__ = ["head_matrix", "keys_kernel", "output_kernel", "queries_kernel", "rig
 
 @triton.jit
 def row_softmax(logits, d, SIDE: tl.constexpr):
-    """Over the first d of SIDE columns."""
+    """Compute the softmax over the first d of SIDE columns."""
     logits = tl.where((tl.arange(0, SIDE) < d)[None, :], logits, float("-inf"))
     weights = tl.exp2(logits - tl.max(logits, axis=1)[:, None])
     return weights / tl.sum(weights, axis=1)[:, None]
@@ -37,7 +37,7 @@ def row_softmax(logits, d, SIDE: tl.constexpr):
 
 @triton.jit
 def _against(tokens, rows, PARTS: tl.constexpr):
-    """tokens · rowsᵀ, rows in float32."""
+    """Return tokens · rowsᵀ, with rows in float32."""
     if PARTS:
         high, low = two_parts(rows)
         found = tl.dot(tokens, tl.trans(low))
@@ -49,7 +49,7 @@ def _against(tokens, rows, PARTS: tl.constexpr):
 
 @triton.jit
 def head_matrix(base, which, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """(SIDE, WIDTH) of a dense, padded buffer."""
+    """Load the matrix of a head, (SIDE, WIDTH), from a dense, padded buffer."""
     i, c = tl.arange(0, SIDE), tl.arange(0, WIDTH)
     return tl.load(base + (which * SIDE + i[:, None]) * WIDTH + c[None, :])
 
@@ -91,7 +91,7 @@ def right_kernel(
         higher = tl.maximum(top, tl.max(logits, axis=1))
         less = higher
         if HAS_KEEP:
-            less = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far
+            less = tl.where(higher == float("-inf"), 0.0, higher)  # no key has counted so far
         shrink = tl.exp2(top - less)
         weights = tl.exp2(logits - less[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
@@ -215,7 +215,7 @@ def keys_kernel(
         tl.store(dy + (which * m + r[:, None]) * width + c[None, :], found.to(dy.dtype.element_ty), mask=mask)
     line = (share * tl.num_programs(1) + which) * SIDE + i[:, None]
     tl.store(scratch + to_parts + line * WIDTH + c[None, :], scale * acc)
-    if HAS_KEEP:  # what is masked to the end
+    if HAS_KEEP:  # zeros for all that is masked at the end
         for start in range(first + (stop - first + BLOCK - 1) // BLOCK * BLOCK, last, BLOCK):
             r = start + tl.arange(0, BLOCK)
             mask = (r < last)[:, None] & (c < width)[None, :]

@@ -1,4 +1,4 @@
-"""What plans have in common: being kept by the layout of their tensors, the device they launch on, shares of tokens,
+"""What plans have in common: a cache by the layout of their tensors, the device they launch on, shares of tokens, and
 buffers of many parts.
 
 _plans: Kept["Plan"] = Kept(1024)
@@ -15,15 +15,15 @@ from .tiles import ceil_div, padded
 __all__ = ["LARGE_BLOCK", "Kept", "on_device", "padded_alike", "shares_of", "side_by_side"]
 
 LARGE_BLOCK = 128  # tokens at a time
-SHARE = 512  # tokens that one program has, at least
-MOST_SHARES = 64  # whose sums one program adds up
+SHARE = 512  # tokens per program, at least
+MOST_SHARES = 64  # most shares whose sums one program adds up
 T = TypeVar("T")
 
 _HERE = contextlib.nullcontext()
 
 
 class Kept(dict[Any, T]):
-    """What was made for a key; so many, then all are given up."""
+    """A cache of at most `most` entries; when it is full, it is cleared."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -37,21 +37,21 @@ class Kept(dict[Any, T]):
 
 
 def on_device(device: torch.device) -> Any:
-    """Triton launches on the current device: a context in which that is `device`."""
+    """Return a context in which `device` is the current device, which is where Triton launches."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
 
 
 def padded_alike(width: int, values: int) -> int:
-    """Tokens and values are padded alike, and to 32 at least: else Triton 3.6 made kernels that went astray."""
+    """Pad tokens and values alike, to at least 32: otherwise Triton 3.6 made kernels with illegal memory accesses."""
     return max(32, padded(max(width, values)))
 
 
 def shares_of(n: int) -> tuple[int, int]:
-    """Into how many shares the tokens go, and how many are in each: a multiple of a large block.
+    """Return the number of shares of the tokens, and the tokens in each: a multiple of a large block.
 
-    It follows from the length alone: with the batch's size the order of sums would change, and their last bits.
+    Depends on the length alone: if it depended on the batch size, so would the order of sums, and their last bits.
     """
     shares = max(1, min(MOST_SHARES, n // SHARE))
     each = ceil_div(ceil_div(n, LARGE_BLOCK), shares) * LARGE_BLOCK
@@ -59,7 +59,7 @@ def shares_of(n: int) -> tuple[int, int]:
 
 
 def side_by_side(matrices: int, **lengths: int) -> dict[str, int]:
-    """Where each part of a buffer begins, of so many numbers for each matrix; and its "end"."""
+    """Return where each part of a buffer begins, given its numbers per matrix; and the buffer's "end"."""
     found, total = {}, 0
     for name, length in lengths.items():
         found[name] = total

@@ -3,13 +3,14 @@
     out, lse = forward(q, k, v, keep, ends, seed, dropout_p=0.1, scale=s)     # softmax(s QKᵀ) V, log₂ of the row sums
     dq, dk, dv = backward(g, q, k, v, keep, ends, seed, out, lse, dropout_p=0.1, scale=s)
 
-Every program has a block of rows and runs over the columns, with the greatest logit so far in the forward pass. `ends`
-is one more than the last kept key: what comes after it is never looked at. The backward pass has a kernel whose rows
-are queries, which also leaves Σ out · g of each row behind, and one whose rows are keys; both make the weights anew
-from `lse`. A program adds up alone and in one order, so that results repeat to the bit and know no batch mates.
+Each program has a block of rows and loops over the columns, tracking the largest logit so far in the forward pass.
+`ends` is one more than the last kept key: what comes after it is never read. The backward pass has a kernel whose rows
+are queries, which also stores Σ out · g of each row, and one whose rows are keys; both recompute the weights from
+`lse`. Each program does its sums alone and in a fixed order, so that results are reproducible to the bit and do not
+depend on the rest of the batch.
 
-Whether a weight is dropped follows from (seed, batch · heads, row, column) by a hash, so that all three kernels find
-the same, with any tiles. The weights that stay are divided by 1 − p, once, at the end.
+Whether a weight is dropped is decided by a hash of (seed, batch · heads, row, column), so that all three kernels agree,
+with any tiles. The weights that stay are divided by 1 − p, once, at the end.
 """
 
 import torch
@@ -40,7 +41,7 @@ Tiles = dict[str, int]
 
 @triton.jit
 def _mixed(x):
-    """A 32-bit number whose every bit depends on every bit of x: MurmurHash3's last step."""
+    """Return a 32-bit number, every bit of which depends on every bit of x: the last step of MurmurHash3."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x ^ (x >> 16)
@@ -48,7 +49,7 @@ def _mixed(x):
 
 @triton.jit
 def drop_keys(seed, which):
-    """Where the counters of a matrix's rows and columns begin."""
+    """Return where the counters of a matrix's rows and columns begin."""
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
     of_rows = _mixed(low ^ _mixed(high ^ _mixed(which.to(tl.uint32) + 1)))
@@ -67,7 +68,7 @@ def bits_of_columns(cols, begin):
 
 @triton.jit
 def stays_at(one, other, threshold):
-    """Which weights are not dropped: below the threshold, in 32 bits whose upper ones are well mixed."""
+    """Return which weights stay: those whose hash, 32 bits with the upper ones well mixed, is below the threshold."""
     x = (one[:, None] ^ other[None, :]) * 0x85EBCA6B
     x = (x ^ (x >> 15)) * 0xC2B2AE35
     return x.to(tl.int32, bitcast=True) < threshold
@@ -75,7 +76,7 @@ def stays_at(one, other, threshold):
 
 @triton.jit
 def _unknown_zero(number):
-    """A zero that the compiler does not know, or it would choose among rounded numbers, which takes it longer."""
+    """Return a zero unknown to the compiler, which would otherwise select among rounded numbers, a slower way."""
     return number * 0.0
 
 
@@ -113,7 +114,7 @@ def attend_kernel(
         if not EVEN:
             logits += tl.where(counts, 0.0, float("-inf"))[None, :]
         top = tl.maximum(most, tl.max(logits, axis=1))
-        # No key of these tiles may count so far; minus infinity from itself would be no number.
+        # Possibly no key of the tiles so far counts; minus infinity less itself would be NaN.
         base = (tl.where(top == float("-inf"), 0.0, top) if HAS_KEEP else top) * factor
         w = tl.exp2(logits * factor - base[:, None])
         shrink = tl.exp2(most * factor - base)
@@ -123,7 +124,7 @@ def attend_kernel(
         vt = tile_of(v, cols, counts, vn, values, VALUES, EVEN)
         acc = tl.dot(w.to(vt.dtype), vt, acc * shrink[:, None], input_precision=PRECISION)
         most = top
-    if HAS_KEEP:  # without a key zeros; a total of zero is no number else, as where all logits are minus infinity
+    if HAS_KEEP:  # zeros without any key; otherwise a total of zero gives NaN, as when all logits are −inf
         total = tl.where(last > 0, total, 1.0)
     acc = acc * (enlarge / total)[:, None]
     store_rows(out + b * ob + h * oh, rows, rows < n, on, values, acc, VALUES)
@@ -243,12 +244,14 @@ def forward(
     scale: float,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c), and log₂ of the sums of exponentials, (b, h, n).
+    """Return attention and log₂ of its sums of exponentials.
+
+    Shapes are (b, h, n, p), (b, h, m, p), (b, h, m, c) → (b, h, n, c) and (b, h, n).
 
     Args:
-        keep: bool, (b or 1, h or 1, m), dense along the last dimension; with `ends` of it, int32, (b or 1, h or 1).
-        seed: one int64, where dropout_p > 0.
-        scale: above zero.
+        keep: bool, (b or 1, h or 1, m), dense along the last dimension; needs its `ends`, int32, (b or 1, h or 1).
+        seed: one int64, if dropout_p > 0.
+        scale: positive.
         tiles: BM, BN, num_warps, num_stages, in place of `tiles_for`.
     """
     query, key, value = packed(query), packed(key), packed(value)
@@ -285,9 +288,9 @@ def backward(
     scale: float,
     tiles: tuple[Tiles | None, Tiles | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) from the gradient of `out`, (b, h, n, c); `tiles` with queries as rows, then with keys."""
+    """Return (dq, dk, dv) from the gradient of `out`, (b, h, n, c); `tiles` for queries as rows, then for keys."""
     query, key, value, grad, out = packed(query), packed(key), packed(value), packed(grad), packed(out)
-    lse = dense(lse)  # hooks may have moved what was saved
+    lse = dense(lse)  # hooks may have moved saved tensors
     (b, h, n, p), (m, c) = query.shape, value.shape[2:]
     dq, dk, dv = tokens_like(query, n), tokens_like(key, m), tokens_like(value, m)
     delta = torch.empty_like(lse)
@@ -323,7 +326,7 @@ def backward(
 
 
 def tiles_for(kind: str, p: int, c: int, dtype: torch.dtype) -> Tiles:
-    """For the kernel "forward", "queries" or "keys": the best of those tried on an H200, with heads of 32."""
+    """Return, for the kernel "forward", "queries" or "keys", the best tiles tried on an H200, with heads of 32."""
     narrow = padded_alike(p, c) * dtype.itemsize <= 64
     columns = {"forward": 64, "queries": 128, "keys": 32}[kind] if narrow else 64
     return {"BM": 64, "BN": columns, "num_warps": 4, "num_stages": 3}
@@ -355,20 +358,20 @@ def _given(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
 
 
 def _strides(mask: Tensor | None) -> tuple[int, int]:
-    """Of a mask's samples and heads; zero for one that counts for all."""
+    """Return a mask's strides over samples and heads; zero where one serves all."""
     if mask is None:
         return 0, 0
     return mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(1) if mask.shape[1] > 1 else 0
 
 
 def _numbers(dropout_p: float, scale: float) -> tuple[int, float, float]:
-    """The threshold of `drop_threshold`; the scale; 1 / (1 − p)."""
+    """Return the threshold of `drop_threshold`, the scale, and 1 / (1 − p)."""
     return drop_threshold(dropout_p), float(scale), 1 / (1 - dropout_p)
 
 
 def drop_threshold(dropout_p: float) -> int:
-    """What a hash, as a signed number, has to be below for what it stands for to stay.
+    """Return the threshold below which a hash, as a signed number, lets its weight stay.
 
-    It is odd and never 1: Triton compiles another kernel for that and for multiples of 16.
+    It is odd and never 1: Triton compiles separate kernels for 1 and for multiples of 16.
     """
     return min(2**31 - 1, round((1 - dropout_p) * 2**32) - 2**31) | 3

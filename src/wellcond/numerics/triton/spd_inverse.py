@@ -2,10 +2,10 @@
 
 Sweeping block p replaces a matrix by
     A_pp → −A_pp⁻¹,   A_ip → A_ip A_pp⁻¹,   A_ij → A_ij − A_ip A_pp⁻¹ A_pj,
-which keeps it symmetric; after every block has been swept, −A⁻¹ stands in its place. SPD input needs no pivoting.
-Only the lower tiles are kept up to date until the end. Every tile is updated by itself, from one buffer to the other;
-the program that has the next diagonal block goes on to invert it, a chain of 32 dependent steps that hides behind the
-other tiles.
+which keeps it symmetric; once every block has been swept, −A⁻¹ is in its place. SPD input needs no pivoting. Until the
+end only the lower tiles are kept up to date. Each tile is updated independently, from one buffer to the other; the
+program with the next diagonal block goes on to invert it, a chain of 32 dependent steps that is hidden behind the other
+tiles.
 
 Plain twin: `torch.linalg.inv` in float64.
 """
@@ -22,7 +22,7 @@ BLOCK = tl.constexpr(32)
 
 @triton.jit
 def _negative_block_inverse(block):
-    """−(an SPD block)⁻¹ by sweeping its 32 pivots in turn, and the smallest pivot."""
+    """Return −(an SPD block)⁻¹ by sweeping its 32 pivots in turn, and the smallest pivot."""
     r = tl.arange(0, BLOCK)
     row = r[:, None]
     col = r[None, :]
@@ -51,7 +51,7 @@ def _first_kernel(a, inverse, pivots, ld):
 
 @triton.jit
 def _load_block(a, i, j, ld):
-    """Block (i, j) of a symmetric matrix of which the lower blocks are valid."""
+    """Load block (i, j) of a symmetric matrix of which only the lower blocks are valid."""
     r = tl.arange(0, BLOCK)
     if i >= j:
         block = tl.load(a + (i * BLOCK + r)[:, None] * ld + (j * BLOCK + r)[None, :])
@@ -62,12 +62,12 @@ def _load_block(a, i, j, ld):
 
 @triton.jit
 def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.constexpr):
-    """Sweeps block p of one tile. The first program of each matrix has the next diagonal block, and inverts it too."""
+    """Sweep block p for one tile. The first program of each matrix has the next diagonal block, and inverts it too."""
     tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     next_diagonal = (p + 1) * (p + 2) // 2 + p + 1
-    if not LAST:  # long chains start first: tile 0 changes places with the next diagonal block
+    if not LAST:  # long chains start first: tile 0 is swapped with the next diagonal block
         tile = tl.where(tile == 0, next_diagonal, tl.where(tile == next_diagonal, 0, tile))
-    i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # tiles are counted row by row below the diagonal
+    i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # tiles are numbered row by row up to the diagonal
     j = tile - i * (i + 1) // 2
     a += batch * ld * ld
     out += batch * ld * ld
@@ -95,10 +95,10 @@ def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.conste
 
 
 def negative_inverse(a: Tensor, *, keep: bool = False, num_warps: int = 2) -> tuple[Tensor, Tensor]:
-    """(−A⁻¹, smallest pivot) of each (b, ld, ld) float64 matrix, ld a multiple of 32; `a` is overwritten, or kept.
+    """Return (−A⁻¹, smallest pivot) of each matrix, (b, ld, ld) float64; `a` is overwritten, unless `keep`.
 
-    A smallest pivot that is not positive says that the matrix is not positive definite in float64, and −A⁻¹ is no
-    inverse.
+    ld must be a multiple of 32. If the smallest pivot is not positive, the matrix is not positive definite in float64,
+    and the result is not an inverse.
     """
     batch, ld, _ = a.shape
     rooms = torch.empty_like(a), torch.empty_like(a) if keep else a

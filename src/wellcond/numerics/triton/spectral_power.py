@@ -1,9 +1,9 @@
-"""U Σ^ε Vᵀ of many token matrices by products alone, on tensor cores: the fused twin of `numerics.spectral_products`.
+"""U Σ^ε Vᵀ of many token matrices by products on tensor cores: the fused twin of `products` in `numerics.spectral`.
 
 With G the float64 Gram matrix of the shorter side scaled to λmax = 1, one inverse folds its ten decades onto five from
-both ends: K = t (G + t)⁻¹, R = 4K(I − K). The power is then D(R) + F(R)·K, and D, F are weighted sums of the
-iterates of R ← R (α − ¼α² R), each iterate one product. From K on, matrices are pairs of float16 (22 bits), which is
-what the theory needs there: three half-precision products stand for one in single precision, faster than one.
+both ends: K = t (G + t)⁻¹, R = 4K(I − K). The power is then D(R) + F(R)·K, where D and F are weighted sums of the
+iterates of R ← R (α − ¼α² R), one product per iterate. From K on, matrices are pairs of float16 (22 bits), which is
+what the theory requires there: three half-precision products replace one in single precision, and are faster.
 """
 
 import functools
@@ -31,11 +31,11 @@ def _weights(fit: FoldedFit, device: str) -> Tensor:
 def spectral_power_in_place_layout(
     x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool, chunk: int = 256
 ) -> Tensor:
-    """X̃ of every matrix of `x`, contiguous images or matrices laid out by `geometry`; the same layout and dtype come
-    back.
+    """Return U Σ^ε Vᵀ of every matrix of `x`, contiguous images or matrices laid out by `geometry`.
 
-    `chunk` matrices at a time: every iterate is kept until the sums are taken, 2 MB for each 196 × 768 matrix. Half of
-    the kernels wait for memory and half for a chain of steps, so that two halves of a batch fill each other's gaps.
+    Layout and dtype stay the same. Takes `chunk` matrices at a time: every iterate is kept until the sums are taken, 2
+    MB for each 196 × 768 matrix. Half of the kernels wait for memory and half for a chain of steps, so that two halves
+    of a batch fill each other's gaps.
     """
     out = torch.empty_like(x)
     for start in range(0, x.shape[0], chunk):
@@ -49,9 +49,9 @@ def spectral_power_in_place_layout(
 
 
 def _on_streams(device: torch.device, works: Sequence[Callable[[], object]]) -> None:
-    """Calls every function, the first on the current stream; what they read was made, and stays alive, on that one.
+    """Call every function, each on its own stream: the first on the current one, where their inputs live.
 
-    What they allocate belongs to their own streams, so they must free it themselves: by returning.
+    What they allocate belongs to their own streams, so they must free it themselves, by returning.
     """
     if len(works) == 1 or device.type != "cuda":
         for work in works:
@@ -90,7 +90,7 @@ def _gray_chunk(
     def grid(block: int) -> tuple[int, int, int]:
         return triton.cdiv(ld, block), triton.cdiv(ld, block), batch
 
-    # 196 tokens are three tiles of 64 and four rows more: a whole tile for those would be a third of the work.
+    # 196 tokens are three tiles of 64 and four more rows: a whole tile for those would be a third of the work.
     rest = ld % 64
     last = rest if rest in (16, 32) else 64
     fold_kernel[grid(64)](

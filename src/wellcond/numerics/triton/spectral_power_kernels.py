@@ -6,7 +6,7 @@
     join_kernel      W = D(R) + F(R)·K
     apply_kernel     W·X, or X·W
 
-Matrices are pairs of float16: what the first rounds off, the second holds.
+Matrices are pairs of float16: the second holds what the first rounds off.
 """
 
 import triton
@@ -36,7 +36,7 @@ def _load_pair(at, size, mask):
 
 @triton.jit
 def _store_symmetric(at, value, i, j, ld, size, DIAGONAL: tl.constexpr):
-    """A tile on or below the diagonal, and its mirror image."""
+    """Store a tile on or below the diagonal, and its mirror image."""
     inside = (i < ld)[:, None] & (j < ld)[None, :]
     _store_pair(at + i[:, None] * ld + j[None, :], size, value, inside)
     if not DIAGONAL:
@@ -74,7 +74,10 @@ def fold_kernel(
     swept, largest, k_out, r_out, m, ld_in, ld, size, shift,
     BLOCK: tl.constexpr, LAST: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """K = −τ·S and R = 4K − 4K² from S = −(G + τ)⁻¹, τ = shift·λmax; squared in float64, or K ≈ 1 would drown R."""
+    """Compute K = −τ·S and R = 4K − 4K² from S = −(G + τ)⁻¹, τ = shift·λmax.
+
+    K is squared in float64: where K ≈ 1, rounding would otherwise drown R.
+    """
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
@@ -102,9 +105,9 @@ def _product_tile(
     a, b, i, j, ld, size, unscale,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of A·B for symmetric pairs A and B, whose columns are their rows.
+    """Compute a tile of A·B for symmetric pairs A and B, whose columns are their rows.
 
-    Tensor cores cut their running sums off instead of rounding them. CAREFUL adds the blocks up outside, with rounding.
+    Tensor cores truncate their running sums instead of rounding them. CAREFUL adds up the blocks outside, rounding.
     """
     total = tl.zeros((BM, BN), dtype=tl.float32)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -155,7 +158,7 @@ def iterate_kernel(
     a, out, ld, size, unscale, alpha, beta,
     BLOCK: tl.constexpr, LAST: tl.constexpr, BLOCK_K: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """α·A + β·A², on and below the diagonal, and its mirror image."""
+    """Compute α·A + β·A² on and below the diagonal, and store its mirror image too."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
@@ -178,7 +181,7 @@ def iterate_kernel(
 
 @triton.jit
 def sum_kernel(iterates, weights, near, far, ld, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """D and F, the two weighted sums of the identity and of every iterate; D on and below the diagonal only."""
+    """Compute D and F, weighted sums of the identity and of every iterate; D on and below the diagonal only."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if tile_j > tile_i:
         return
@@ -202,10 +205,10 @@ def sum_kernel(iterates, weights, near, far, ld, size, COUNT: tl.constexpr, BLOC
 
 @triton.jit
 def join_kernel(f, k, near, out, ld, size, unscale, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """W = D + F·K.
+    """Compute W = D + F·K.
 
-    In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular
-    values of X, and stays in the columns that meet small ones, where it does no harm; hence no symmetry here.
+    In exact arithmetic F and K commute. In this order the rounding of F meets the small K of the large singular values
+    of X, and stays in the columns that meet small ones, where it does no harm; hence W is not treated as symmetric.
     """
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i = tile_i * BLOCK + tl.arange(0, BLOCK)
@@ -230,7 +233,7 @@ def apply_kernel(
     COLS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     TALL: tl.constexpr, RESTORE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """W·X, or X·W where there are more tokens than values, with X scaled to σmax = 1 on the way in."""
+    """Compute W·X, or X·W if there are more tokens than values, scaling X to σmax = 1 as it is read."""
     tile_i, tile_j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = tile_i * BM + tl.arange(0, BM)
     value = tile_j * BN + tl.arange(0, BN)

@@ -1,4 +1,4 @@
-"""Kernels of `numerics.split_linear`: a row as two float16 parts, and what several partial products add up to."""
+"""Kernels of `numerics.split_linear`: split rows into two float16 parts, and add up partial products."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ TOP = tl.constexpr(13)  # the largest entry of a row has this exponent: float16 
 
 @triton.jit
 def _split_kernel(x, out, inverse, k, stride, WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row: high and low parts side by side (low first where WEIGHT), and 2^−(its exponent)."""
+    """Split one row: high and low parts side by side (low first if WEIGHT), and the inverse of its scale."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     values = tl.load(x + row * stride + col, mask=col < k, other=0.0)
@@ -44,7 +44,7 @@ def _combine_kernel(parts, low, x_inverse, w_inverse, bias, out, n, m, PARTS: tl
 
 
 def split_rows(x: Tensor, *, weight: bool) -> tuple[Tensor, Tensor]:
-    """(n, k) float32 as (n, 2k) float16, [high, low] or for a weight [low, high], and the rows' scales, (n,)."""
+    """Return (n, k) float32 as (n, 2k) float16, [high, low] or, for a weight, [low, high]; and (n,) inverse scales."""
     n, k = x.shape
     out = torch.empty(n, 2 * k, dtype=torch.float16, device=x.device)
     inverse = torch.empty(n, dtype=torch.float32, device=x.device)
@@ -55,7 +55,7 @@ def split_rows(x: Tensor, *, weight: bool) -> tuple[Tensor, Tensor]:
 
 
 def combine(parts: Tensor, low: Tensor, x_inverse: Tensor, w_inverse: Tensor, bias: Tensor | None) -> Tensor:
-    """(Σ parts + low/2048), scaled back, plus the bias: (n, m) float32."""
+    """Return (Σ parts + low/2048), scaled back, plus the bias: (n, m) float32."""
     count, n, m = parts.shape
     out = torch.empty(n, m, dtype=torch.float32, device=parts.device)
     block = min(1024, triton.next_power_of_2(m))

@@ -1,4 +1,4 @@
-"""What kernels that run over tokens have in common: reading a block of rows, which of them count, sizes.
+"""What kernels that loop over tokens have in common: reading a block of rows, which of them count, sizes.
 
 All tensors are (b, h, n, p), dense along the last dimension, with any other strides; masks are (b, h, n).
 """
@@ -25,14 +25,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def rows_of(base, rows, inside, stride, width, WIDTH: tl.constexpr):
-    """(rows, WIDTH) of a matrix whose rows are `stride` apart; zero for rows that are not inside."""
+    """Load (rows, WIDTH) of a matrix whose rows are `stride` apart, with zeros for rows that are not inside."""
     c = tl.arange(0, WIDTH)
     return tl.load(base + rows[:, None] * stride + c[None, :], mask=inside[:, None] & (c < width)[None, :], other=0.0)
 
 
 @triton.jit
 def tile_of(base, rows, counts, stride, width, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """`rows_of`, zero for rows that do not count; EVEN: all do and nothing is padded, so that whole tiles are read."""
+    """Load `rows_of`, zero for rows that do not count; EVEN: all count, nothing is padded, and whole tiles are read."""
     if EVEN:
         c = tl.arange(0, WIDTH)
         tile = tl.load(base + rows[:, None] * stride + c[None, :])
@@ -43,7 +43,7 @@ def tile_of(base, rows, counts, stride, width, WIDTH: tl.constexpr, EVEN: tl.con
 
 @triton.jit
 def store_rows(base, rows, inside, stride, width, tile, WIDTH: tl.constexpr):
-    """Where `rows_of` reads, in the dtype of what lies there."""
+    """Store a tile where `rows_of` would read it, in the dtype of `base`."""
     c = tl.arange(0, WIDTH)
     at = base + rows[:, None] * stride + c[None, :]
     tl.store(at, tile.to(base.dtype.element_ty), mask=inside[:, None] & (c < width)[None, :])
@@ -62,13 +62,13 @@ def packed(t: Tensor) -> Tensor:
 
 
 def tokens_like(t: Tensor, tokens: int) -> Tensor:
-    """An empty (b, h, tokens, width) whose heads lie side by side in memory, as the layers before and after have it."""
+    """Return an empty (b, h, tokens, width) with heads side by side in memory, as in the layers before and after."""
     b, h, _, width = t.shape
     return t.new_empty(b, tokens, h, width).transpose(1, 2)
 
 
 def padded(width: int) -> int:
-    """A power of two, 16 at least; not by Triton's own function, which takes longer than a launch."""
+    """Round up to a power of two, at least 16; Triton's own function for this takes longer than a launch."""
     return max(16, 1 << (width - 1).bit_length())
 
 

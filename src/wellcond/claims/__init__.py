@@ -1,11 +1,11 @@
-"""One file a claim: arms, sets, the papers' numbers, how to judge and how to draw; beside them what they share.
+"""The claims, one file each: arms, data sets, the papers' numbers, how to judge and draw; and what they share.
 
     from wellcond.claims import CLAIMS, reproduce
     CLAIMS["asa-fig1c"].claim
     reproduce(["asa-fig1c"], scale="smoke")             # what `wellcond reproduce asa-fig1c --scale smoke` does
 
-To add one: a file under the id's name with a `CLAIM` in it, and the id in catalogue.py. From another package:
-`wellcond.register_claim`; docs/adding-a-claim.md has an example.
+To add one, write a file named after its id that defines `CLAIM`, and list the id in catalogue.py. In another package,
+call `wellcond.register_claim`; docs/adding-a-claim.md has an example.
 """
 
 from .arms import Between, TrainedArms

@@ -1,17 +1,17 @@
-"""Trained arms: what every comparison of trainings shares, so that a claim is a page of code.
+"""Trained arms: what all comparisons of trainings share, so that a claim takes a page of code.
 
     CLAIM = TrainedArms(id="asa-fig1c", arms=SKIPS, sets=("cifar10", …), judge=judge, figure=figure, …)
     CLAIM.reproduce(options, runs)             # tune, train every seed, write evidence/asa-fig1c/lab-cifar10.json
     CLAIM.verdict([record, …]).verdict         # "holds in part"
 
-The same budget for every arm. First each arm's learning rate, from one grid, by held-out images of the training set;
-then every seed with it on the whole training set. The test set is looked at once, at the end of each of these. A run
-that diverges counts as guessing. The whole grid is reported. Where three seeds leave a set undecided and a run takes
+Every arm has the same budget. First its learning rate is chosen from one grid, on held-out images of the training set;
+then each seed is trained with it on the whole training set. The test set is used once, at the end of each of these. A
+run that diverges counts as guessing. The whole grid is reported. If three seeds leave a set undecided and a run takes
 under two minutes, two more are trained, once, and the interval is then 97.5 % instead of 95.
 Runs are named by set, recipe, arm, rate and seed, not by claim: claims that share an arm share its runs.
 An arm may start from the weights of another training (`starts`), which is done first, once for each seed.
-Where trainings are long, one seed of every set and arm comes first (`in_rounds`), and evidence is written of what there
-is (as with `in_part`).
+For long trainings, one seed of every set and arm comes first (`in_rounds`), and evidence is written even if runs are
+missing (as with `in_part`).
 """
 
 import math
@@ -35,98 +35,98 @@ from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, not
 __all__ = ["GRID", "HELD_OUT", "LADDER", "Between", "TrainedArms", "Tuned", "scores", "tune"]
 
 GRID: dict[str, tuple[float, ...]] = {"smoke": (1e-3, 3e-3), "lab": (1e-4, 3e-4, 1e-3), "paper": (1e-4, 3e-4, 1e-3)}
-LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # where a grid may be extended to
+LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the rates that a grid may be extended to
 GRID_EPOCHS = {"smoke": 1, "lab": 10, "paper": 300}
 HELD_OUT = 0.1
 LEAST_SEEDS = 3
-QUICK = 120.0  # seconds: of runs that take longer no more are trained than asked for
+QUICK = 120.0  # seconds; if runs take longer than this, no seeds are added
 
 OF_ONE_ARM = {"lr", "seed", "data", "cache_dir", "keep", "log_every", "save_every", "epochs", "step_graph"}
-"""Settings that differ from run to run or belong to this machine: a record's `settings` leaves them out."""
+"""Settings that differ between runs or belong to this machine; a record's `settings` leaves them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The learning rate of one arm, and what it was chosen by."""
+    """The learning rate of one arm, and the scores it was chosen by."""
 
     lr: float
     scores: dict[float, float]
-    """Every rate that was tried, the whole grid, ascending."""
+    """The score of every rate that was tried, in ascending order of rates."""
     at_edge: bool
-    """Whether a better rate may lie outside: the best is the smallest or the largest that was tried."""
+    """Whether the best rate is the smallest or largest that was tried, so that a better one may lie beyond."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """What is asked of each set and the next larger one."""
+    """A comparison of each set with the next larger one."""
 
     asks: str
-    """With {smaller} and {larger} in the place of their titles."""
+    """What is asked, with {smaller} and {larger} for the titles of the sets."""
     judge: Callable[[str, Comparison, Comparison], Part]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedArms(Claim):
-    """Decided by comparing trainings: evidence/ID/SCALE-SET.json for each set."""
+    """A claim decided by comparing trainings: evidence/ID/SCALE-SET.json for each set."""
 
     arms: Mapping[str, Arm]
     asks: str = ""
     """What is asked on each set, in short."""
     judge: Callable[[Comparison], Iterable[Part]] = lambda found: ()
-    """On one set; their names need not name it."""
+    """Judges one set. The names of the parts need not mention the set."""
     summary: Callable[[Comparison], Iterable[Line]] = lambda found: ()
     says: Callable[[Mapping[str, Comparison]], str] = lambda sets: ""
-    """The finding, in one sentence, of the sets that have runs."""
+    """The finding on the sets that have runs, in one sentence."""
     figure: Callable[[Sequence[Comparison]], Any] | None = None
     between: Between | None = None
     across: Callable[[Mapping[str, Comparison]], Iterable[Part]] | None = None
-    """What is asked of all sets together, of which some may have no runs yet."""
+    """Judges all sets together; some may have no runs yet."""
     apart: tuple[str, ...] = ()
-    """Sets that are trained and shown, and that no verdict asks for."""
+    """Sets that are trained and shown but not part of any verdict."""
     in_rounds: bool = False
-    """One seed of every set and arm first, then the next; and evidence of a set is written whatever is missing."""
+    """Train one seed of every set and arm first, then the next; evidence is written even if runs are missing."""
     in_part: bool = False
-    """Evidence of a set is written whatever is missing, in the usual order: `judge` and what shows it do without."""
+    """In the usual order, but evidence is written even if runs are missing; `judge` and the rest must allow for it."""
     rules: Callable[[Comparison], Iterable[str]] = lambda found: ()
-    """What leaves a set undecided, in addition to the rules for all claims."""
+    """Further reasons to leave a set undecided, beside the rules for all claims."""
     plain: str = "both"
     """The arm that the others are compared with."""
     trains: tuple[str, ...] = ()
-    """Arms that the verdict needs, by default all; the others are shown where another claim has trained them."""
+    """Arms that the verdict needs, by default all; the others are shown if another claim has trained them."""
     same_runs_as: str = ""
     """The claim whose runs these are, if it is not this one."""
     starts: Mapping[str, Arm] = field(default_factory=dict)
-    """Trainings that arms start from, each once for a seed: compared with nothing, at the rate of their settings."""
+    """Trainings that arms start from, one run per seed. They are not compared, and use the rate of their settings."""
     seeds: int = LEAST_SEEDS
-    """How many the verdict needs; where that is fewer than usual, no more are trained."""
+    """How many the verdict needs; if that is fewer than usual, no more are trained."""
     second_look: bool = True
-    """Whether two more seeds are trained where the first leave it undecided and a run is quick: not where one arm is
-    far slower than the others."""
+    """Whether to train two more seeds if the first leave a set undecided and runs are quick; False for a claim with one
+    arm far slower than the others."""
     as_a_whole: bool = True
-    """Whether it is a rule of every part that all arms have their seeds and that the plain one is respectable;
-    otherwise each part is about some of the arms, and `judge` sees to both."""
+    """Whether every part requires that all arms have their seeds and that the plain one is respectable. Otherwise each
+    part is about some of the arms, and `judge` checks both."""
     recipe: str = "vit_tiny"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By scale, and by set: fields of every arm's training, in addition to the usual ones; None is the recipe's own."""
+    """By scale and by set: settings of every arm's training beside the usual ones; None keeps the recipe's own."""
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
-    """By scale: the learning rates that are tried. None at a scale: every arm has the rate of its settings."""
+    """By scale: the learning rates to try. If there are none at a scale, every arm has the rate of its settings."""
     measures: tuple[str, ...] = ("log_kappa",)
-    """What is measured of every trained model before its run ends: names of `measurements.MEASUREMENTS`."""
+    """Measurements of every trained model before its run ends: names in `measurements.MEASUREMENTS`."""
     shows: tuple[str, ...] = ()
-    """Of a run's result, what its evidence has in addition: `validation`, and what is measured of some arms alone."""
+    """Further parts of a run's result that its evidence has: `validation`, and what only some arms measure."""
     keeps: tuple[str, ...] = ()
-    """What its evidence keeps of the measurements in the course of training: log_kappa, attention_entropy, …"""
+    """Measurements during training that its evidence keeps: log_kappa, attention_entropy, …"""
     reads: Mapping[str, Callable[[Result], Any]] = field(default_factory=dict)
-    """By name: what its evidence has in addition, computed from a run's result."""
+    """By name: further values for its evidence, computed from a run's result."""
     paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By set: the paper's numbers."""
     multiplications: float = 1.1e9
-    """Of one forward pass at the paper's scale, for its plan: here ViT-Tiny/16 at 224 pixels."""
+    """Multiplications in one forward pass at the paper's scale, for its plan; by default ViT-Tiny/16 at 224 pixels."""
 
     # ---- training
 
     def configure(self, options: Options, data: GivenData, arm: str) -> Config:
-        """The training of an arm, but for its learning rate and seed."""
+        """Return the configuration of an arm's training, all but its learning rate and seed."""
         scale = "smoke" if options.scale == "smoke" else "lab"
         settings = data.set.settings(scale)
         for name in (scale, data.set.name):
@@ -137,15 +137,15 @@ class TrainedArms(Claim):
         if "warmup_epochs" not in config.given:
             short = {"warmup_epochs": min(config.warmup_epochs, config.epochs)}  # as in the grid
             config = config.changed(short, given=False)
-        weights = {"checkpoint": os.devnull} if self._arm(arm).start else {}  # they are not there yet
-        config.changed(weights).check()  # now, not after the grid has been trained
+        weights = {"checkpoint": os.devnull} if self._arm(arm).start else {}  # they do not exist yet
+        config.changed(weights).check()  # fail now, not after training the grid
         return config
 
     def _arm(self, name: str) -> Arm:
         return self.arms.get(name) or self.starts[name]
 
     def recipe_of(self, data: GivenData, arm: str) -> str:
-        """The recipe that an arm trains with on a data set."""
+        """Return the recipe that an arm trains with on a data set."""
         return self._arm(arm).recipe or data.set.recipe or self.recipe
 
     @property
@@ -154,12 +154,12 @@ class TrainedArms(Claim):
         return [arm for arm in self.trains or self.arms if self.arms[arm].seeds is None]
 
     def trainings(self, seeds: int, set_: str) -> dict[str, int]:
-        """How many of each arm there are to be on a set."""
+        """Return how many runs of each arm to train on a set."""
         arms = [arm for arm in self.trains or self.arms if set_ not in self.arms[arm].not_on]
         return {arm: min(seeds, self.arms[arm].seeds or seeds) for arm in arms}
 
     def reproduce(self, options: Options, runs: Runs) -> list[Line]:
-        """Run what is missing, write the evidence of each set, and say in words what came out."""
+        """Run what is missing, write the evidence of each set, and return the results in words."""
         if self.seeds < LEAST_SEEDS:
             options = replace(options, seeds=self.seeds, second_look=False)
         for data in options.data:
@@ -187,7 +187,7 @@ class TrainedArms(Claim):
             except OutOfTime as over:
                 late.append(over)
             else:
-                record = record if late else second  # a second look counts once it is complete
+                record = record if late else second  # a second look counts only if complete
         self._explore(options, data, runs, record, seeds=seeds, late=late)
         if any(arm["runs"] for arm in record["arms"].values()):
             self._write(options, data, record)
@@ -199,7 +199,7 @@ class TrainedArms(Claim):
         self, options: Options, data: GivenData, runs: Runs, record: dict[str, Any], *, seeds: int,
         late: list[OutOfTime],
     ) -> None:  # fmt: skip
-        """What no verdict asks for comes last, is added to the record, and may be missing."""
+        """Train last the arms that no verdict needs, and add them to the record; these may be missing."""
         trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm not in self.needed}
         record["arms"] |= {arm: {"runs": []} for arm in trains}
         try:
@@ -218,7 +218,7 @@ class TrainedArms(Claim):
         self, options: Options, data: GivenData, runs: Runs, *, seeds: int, late: list[OutOfTime],
         confidence: float = CONFIDENCE,
     ) -> dict[str, Any]:  # fmt: skip
-        """Of one set; what there was no time for is missing, if that is allowed, and named in `late`."""
+        """Return the record of one set. Lack of time is noted in `late` if runs may be missing; else OutOfTime."""
         trains = {arm: n for arm, n in self.trainings(seeds, data.set.name).items() if arm in self.needed}
         arms = self._train_arms(options, data, runs, trains, seeds, late)
         beside = {arm: self._trained_elsewhere(data, runs, arm, seeds) for arm in self.arms if arm not in trains}
@@ -250,8 +250,8 @@ class TrainedArms(Claim):
     def _train_starts(
         self, options: Options, data: GivenData, runs: Runs, trains: Mapping[str, int], late: list[OutOfTime]
     ) -> None:
-        """All of them first, so that each form is compiled once; but those that no run needs any more. One that there
-        is no time for keeps its own arms waiting, and no others."""
+        """Train the runs that arms start from and that are still needed, all before any arm, so that each form is
+        compiled once. If there is no time for one, only the arms that start from it have to wait."""
         wanted = {
             (self.arms[arm].start, seed)
             for arm, count in trains.items()
@@ -306,11 +306,11 @@ class TrainedArms(Claim):
 
         results = runs.together([partial(train_seed, seed) for seed in range(seeds)])
         later = range(seeds, min(options.seeds, self.arms[arm].seeds or options.seeds)) if self.in_rounds else ()
-        results += [runs.finished(plan(seed)) for seed in later]  # of an earlier call, which got further
+        results += [runs.finished(plan(seed)) for seed in later]  # from an earlier call that got further
         return self._arm_record(tuned, tried, [one for one in results if one is not None], data.set)
 
     def _may_miss(self, over: OutOfTime, late: list[OutOfTime]) -> None:
-        """Noted, where evidence may be written without it; raised where it may not."""
+        """Add `over` to `late` if evidence may be written with runs missing; otherwise raise it."""
         if not (self.in_rounds or self.in_part):
             raise over
         late.append(over)
@@ -346,7 +346,7 @@ class TrainedArms(Claim):
         return f"{data.set.name}/{self.recipe_of(data, arm)}/{arm}"
 
     def _trained_elsewhere(self, data: GivenData, runs: Runs, arm: str, seeds: int) -> list[dict[str, Any]]:
-        """Finished runs of an arm that this claim does not train: at the rate with most seeds, should there be two."""
+        """Return the finished runs of an arm that this claim does not train, at the rate with the most seeds."""
         found = [run for run in runs.results(f"{self._folder(data, arm)}/seed-*") if run["config"]["seed"] < seeds]
         rates = [run["config"]["lr"] for run in found]
         chosen = [run for run in found if run["config"]["lr"] == max(rates, key=rates.count)]
@@ -368,7 +368,7 @@ class TrainedArms(Claim):
         }
 
     def _run_record(self, run: Result, set_: ClaimSet) -> dict[str, Any]:
-        """What the evidence keeps of a run; all of it, with what was measured while it trained, is in its result."""
+        """Return what the evidence keeps of a run. Its result has everything, with all measurements during training."""
         course = {name: run["measured"][name] for name in self.keeps if name in run["measured"]}
         return {
             "seed": run["config"]["seed"],
@@ -389,18 +389,18 @@ class TrainedArms(Claim):
         return data.set.samples(self.configure(options, data, self.plain))
 
     def _asks_for_more(self, record: Record, samples: int) -> bool:
-        """Only too wide an interval leaves it undecided, and a run is quick."""
+        """Whether more seeds would help: only wide intervals leave the set undecided, and runs are quick."""
         found = self._comparison(record)
         if not self.second_look or record["scale"] != "lab" or self._broken_rules(found):
             return False
         speeds = [run.get("images per second") or 0.0 for arm in found.trained for run in found.runs(arm)]
-        quick = max(speeds) * QUICK > samples  # by the fastest: older ones were slower, or shared their GPU
+        quick = max(speeds) * QUICK > samples  # by the fastest: older runs were slower, or shared their GPU
         return quick and any(part.outcome == "undecided" for part in self.judge(found))
 
     # ---- judging
 
     def verdict(self, records: Sequence[Record], sets: Sequence[str] = ()) -> Whole:
-        """By the rules: what is asked of each set, and of each set and the next."""
+        """Return the verdict by the rules, from the parts on each set, on each set and the next, and on all sets."""
         sets = sets or self.sets
         judged = [name for name in sets if name not in self.apart]
         by_set = {record["data"]: self._comparison(record) for record in records}
@@ -441,7 +441,7 @@ class TrainedArms(Claim):
         return Comparison(record, self.arms, self.plain)
 
     def _by_the_rules(self, part: Part, *found: Comparison) -> Part:
-        """Undecided where a rule for all verdicts is not met."""
+        """Return the part, undecided if a rule for all verdicts is not met."""
         if part.outcome == "not run":
             return part
         broken = {one.title: self._broken_rules(one, part.about) for one in found}
@@ -451,7 +451,7 @@ class TrainedArms(Claim):
         return part
 
     def _broken_rules(self, found: Comparison, about: Sequence[str] = ()) -> list[str]:
-        """`about`: the arms that have to keep the rules, by default all that the verdict needs."""
+        """Return the rules that are not met, in words. `about`: the arms to check, by default all that are needed."""
         record, set_, problems = found.record, found.set, []
         about = about or self.needed
         if record["scale"] == "smoke":
@@ -476,19 +476,19 @@ class TrainedArms(Claim):
         return with_title(found.title, [*self.summary(found), *self._other_data(found), *self._open(found)])
 
     def _open(self, found: Comparison) -> Iterable[Line]:
-        """Where the rules allow a second look that was not taken."""
+        """Say so if the rules allow a second look that has not been taken."""
         record, set_ = found.record, found.set
         once = record["seeds"] == LEAST_SEEDS and found.confidence == CONFIDENCE
         if once and set_.unit == "epochs" and self._asks_for_more(record, set_.train_samples * record["epochs"]):
             yield f": {LEAST_SEEDS} seeds leave it undecided; {MORE_SEEDS} more are allowed, and not trained yet"
 
     def _other_data(self, found: Comparison) -> Iterable[Line]:
-        """Said where the arms of a seed are not paired: what they were trained on differs, or its order does."""
+        """Say so if the arms of a seed are not paired, because their training data differ in content or in order."""
         for seed in range(found.record["seeds"]):
             runs = {arm: run for arm in self.needed for run in found.runs(arm) if run["seed"] == seed}
             arms: dict[str, list[str]] = {}
             for arm, run in runs.items():
-                if run.get("data"):  # older ones do not say
+                if run.get("data"):  # older runs do not record it
                     arms.setdefault(run["data"], []).append(self.arms[arm].title)
             if len(arms) > 1:
                 groups = "; ".join(", ".join(titles) for titles in arms.values())
@@ -532,7 +532,7 @@ class TrainedArms(Claim):
 
 
 def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
-    """In points; top-5 where there are more classes than that. A run that diverged counts as guessing."""
+    """Return a run's accuracy in points; top-5 if there are more than five classes. Divergence counts as guessing."""
     chance = {name: number / set_.classes for name, number in (("top1", 1), ("top5", 5)) if number < set_.classes}
     metrics = set_.metrics(run) or chance
     found = {name: round(100 * metrics[name], 3) for name in chance}
@@ -540,7 +540,7 @@ def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:
 
 
 def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an arm, its mappings added to those that there are."""
+    """Return an arm's settings, with its mappings merged into those of `config`."""
     return {
         name: {**getattr(config, name), **value} if isinstance(value, Mapping) else value
         for name, value in settings.items()
@@ -556,9 +556,9 @@ Together = Callable[[Sequence[Callable[[], float]]], list[float]]
 def tune(
     score: Callable[[float], float], *, grid: Sequence[float], extend: bool = True, together: Together | None = None
 ) -> Tuned:
-    """Try each rate of the grid; while the best is at an edge, the next rung of the ladder as well.
+    """Try each rate of the grid; while the best is at an edge, also try the next rung of the ladder.
 
-    The rates of the grid do not depend on each other: `together` may call them side by side.
+    The rates of the grid do not depend on each other, so `together` may try them side by side.
     """
     if not grid:
         raise ValueError("a grid needs at least one learning rate")
@@ -576,12 +576,12 @@ def tune(
 
 
 def _best(scores: dict[float, float]) -> float:
-    """The rate with the best score; of equals the smallest, which is also where to look if all diverged."""
+    """Return the rate with the best score; of equals the smallest, which is also the side to extend if all diverged."""
     return max(sorted(scores), key=lambda lr: (scores[lr], -lr))
 
 
 def _beyond(scores: dict[float, float]) -> float | None:
-    """The next rate to try; None where the best is inside, or the ladder ends."""
+    """Return the next rate to try; None if the best is not at an edge, or the ladder ends."""
     best = _best(scores)
     if best == min(scores):
         return max((lr for lr in LADDER if lr < best * 0.99), default=None)

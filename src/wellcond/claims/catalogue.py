@@ -1,11 +1,11 @@
-"""The claims of the papers, and some of our own, in their order; and the order in which they are worth running.
+"""All claims, of the papers and our own, in the ledger's order; and the queue, which runs the most valuable first.
 
-    claim("asa-fig1c")                  # ValueError with the nearest id for one that there is not
-    CLAIMS["asa-fig6"].built            # False: stated here, and not built yet
-    register_claim(TrainedArms(…))      # an outsider's own
+    claim("asa-fig1c")                  # an unknown id raises ValueError, with the nearest id
+    CLAIMS["asa-fig6"].built            # True: it can be run; False if only stated so far
+    register_claim(TrainedArms(…))      # add one from another package
 
-A claim that can be run is a file beside this one, under its id's name (asa-fig1c: asa_fig1c.py), with a `CLAIM` in it.
-Its words are there; here is nothing of it but the id. The rules for all verdicts are in docs/claims.md.
+A claim that can be run has a file beside this one, named after its id (asa-fig1c: asa_fig1c.py), which defines `CLAIM`
+with all its text; only the id is listed here. The rules for all verdicts are in docs/claims.md.
 """
 
 import importlib
@@ -18,7 +18,7 @@ __all__ = ["CLAIMS", "OURS", "QUEUE", "Step", "claim", "register_claim"]
 
 
 class Step(NamedTuple):
-    """Claims to be run together, on these sets; without any, on all of each claim's."""
+    """Claims to run together, on these data sets; if none are named, each claim on all of its own."""
 
     claims: tuple[str, ...]
     sets: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ QUEUE = (
     Step(("asa-fig6",), ("tiny-imagenet",)),
     Step(("new-kappa-predicts", "new-early-warning")),  # from the rows of all the others
 )
-"""What `wellcond reproduce --all` runs, in the order of worth. Statements of theory are `wellcond theory`'s."""
+"""What `wellcond reproduce --all` runs, the most valuable first. Statements of theory are run by `wellcond theory`."""
 
 
 def _stated(id_: str, claim: str, test: str, holds_if: str) -> Claim:
@@ -143,11 +143,11 @@ _ORDER: tuple[str | Claim, ...] = (
     ),
 )
 CLAIMS: dict[str, Claim] = {}
-"""All of them, in their order, and then those that were registered."""
+"""All claims by id: ours in their order, then those registered from outside."""
 
 
 def claim(id_: str) -> Claim:
-    """The claim of this id; ValueError with the nearest, or all of them."""
+    """Return the claim with this id. Raises ValueError for an unknown one, naming the nearest id, or else all."""
     if id_ not in CLAIMS:
         all_of_them = f"; the ids are {', '.join(CLAIMS)}"
         raise ValueError(f"there is no claim {id_!r}{meant(id_, CLAIMS) or all_of_them}")
@@ -155,9 +155,10 @@ def claim(id_: str) -> Claim:
 
 
 def register_claim(added: Claim) -> Claim:
-    """Let `reproduce` and the ledger know a claim of yours; ValueError for an id that is taken, or is no folder's name.
+    """Register a claim of your own, so that `reproduce` and the ledger know it. Returns it.
 
-    Registering an equal claim again changes nothing.
+    Raises ValueError if the id is taken or has other characters than ASCII letters, digits and hyphens. Registering an
+    equal claim again changes nothing.
     """
     if not isinstance(added, Claim):
         raise ValueError(f"a claim is a TrainedArms, a Measured or a Claim of wellcond.claims, not {added!r}")
@@ -172,4 +173,4 @@ for one in _ORDER:
     file = one.replace("-", "_") if isinstance(one, str) else ""
     register_claim(importlib.import_module(f"wellcond.claims.{file}").CLAIM if isinstance(one, str) else one)
 OURS = tuple(CLAIMS)
-"""Of these the ledger has a line each, whatever evidence there is."""
+"""The ids of the claims above. The ledger lists each of them, with or without evidence."""

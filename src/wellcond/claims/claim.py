@@ -1,13 +1,13 @@
-"""What a claim is: an id, what is said, how it is tested, when it holds; and one of four ways to decide it.
+"""What a claim is: an id, a statement, how it is tested, when it holds; and one of four ways to decide it.
 
-    Claim(id="asa-fig6", claim=…, test=…, holds_if=…)            # stated, and not built yet
+    Claim(id="new-cures", claim=…, test=…, holds_if=…)            # stated, not built yet
     TrainedArms(…)                                               # arms that are trained and compared: arms.py
-    Measured(…, measure=measure, judge=judge)                    # a measurement that trains nothing: here
-    MeasuredOn(…, sets=…, measure=measure, judge=judge)          # one on each of several sets: here
-    Statement(id="asa-eq6", …)                                   # of theory, computed by `wellcond theory`: here
+    Measured(…, measure=measure, judge=judge)                    # a measurement without training: here
+    MeasuredOn(…, sets=…, measure=measure, judge=judge)          # the same on each of several data sets: here
+    Statement(id="asa-eq6", …)                                   # theory, computed by `wellcond theory`: here
 
-Each can `reproduce` (make its evidence), say its `verdict` on evidence, `lines` of what came out, and `draw` it.
-Verdicts are made from the rows of the evidence whenever they are asked for, so that a change of a rule changes them.
+Each can `reproduce` its evidence, give a `verdict` on it, report it in `lines`, and `draw` it. Verdicts are always
+computed anew from the rows of the evidence, so that a change of a rule changes them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 Record = Mapping[str, Any]
-"""One file of evidence."""
+"""The content of one evidence file."""
 
 
 class Beside(NamedTuple):
-    """A number of ours with the paper's own."""
+    """One of our numbers beside the paper's."""
 
     what: str
     ours: str
@@ -55,11 +55,11 @@ class Beside(NamedTuple):
 
 
 Line = str | Beside
-"""What came out, in a sentence with numbers."""
+"""A result: a sentence with numbers, or our number beside the paper's."""
 
 
 def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
-    """Lines that begin with a comma or a colon go on after the title of their set."""
+    """Return the lines, with the title of their set put before those that begin with a comma or a colon."""
 
     def after(text: str) -> str:
         return f"{title}{text}" if text[:1] in (",", ":") else text
@@ -74,28 +74,28 @@ MORE_SEEDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `wellcond reproduce` was asked for."""
+    """The options of `wellcond reproduce`."""
 
     scale: str
     data: tuple[GivenData, ...] = ()
     seeds: int = 3
     second_look: bool = False
-    """Whether two more seeds are trained where the first leave it undecided and a run takes under two minutes."""
+    """Whether to train two more seeds if the first leave a set undecided and a run takes under two minutes."""
     output: Path = Path("runs")
-    """For the run folders, which are large; another call with the same goes on."""
+    """Where the run folders go, which are large. Another call with the same folder resumes them."""
     evidence: Path = Path("evidence")
-    """For what is kept: small files of numbers."""
+    """Where the evidence goes: small files of numbers, to be kept."""
     settings: tuple[str, ...] = ()
-    """Fields of every training, `key=value`, the same for all arms."""
+    """Settings of every training, `key=value`, the same for all arms."""
     grid_epochs: int | None = None
-    """Epochs of the trainings that choose a learning rate; by default what the rules say."""
+    """Epochs of the trainings that choose a learning rate; None for those that the rules prescribe."""
     device: str | None = None
     known: Record = field(default_factory=dict)
-    """Of a measurement: the record with fewer seeds that there is, under the same settings. It need not be measured
+    """For a measurement: the existing record with fewer seeds and the same settings, whose seeds need not be measured
     again."""
     console: Console = field(default_factory=Console)
     results: Callable[[str], list[dict[str, Any]]] = lambda pattern: []
-    """The results of finished runs under names like this, SET/RECIPE/ARM/seed-0-lr-0.001, of this scale."""
+    """Returns the results of this scale's runs that are done and match a pattern: SET/RECIPE/ARM/seed-0-lr-0.001."""
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -104,46 +104,46 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One statement of a paper or of ours. By itself: stated, and not built yet."""
+    """One statement, of a paper or of our own. This base class is for those that are stated but not built yet."""
 
     id: str
     claim: str
     test: str
-    """At `lab` scale, on real data."""
+    """How it is tested at `lab` scale, on real data."""
     holds_if: str
     paper_scale: str = ""
     """What the paper's scale would take, in a sentence."""
 
     sets: tuple[str, ...] = ()
-    """Names of `sets.SETS`, where it is decided on some."""
+    """The data sets it is decided on, if any: names in `sets.SETS`."""
 
     @property
     def built(self) -> bool:
-        """Whether there is an experiment, and not the statement alone."""
+        """Whether there is an experiment, not just the statement."""
         return type(self) is not Claim
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
-        """Make its evidence, as far as it is missing; what came out, in lines. OutOfTime where that takes longer."""
+        """Make the evidence that is missing, and return the results in lines. Raises OutOfTime if time runs out."""
         raise NotImplementedError(f"{self.id} is stated, and not built yet")
 
     def verdict(self, records: Sequence[Record]) -> Whole:
-        """From the evidence of one scale."""
+        """Return the verdict on the evidence of one scale."""
         raise NotImplementedError(f"{self.id} is stated, and not built yet")
 
     def lines(self, record: Record) -> list[Line]:
-        """What came out, in sentences with numbers."""
+        """Return the results, in sentences with numbers."""
         return []
 
     def finding(self, records: Sequence[Record]) -> str:
-        """What was found, in one sentence; empty where the verdict says it all."""
+        """Return what was found, in one sentence; empty if the verdict says it all."""
         return ""
 
     def draw(self, records: Sequence[Record]) -> Any | None:
-        """An Altair chart with the paper's numbers beside ours; None where there is nothing to draw."""
+        """Return an Altair chart with the paper's numbers beside ours; None if there is nothing to draw."""
         return None
 
     def plan_paper(self, options: Options) -> list[str]:
-        """What the paper's scale would take; nothing is run."""
+        """Return what the paper's scale would take, in lines; nothing is run."""
         if self.paper_scale:
             return [f"{self.id} at paper scale: {self.paper_scale}. Nothing was run."]
         return [f"{self.id} at paper scale: not planned yet. It is tested on: {self.test}."]
@@ -151,11 +151,11 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Claim):
-    """Decided by a measurement that trains nothing: one record, evidence/ID/SCALE.json."""
+    """A claim decided by a measurement without training: one record, evidence/ID/SCALE.json."""
 
     measure: Callable[[Options], Mapping[str, Any]]
-    """What goes into the record: numbers that JSON can hold. `options.data` says where the sets lie, if it names some;
-    `options.results("*/vit_tiny/*/seed-*")` gives the finished runs of other claims."""
+    """Returns what goes into the record, as JSON values. `options.data` says where the data sets are, if the claim
+    names any; `options.results("*/vit_tiny/*/seed-*")` gives the finished runs of other claims."""
     judge: Callable[[Record], Iterable[Part]]
     summary: Callable[[Record], Iterable[Line]] = lambda record: ()
     says: Callable[[Record], str] = lambda record: ""
@@ -189,21 +189,21 @@ class Measured(Claim):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredOn(Claim):
-    """Measured on each of its sets by itself: evidence/ID/SCALE-SET.json. What is there is not measured again, so that
-    a call that was stopped goes on with the next set."""
+    """A claim measured on each of its sets separately: evidence/ID/SCALE-SET.json. Existing records are not measured
+    again, so an interrupted call resumes with the next set."""
 
     measure: Callable[[Options, GivenData], Mapping[str, Any]]
-    """On one set: what goes into its record."""
+    """Measures one set; returns what goes into its record."""
     judge: Callable[[Mapping[str, Record]], Iterable[Part]]
-    """Of the records by set, of which some may be missing."""
+    """Gets the records by set, of which some may be missing."""
     summary: Callable[[Record], Iterable[Line]] = lambda record: ()
     says: Callable[[Mapping[str, Record]], str] = lambda records: ""
     """The finding, in one sentence."""
     figure: Callable[[Sequence[Record]], Any] | None = None
     seconds: float = 60.0
-    """What one set may take: with less time left none is begun."""
+    """How long one set may take: with less time left, none is begun."""
     second_look: Callable[[Record], bool] = lambda record: False
-    """Whether two more seeds may be measured, once, where the first leave a set undecided; a record then has the
+    """Whether two more seeds may be measured, once, if the first leave a set undecided. The record then states the
     `confidence` of its intervals."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
@@ -232,7 +232,7 @@ class MeasuredOn(Claim):
     def _measured(
         self, options: Options, data: GivenData, known: Record, runs: "Runs", path: Path, **more: Any
     ) -> dict[str, Any]:
-        """Measure one set and write its record. OutOfTime, before anything is measured, where that takes too long."""
+        """Measure one set and write its record. Raises OutOfTime, before measuring anything, if time is too short."""
         runs.check_time(f"{self.id} on {data.set.title}", self.seconds)
         asked = {"seeds": options.seeds, "settings": list(options.settings)}
         head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
@@ -271,19 +271,19 @@ class MeasuredOn(Claim):
 
 @dataclass(frozen=True, kw_only=True)
 class Statement(Claim):
-    """A statement of theory, computed over many draws and examples: wellcond/theory has a file for each."""
+    """A statement of theory, computed over many draws and examples; wellcond/theory has a file for each."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         from wellcond.claims.theory import run
         from wellcond.theory.registry import DRAWS
 
-        smoke = options.scale == "smoke"  # which is no evidence, and must not replace any
+        smoke = options.scale == "smoke"  # not evidence, and must not replace any
         where = options.output / "smoke" / "theory" if smoke else options.evidence / "theory"
         run([self.id], draws=SMOKE_DRAWS if smoke else DRAWS, output=where, console=options.console)
         return []
 
     def verdict(self, records: Sequence[Record]) -> Whole:
-        """As it was found: a statement is judged case by case, where it is computed."""
+        """Return the verdict in the record: a statement is judged case by case when it is computed."""
         return Whole(verdict=records[0]["verdict"], parts=())
 
     def lines(self, record: Record) -> list[Line]:

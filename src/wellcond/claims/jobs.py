@@ -1,14 +1,14 @@
-"""Several runs at once, in processes that train one after the other: which starts when, and how all stop together.
+"""Several runs at once, in worker processes that each train one after the other: scheduling, and stopping together.
 
     jobs = Jobs(4)
     jobs.together([lambda: jobs.run(a), lambda: jobs.run(b)])       # two `Job`s side by side, results in order
-    jobs.together([first, second], in_order=True)                   # what `second` runs fills the gaps of `first`
+    jobs.together([first, second], in_order=True)                   # runs of `second` fill the gaps that `first` leaves
 
 Each call waits in a thread for its turn and for its run. No run starts while a call may still ask for one that comes
-before it. A process goes on with runs of the form that it has compiled; for one of another form it compiles. After
-SIGINT, SIGTERM or the failure of a run every process saves and stops; `together` raises when the last one has. A
-process is told to stop by the end of its standard input, which also comes if this process is killed, so that no run is
-left behind. Processes are spread over all GPUs, or share one, or the cores.
+before it. A process prefers runs of the form that it has compiled; for another form it compiles anew. After SIGINT,
+SIGTERM or the failure of a run, every process saves and stops; `together` raises once the last one has. A process is
+told to stop by closing its standard input, which also happens if this process is killed, so that no run is left behind.
+Processes are spread over all GPUs, or share one, or share the CPU cores.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from wellcond.train.stopping import SIGNALS, TWICE, Interrupted, OutOfTime, proc
 __all__ = ["Job", "Jobs", "RunFailed", "deal", "work"]
 
 T = TypeVar("T")
-STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: before there was anything to save
+STOPPED = (130, -signal.SIGTERM, -signal.SIGINT)  # the last two: killed before there was anything to save
 OUT_OF_TIME = 75  # the exit code of a run that its time limit has stopped
 LOG_LINES = 12
-PATIENCE = 60.0  # seconds for a run of an earlier, killed start to save and exit
-GLANCE = 0.2  # seconds between two looks at how far a run is
+PATIENCE = 60.0  # seconds to wait for a run of an earlier, killed command to save and exit
+GLANCE = 0.2  # seconds between checks whether a run is done
 WORK = "import sys; from wellcond.claims.jobs import work; sys.exit(work())"
-"""The program of each process."""
+"""The program that each worker process runs."""
 SAVED = "stopped, and what was running is saved"
 
 
@@ -52,62 +52,62 @@ class RunFailed(ValueError):  # noqa: N818 (a run's error, passed on)
     def __init__(self, name: str, how: str, log: Path):
         super().__init__(f"{name} {how}; its log is {log}. The same command goes on, with what the others have saved")
         self.how = how
-        """In words: failed, was killed by signal 9."""
+        """How it ended, in words: failed, was killed by signal 9."""
         self.log: str = _last_lines(log)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """A run that is asked for."""
+    """A run to be trained."""
 
     name: str
     log: Path
-    """Where its output goes, after that of earlier starts."""
+    """The file that its output is appended to."""
     turn: int
-    """Those with a lower number start first, and of one number those that were asked for first. But between 0 and 1 a
-    process prefers what it need not compile."""
+    """Runs with a lower number start first, and of equal ones those that were asked for first. But between 0 and 1, a
+    process prefers a run that it need not compile."""
     form: Any
-    """What its code is compiled for: a process that had a run of the same form need not compile."""
+    """What its code is compiled for: a process whose last run had the same form need not compile."""
     tell: Callable[[], bytes]
-    """What its process reads when it starts: a line."""
+    """Returns the line that its process reads when it starts."""
     started: Callable[[bool], None]
-    """Called before it starts, with whether its process has the code for its form."""
+    """Called before it starts, with whether its process already has code for its form."""
     done: Callable[[], bool]
-    """Whether its result is written: then its process is ready for the next."""
+    """Whether its result has been written; then its process is ready for the next run."""
 
 
 class _Worker:
-    """A place for a process, and the process, from its first run until one ends badly."""
+    """A slot for a process, and that process, from its first run until one ends badly."""
 
     def __init__(self, variables: dict[str, str]):
         self.variables = variables
-        """Of its environment: they say which GPU."""
+        """Environment variables for the process: its GPU and its number of threads."""
         self.form: Any = None
-        """What its last run was compiled for."""
+        """The form of its last run."""
         self.compiled = False
-        """Whether it had the code for that already."""
+        """Whether it already had code for that form."""
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._code = 0
         self._ended = threading.Event()
 
     def train(self, job: Job, *, stopping: Callable[[], bool]) -> int:
-        """0 when it is done, otherwise the exit code of the process, which has ended then."""
+        """Train a run; return 0 if it is done, otherwise the exit code of the process, which has then ended."""
         self.name = job.name
         if self.process is None or self._ended.is_set():
             self._start(job.log)
         self._tell(job.tell())
-        if stopping():  # and nobody saw the process yet
+        if stopping():  # stop() may have come before this process existed
             self.stop()
         while not self._ended.wait(GLANCE) and not job.done():
             pass
         if not self._ended.is_set():
             return 0
         self.process = None
-        return 0 if job.done() else self._code or 130  # 0: it was told to stop before it had read the plan
+        return 0 if job.done() else self._code or 130  # exit code 0: told to stop before it had read the plan
 
     def _start(self, log: Path) -> None:
-        # A process group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on, once.
+        # A process group of its own: Ctrl-C in a terminal then reaches only this process, which passes it on, once.
         with open(log, "ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", WORK], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
@@ -126,12 +126,12 @@ class _Worker:
     def _tell(self, line: bytes) -> None:
         assert self.process is not None
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has died, or is to stop; its exit code says so
+        with contextlib.suppress(OSError, ValueError):  # it has died or been told to stop; its exit code says so
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def stop(self) -> None:
-        """It saves what it trains, if anything, and exits."""
+        """Let the process save what it is training, if anything, and exit."""
         if self.process is not None:
             self.let_go(self.process.stdin)
 
@@ -142,7 +142,7 @@ class _Worker:
                 pipe.close()
 
     def wait(self) -> None:
-        """Until its process has ended, if there is one."""
+        """Wait until the process, if there is one, has ended."""
         if self.process is not None:
             self._ended.wait()
             self.process = None
@@ -156,18 +156,18 @@ class Jobs:
         self._workers = [_Worker(variables) for variables in deal(number, device)]
         self._idle = list(self._workers)
         self._changed = threading.Condition()
-        self._waiting: dict[Job, int] = {}  # in the order in which they were asked for, with the place of their call
-        self._deciding = 0  # threads of `together` that neither wait for a process nor have one
+        self._waiting: dict[Job, int] = {}  # in the order of asking, with the place of their call
+        self._deciding = 0  # threads of `together` that neither have a process nor wait for one
         self._thread = threading.local()
         self._stopping = self._within = False
 
     # Threads
 
     def together(self, calls: Sequence[Callable[[], T]], *, in_order: bool = False) -> list[T]:
-        """Call each in a thread; their results, in order. After an error, when all have ended, that error is raised.
+        """Make each call in a thread and return the results in order. An error is raised once all calls have ended.
 
-        `in_order`: whatever the first call asks for, in threads of its own too, starts before what the second asks for,
-        which gets the processes that the first leaves idle.
+        `in_order`: whatever the first call asks for, also in threads of its own, starts before what the second asks
+        for, which gets the processes that the first leaves idle.
         """
         results: dict[int, T] = {}
         errors: list[BaseException] = []
@@ -188,24 +188,24 @@ class Jobs:
         with self._outermost():
             with self._changed:
                 self._deciding += len(threads)
-            self._decides(-1)  # while it waits for them, this thread asks for nothing
+            self._decides(-1)  # this thread asks for nothing while it waits for them
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             self._decides(1)
-        if errors:  # the others end with Interrupted
+        if errors:  # the other calls end with Interrupted
             raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
         return [results[number] for number in range(len(calls))]
 
     @property
     def _place(self) -> int:
-        """Of the calls of `together` that are in order, which one this thread belongs to."""
+        """The number of the call that this thread belongs to, among those of `together` that are in order."""
         return getattr(self._thread, "place", 0)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """For a thread of `together` that waits for something else than a process, and asks for nothing meanwhile."""
+        """For a thread of `together` that waits for something other than a process, and asks for nothing meanwhile."""
         self._decides(-1)
         try:
             yield
@@ -213,20 +213,20 @@ class Jobs:
             self._decides(1)
 
     def hasten(self, name: str) -> None:
-        """A call waits for a run that another one has asked for: it starts no later than if this one had asked."""
+        """Let a run that another call has asked for start no later than if this one, which waits for it, had asked."""
         with self._changed:
             for job in [job for job in self._waiting if job.name == name]:
                 self._waiting[job] = min(self._waiting[job], self._place)
 
     def _decides(self, change: int) -> None:
-        if getattr(self._thread, "counts", False):  # not the main one, which asks for nothing itself
+        if getattr(self._thread, "counts", False):  # the main thread does not: it asks for nothing itself
             with self._changed:
                 self._deciding += change
                 self._changed.notify_all()
 
     @contextlib.contextmanager
     def _outermost(self) -> Iterator[None]:
-        """Of calls of `together` within each other, the first one passes signals on, and ends the processes."""
+        """In nested calls of `together`, let the outermost pass signals on and end the processes."""
         if self._within:
             yield
             return
@@ -269,7 +269,7 @@ class Jobs:
     # Processes
 
     def run(self, job: Job) -> None:
-        """Train one run when it is its turn; returns when it is done. Raises Interrupted, OutOfTime and RunFailed."""
+        """Train one run when it is its turn; return when it is done. Raises Interrupted, OutOfTime or RunFailed."""
         with self._worker_for(job) as worker:
             job.started(worker.compiled)
             code = worker.train(job, stopping=lambda: self._stopping)
@@ -283,7 +283,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _worker_for(self, job: Job) -> Iterator[_Worker]:
-        """Waits until it is its turn and one is free."""
+        """Wait until it is the run's turn and a worker is free, and yield that worker."""
         with self._changed:
             self._waiting[job] = self._place
             self._decides(-1)
@@ -298,31 +298,31 @@ class Jobs:
         try:
             yield worker
         finally:
-            with self._changed:  # with its process it gives up its silence: it may ask for what comes before others
+            with self._changed:  # without a process, this thread may again ask for runs that come before others
                 self._idle.append(worker)
                 self._decides(1)
                 self._changed.notify_all()
 
     def _choice(self) -> dict[Job, _Worker]:
-        """The run that starts next, and where; none where it is too early to say, or nothing is free."""
+        """Return the run that starts next and its worker; nothing if it is too early to say or no worker is free."""
         if self._deciding or not self._waiting:
             return {}
         place, first = min((place, job.turn) for job, place in self._waiting.items())
         its = [job for job in self._waiting if self._waiting[job] == place]
-        for job in its:  # what is compared, whichever its turn: a grid can wait for a seed
+        for job in its:  # turns 0 and 1 alike: a grid can wait for a compiled seed
             ready = [worker for worker in self._idle if _is_ready(worker, job)]
             if ready and job.turn <= max(first, 1):
                 return {job: ready[0]}
         if not self._idle:
             return {}
-        forms = [worker.form for worker in self._workers if worker not in self._idle]  # best left to those
+        forms = [worker.form for worker in self._workers if worker not in self._idle]  # best left to these workers
         job = min((job for job in its if job.turn == first), key=lambda job: job.form in forms)
-        # Where most are idle, so that no GPU has two while another has none; not where something is compiled already.
+        # On the GPU with most idle workers, so that none has two runs while another has none; rather one without code.
         places = [worker.variables for worker in self._idle]
         return {job: max(self._idle, key=lambda worker: (places.count(worker.variables), worker.process is None))}
 
     def stop(self) -> None:
-        """Let every process save and stop, and start no more."""
+        """Let every process save and stop, and start no more runs."""
         with self._changed:
             self._stopping = True
             for worker in self._workers:
@@ -335,7 +335,7 @@ def _is_ready(worker: _Worker, job: Job) -> bool:
 
 
 def _import_path() -> dict[str, str]:
-    """So that the other process finds a source tree that is not installed."""
+    """Return a PYTHONPATH with which the other process finds this source tree even if it is not installed."""
     root = Path(__file__).resolve().parents[2]
     if root.name in ("site-packages", "dist-packages"):
         return {}
@@ -348,10 +348,10 @@ def _last_lines(log: Path) -> str:
 
 
 def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> list[dict[str, str]]:
-    """For each job the variables to set for its process.
+    """Return, for each job, the environment variables to set for its process.
 
-    Over all visible GPUs (`gpus` of them) in turn, unless `device` names one. Each gets its share of the cores, unless
-    OMP_NUM_THREADS is set: more threads than cores wait for each other, also where the GPU does most of the work.
+    Jobs go to all visible GPUs (`gpus` of them) in turn, unless `device` names one. Each gets its share of the cores,
+    unless OMP_NUM_THREADS is set: more threads than cores wait for each other, even if the GPU does most of the work.
     """
     share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
     if gpus is None:
@@ -360,13 +360,13 @@ def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> li
     if wanted.type != "cuda" or gpus <= 1:
         return [dict(share) for _ in range(jobs)]
     names = _visible(gpus)
-    if wanted.index is not None:  # the only one that its processes see, so that nothing lands on another
+    if wanted.index is not None:  # processes see only this one, so that nothing lands on another
         names = [names[wanted.index]]
     return [{**share, "CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs)]
 
 
 def _visible(count: int) -> list[str]:
-    """The GPUs' names as CUDA_VISIBLE_DEVICES has them: numbers or identifiers, possibly not the first ones."""
+    """Return the GPUs' names as in CUDA_VISIBLE_DEVICES: numbers or identifiers, not necessarily the first ones."""
     given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return given[:count] if given else [str(number) for number in range(count)]
 
@@ -377,18 +377,18 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-# ---- inside the process of a worker
+# ---- inside a worker's process
 
 
 def work() -> int:
-    """What the process of a worker does: it reads plans, a line of JSON each, from its standard input, and trains them.
+    """Run a worker's process: train plans read from standard input, a line of JSON each, and return the exit code.
 
-    The standard input stays open as long as the starting process wants this one to go on. When it ends, because that
-    process asks for it or has died, this one saves and stops, as after SIGTERM. It also ends with the first run that is
-    not done. Exit codes: 0 all done (diverged runs, too: their results say so), 1 failed, 75 out of time and 130
+    The parent process keeps standard input open as long as this one should go on. When it is closed, because the parent
+    asks this one to stop or has died, it saves and stops, as after SIGTERM. It also ends with the first run that is not
+    done. Exit codes: 0 all done (including diverged runs, whose results say so), 1 failed, 75 out of time and 130
     stopped, both after saving.
     """
-    from wellcond.claims.runs import Planned, Runs  # which starts processes by this file
+    from wellcond.claims.runs import Planned, Runs  # imported here: runs.py imports this file
 
     runs: Runs | None = None
     for line in _lines_of_input():
@@ -397,11 +397,11 @@ def work() -> int:
         sys.argv = told["argv"]
         root = Path(told["root"])
         if runs is None:
-            for problem in load_plugins():  # an arm may use what they register
+            for problem in load_plugins():  # an arm may use what these register
                 print(f"warning: {problem}", file=sys.stderr)
             runs = Runs(root, console=Console(stderr=True), device=told["device"])
         config = Config.from_json(told["config"])
-        if told["left"] is not None:  # its clock began with this process
+        if told["left"] is not None:  # a limit counts from the start of this process
             config = config.changed({"time_limit": f"{process_age() + told['left']:.1f}s"})
         plan = Planned(
             name=told["name"], config=config, measure=tuple(told["measure"]), start=told["start"],
@@ -413,21 +413,21 @@ def work() -> int:
         except Interrupted as stopped:
             print(stopped, file=sys.stderr)
             return OUT_OF_TIME if isinstance(stopped, OutOfTime) else 130
-        except ValueError as error:  # one of ours, which says it all
+        except ValueError as error:  # one of our own messages, which says it all
             print(f"error: {error}", file=sys.stderr)
             return 1
     return 0
 
 
 def _lines_of_input() -> Iterator[bytes]:
-    """Line by line, and none after the end of the input; then SIGTERM to this process, if it is busy with one.
+    """Yield lines until standard input is closed; then send SIGTERM to this process if it is still busy with one.
 
-    Unless a signal came already, since a second one would not let it save.
+    No SIGTERM is sent if a signal has already come, since a second one would not let it save.
     """
     came, note = os.pipe()
     os.set_blocking(came, False)
     os.set_blocking(note, False)
-    signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python notes there each signal that has a handler
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # Python writes each signal that has a handler to it
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     over, busy = threading.Event(), threading.Event()
 
@@ -437,7 +437,7 @@ def _lines_of_input() -> Iterator[bytes]:
                 lines.put(line)
         over.set()
         lines.put(b"")
-        if not busy.is_set():  # then it will look at `over` before it begins
+        if not busy.is_set():  # then it checks `over` before it begins a line
             return
         with contextlib.suppress(BlockingIOError):
             if set(os.read(came, 65536)) & set(SIGNALS):
@@ -454,7 +454,7 @@ def _lines_of_input() -> Iterator[bytes]:
 
 
 def _write_to(log: str) -> None:
-    """What this process and what it calls print goes to the end of this file from now on."""
+    """From now on, append what this process and its children print to this file."""
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -464,7 +464,7 @@ def _write_to(log: str) -> None:
 
 
 def _wait_for_earlier_process(folder: Path) -> None:
-    """If an earlier main process was killed, its runs may still be saving: wait until the folder is free."""
+    """Wait until the folder is free: if an earlier main process was killed, its runs may still be saving."""
     if not folder.exists():
         return
     until = time.monotonic() + PATIENCE

@@ -1,11 +1,11 @@
-"""The ledger: docs/claims.md, every claim with its verdict and figure, from the files under evidence/ alone.
+"""The ledger, docs/claims.md: every claim with its verdict and figure, from nothing but the files under evidence/.
 
-    wellcond ledger                    # draw what is new, write it, report/reference.json and the README's table
-    wellcond ledger --check            # exit 1 where one of these and the evidence differ
-    entries(Path("evidence"))          # what the page says, as data
+    wellcond ledger                    # redraw figures; write it, report/reference.json and the README's table
+    wellcond ledger --check            # exit with 1 if one of these differs from the evidence
+    entries(Path("evidence"))          # the content of the page, as data
 
 Verdicts are computed anew from the rows of each file, so that a change of the rules changes the page. A smoke run is no
-evidence: it is named "smoke only" and decides nothing.
+evidence: it is listed as "smoke only" and decides nothing.
 """
 
 import json
@@ -27,11 +27,11 @@ from wellcond.words import VERDICTS
 
 __all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
 
-SCALES = ("paper", "lab")  # whose evidence decides, the larger first
+SCALES = ("paper", "lab")  # whose evidence decides, largest first
 NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
 HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra", "sky-time")
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
-"""The claims in the README's table, and where it stands."""
+"""Where the README's table stands; HEADLINES are its claims."""
 OVERVIEW = "overview.svg"
 LEAD = """\
 # The claims, and what we found
@@ -40,34 +40,41 @@ LEAD = """\
 
 ![{alt}]({chart})
 
-A dot is a mean with its interval, over paired seeds, or over images, rounds or trainings where the statement says so.
-The pale bar is where the whole interval has to lie for the statement to hold. Claims without runs yet are in the table
-alone.
+Each dot is a mean with its interval, over paired seeds unless the statement says otherwise (images, rounds, trainings).
+A statement holds if the whole interval lies inside the pale bar. Claims without runs appear only in the table.
 """
 RULES = """\
 ## How it is decided
 
-This page is written by `wellcond ledger` from the files in [evidence]({evidence}) and from nothing else; `wellcond
-ledger --check` fails where the two differ. `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the
-evidence; `wellcond reproduce ID --scale lab --no-training` makes it anew from the results of the runs in
-`evidence/runs`, in seconds and without data. (Of the first runs, those on CIFAR-10, the records are kept, and not
-the single results.)
+`wellcond ledger` writes this page from the files in [evidence]({evidence}) and from nothing else; `wellcond ledger
+--check` fails if the two differ.
 
-**The rules.** Three paired seeds. If they leave a set undecided, and a run takes under two minutes, two more are added,
-once, and the interval is then 97.5 % instead of 95 (Student's t). The same budget for every arm; each arm's learning
-rate from the same grid, chosen on a held-out part of the training set and extended while the best lies at its edge; the
-test set looked at once. The plain arm has to be respectable, in % top-1 ({respectable}),
-after its epochs ({epochs}); otherwise the verdict is *undecided*. The tasks
-of the Long Range Arena take the published rates and 50,000 steps, and no grid. "No difference" is shown by an interval
-inside a stated margin. Condition numbers come from a forward pass of their own in float32 without TF32, checked in
-float64, with the untrained model beside; their logarithm is the natural one.
+- `wellcond reproduce ID --scale lab` and `wellcond theory ID` make the evidence.
+- `wellcond reproduce ID --scale lab --no-training` recomputes it from the results in `evidence/runs`, in seconds and
+  without data. (For the first runs, on CIFAR-10, only the summary records were kept, not the results of single runs.)
 
-**The verdicts.** *holds* · *holds in part* · *does not hold* · *undecided*, with the smallest effect these runs would
-have seen with a probability of 80 % · *out of reach here*, with what it would take. *{smoke}*: it has been run as a
-test of the machinery, which shows nothing about the claim.
+**The rules**
 
-Not trained here: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer,
-Performer).
+- **Seeds:** three, paired. If they leave a set undecided and a run takes under two minutes, two more are added, once,
+  and the interval is then 97.5 % instead of 95 % (Student's t).
+- **Budget:** the same for every arm. Each arm's learning rate comes from the same grid. It is chosen on a held-out part
+  of the training set, and the grid is extended while the best rate lies at its edge. The test set is looked at once.
+- **A respectable baseline:** the plain arm has to reach, in % top-1, {respectable}, after the fixed number of epochs
+  ({epochs}). Otherwise the verdict is *undecided*.
+- **The Long Range Arena** uses the published rates and 50,000 steps, without a grid.
+- **"No difference"** is shown by an interval inside a stated margin.
+- **Condition numbers** come from a separate forward pass in float32 without TF32, are checked in float64, and are shown
+  beside the untrained model. log κ is the natural logarithm.
+- Claims that depart from this (one seed, no grid) say so under "Tested on".
+
+**The verdicts**
+
+- *holds*, *holds in part*, *does not hold*;
+- *undecided*, with the smallest effect that these runs would have detected with a probability of 80 %;
+- *out of reach here*, with what it would take;
+- *{smoke}*: run only as a test of the machinery, which shows nothing about the claim.
+
+Not trained here: the other baselines of Skyformer's main table (BigBird, Reformer, Linformer, Informer, Performer).
 """
 
 
@@ -79,31 +86,31 @@ class Entry:
     verdict: str
     parts: tuple[Part, ...] = ()
     finding: str = ""
-    """In one sentence."""
+    """What was found, in one sentence."""
     lines: tuple[Line, ...] = ()
-    """In sentences with numbers, the paper's beside ours where it has some."""
+    """Results in sentences with numbers, the paper's beside ours if it has any."""
     files: tuple[Path, ...] = ()
     figures: tuple[Path, ...] = ()
     made: str = ""
-    """By which command, on what, at which commit."""
+    """By which command, on which device and at which commit the evidence was made."""
     waits: bool = False
-    """Whether nothing of what it asks for has been run yet, though some of its runs are there."""
+    """Whether it has evidence, but none of the runs that its verdict needs."""
     tested: str = ""
-    """Of a statement: on what, as its own file says."""
+    """For a statement: what it was tested on, as its file says."""
 
 
 def entries(evidence: Path) -> list[Entry]:
-    """One entry for each claim, in their order. ValueError for a file that belongs to no claim, or cannot be read."""
+    """Return an entry per claim, in order. Raises ValueError for a file that belongs to no claim or cannot be read."""
     _refuse_unknown(evidence)
     return [
         _statement(evidence, one) if isinstance(one, Statement) else _claim(evidence, one)
         for id_, one in CLAIMS.items()
-        if id_ in OURS or (evidence / id_).is_dir()  # claims of plug-ins may keep their evidence elsewhere
+        if id_ in OURS or (evidence / id_).is_dir()  # plug-ins' claims may keep their evidence elsewhere
     ]
 
 
 def run(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> Path:
-    """Draw the figures, where rows or drawing have changed, and write the page, what pages must know, and a table."""
+    """Draw the figures that have changed; write the page and, if given, the reference and the README's table."""
     for one, figure, files in _figures(evidence):
         if can_draw() or not is_current(figure, made_from=files):
             write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
@@ -120,7 +127,7 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
 
 
 def check(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> str:
-    """Why the page, the reference or the table is not that of the evidence, in words; empty where they are."""
+    """Return in words what does not match the evidence: page, reference, table or a figure; empty if all do."""
     now = entries(evidence)
     for path, is_readme in ((reference, False), (readme, True)):
         if path is None:
@@ -151,7 +158,7 @@ def _reference(evidence: Path, found: Sequence[Entry]) -> str:
 
 
 def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
-    """The file with a table of some claims between its marks."""
+    """Return the README's text with the table of headline claims between its marks."""
     text = readme.read_text(encoding="utf-8")
     begin, end = MARKS
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -168,7 +175,7 @@ def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
 
 
 def page(evidence: Path, target: Path, found: Sequence[Entry] | None = None) -> str:
-    """The page as text, of these entries or those of the evidence; its links start from `target`."""
+    """Return the page's text, for these entries or those of the evidence; its links are relative to `target`."""
     found = entries(evidence) if found is None else found
     sets = [one for one in IMAGE_SETS.values() if one.respectable]
     respectable = ", ".join(f"{one.title} {100 * one.respectable:g}" for one in sets)
@@ -184,7 +191,7 @@ def page(evidence: Path, target: Path, found: Sequence[Entry] | None = None) -> 
 
 
 def _claim(evidence: Path, one: Claim) -> Entry:
-    """From the largest scale there is, over all its data sets."""
+    """Return a claim's entry, from its evidence at the largest scale there is, over all data sets."""
     scale, found = _deciding(evidence, one)
     if not found:
         return Entry(id=one.id, verdict=NO_EVIDENCE)
@@ -206,12 +213,12 @@ def _claim(evidence: Path, one: Claim) -> Entry:
 
 
 def _deciding(evidence: Path, one: Claim) -> tuple[str, dict[Path, dict[str, Any]]]:
-    """The largest scale with evidence of a claim, and its files; smoke decides nothing, and comes last."""
+    """Return the largest scale with evidence of a claim, and its files; smoke, which decides nothing, comes last."""
     by_scale: dict[str, dict[Path, dict[str, Any]]] = {}
     for path in sorted((evidence / one.id).glob("*.json")) if one.built else ():
         record = _read(path)
         by_scale.setdefault(str(record.get("scale")), {})[path] = record
-    for scale, found in by_scale.items():  # in the claim's own order of sets
+    for scale, found in by_scale.items():  # in the claim's order of sets
         order = {name: number for number, name in enumerate(one.sets)}
         ordered = sorted(found.items(), key=lambda item: order.get(item[1].get("data", ""), len(order)))
         by_scale[scale] = dict(ordered)
@@ -219,7 +226,7 @@ def _deciding(evidence: Path, one: Claim) -> tuple[str, dict[Path, dict[str, Any
 
 
 def _figures(evidence: Path) -> list[tuple[Claim, Path, list[Path]]]:
-    """Of each claim with evidence and a way to draw it: its figure, and the files that this shows."""
+    """Return, for each claim with evidence and a way to draw it, its figure and the files that the figure shows."""
     found = []
     for one in CLAIMS.values():
         scale, files = _deciding(evidence, one) if getattr(one, "figure", None) else ("", {})
@@ -255,7 +262,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(evidence: Path) -> None:
-    """A file under a name that no claim has would silently be left out."""
+    """Raise ValueError for a folder or file that belongs to no claim, which would otherwise be left out silently."""
     known = {*CLAIMS, "runs", "theory", "trained"}
     for path in sorted(evidence.glob("*")):
         if path.is_dir() and path.name not in known:
@@ -267,7 +274,7 @@ def _refuse_unknown(evidence: Path) -> None:
 
 
 def _made(records: Sequence[Mapping[str, Any]]) -> str:
-    """The commands, devices, versions and commits behind the numbers."""
+    """Return the commands, devices, versions and commits behind the numbers."""
     said, trained = [], dict[str, dict[str, None]]()
     for record in records:
         where = record["environment"]
@@ -282,7 +289,7 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs of all arms that name their device and commit, which may be older than the command's."""
+    """Return the runs that name their device and commit, which may be older than those of the command."""
     arms = record.get("arms", {}).values()
     runs = [run for arm in arms for run in arm["runs"]]
     return [run for run in runs if "commit" in run]
@@ -296,7 +303,7 @@ def _short(commit: str | None) -> str:
 
 
 def _counts(found: Sequence[Entry]) -> str:
-    """How many claims have which verdict."""
+    """Return a sentence that says how many claims have which verdict."""
     verdicts = [entry.verdict for entry in found]
     counted = [f"{one}: {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
     missing = sum(verdict in (NO_EVIDENCE, SMOKE_ONLY) for verdict in verdicts)
@@ -352,7 +359,7 @@ def _section(entry: Entry, target: Path) -> str:
 
 
 def claim_of(entry: Entry) -> str:
-    """What is claimed, as a sentence."""
+    """Return what is claimed, as a sentence."""
     text = CLAIMS[entry.id].claim
     return text[0].upper() + text[1:] + "."
 

@@ -1,15 +1,15 @@
-"""`wellcond reproduce`: run claims at a scale, as far as they are not done yet, and write their evidence.
+"""`wellcond reproduce`: run claims at a scale, skipping what is done, and write their evidence.
 
     reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 130 interrupted
     reproduce(["asa-fig1c", "asa-fig1b"], scale="lab", data_dirs=["cifar10=data/cifar10"], jobs=4)
     reproduce(whole_queue=True, scale="lab", data_dirs=[…], time_limit="9m")
-    reproduce("asa-table2", scale="lab", training=False)                 # evidence of the results that there are
+    reproduce("asa-table2", scale="lab", training=False)                 # evidence from existing results only
 
-One process runs them one after the other: runs that several claims share are trained once, and runs of one form are
-compiled once. With several jobs, trainings of the next claims take the processes that the first claim leaves idle,
-while it compiles or waits for a learning rate; what is measured without a training, a time perhaps, has the device for
-itself. Interrupted or out of time, the same call goes on: finished runs are skipped, also those that another
-machine has finished and whose results are with the evidence; what was running resumes from its last state.
+One process runs the claims one after the other; runs that several claims share are trained once, and runs of one form
+are compiled once. With several jobs, trainings of the next claims use the processes that the first claim leaves idle
+while it compiles or waits for a learning rate; measurements without training, such as timings, have the device to
+themselves. After an interruption or a time limit, the same call resumes: it skips finished runs, also those finished on
+another machine whose results are with the evidence, and what was running resumes from its last state.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ SMOKE_SEEDS, SEEDS = 2, 3
 
 
 class WrongUsage(ValueError):  # noqa: N818 (it is one)
-    """What was asked for is not to be had; nothing has been started."""
+    """The arguments are invalid; nothing has been started."""
 
 
 def reproduce(
@@ -63,18 +63,18 @@ def reproduce(
     training: bool = True,
     console: Console | None = None,
 ) -> int:
-    """Returns the exit code; WrongUsage for an unknown claim, scale or set, before anything is trained.
+    """Reproduce claims and return the exit code. Invalid arguments raise WrongUsage before anything is trained.
 
     Args:
-        whole_queue: all claims that are built, in the order of worth, in place of `ids`.
-        seeds: by default two at `smoke` scale, and at the others three, with two more where those leave it undecided.
-        data_dirs: the sets that are run, and where they lie, `NAME=PATH` each. What is generated needs no place, and is
-            run where no set of its claim is named.
-        settings: fields of every training, `key=value`, the same for all arms.
-        jobs: how many runs are trained at once, each in a process of its own if more than one.
-        arms: train these alone, of all arms that the claims compare; of the others finished runs are read.
-        time_limit: 9m, 1h30m: how long this process may take, from its start. What is not done then is named.
-        training: False to write the evidence anew from the results that there are; no data are needed for that.
+        whole_queue: run all claims that are built, the most valuable first, instead of `ids`.
+        seeds: by default two at `smoke` scale, otherwise three, and at `lab` two more for sets that are left undecided.
+        data_dirs: the sets to run and where they are, `NAME=PATH` each. Generated sets need no path; they run if no set
+            of their claim is named.
+        settings: settings of every training, `key=value`, the same for all arms.
+        jobs: how many runs to train at once, each in a process of its own if more than one.
+        arms: train only these of the arms that the claims compare; of the others, finished runs are read.
+        time_limit: how long this process may take from its start, such as 9m or 1h30m. What is not done then is named.
+        training: False to write the evidence anew from existing results, which needs no data.
     """
     with _wrong_usage():
         chosen = _chosen([ids] if isinstance(ids, str) else ids, whole_queue=whole_queue, settings=settings)
@@ -126,7 +126,7 @@ def _wrong_usage() -> Iterator[None]:
 
 
 def _chosen(ids: Sequence[str], *, whole_queue: bool, settings: Sequence[str]) -> list[Claim]:
-    """The claims of these ids, or all that can be run."""
+    """Return the claims with these ids, or all that can be run."""
     ids = list(dict.fromkeys(ids))
     if bool(ids) == whole_queue:
         raise ValueError("name claims, or take all that there are with --all; wellcond ledger lists them")
@@ -144,8 +144,8 @@ def _chosen(ids: Sequence[str], *, whole_queue: bool, settings: Sequence[str]) -
 
 
 def _given(data_dirs: Sequence[str], chosen: Sequence[Claim], *, whole_queue: bool, training: bool) -> list[GivenData]:
-    """The sets that are named, and of those that are generated what the whole queue wants, or a claim none of whose
-    sets is named. Where nothing is trained, without names all of them."""
+    """Return the sets that are named, plus the generated sets of claims none of whose sets is named, or of the whole
+    queue. If nothing is trained and no set is named, return all sets of the claims."""
     wanted = [name for one in chosen for name in one.sets]
     if not training and not data_dirs:
         return unplaced(wanted)
@@ -179,10 +179,10 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             lines = one.reproduce(replace(options, data=data), runs)
         except OutOfTime:
             unfinished.append(f"{one.id}{on}")
-            return  # the next may be shorter, or done already
+            return  # the next claim may be shorter, or already done
         for line in lines:
             options.say(str(line))
-        if not isinstance(one, Statement):  # which says its own
+        if not isinstance(one, Statement):  # a statement prints its own
             options.say(f"{one.id}: {_verdict(one, options)}")
 
     def group(numbered: tuple[int, tuple[Claim, Any]]) -> int:
@@ -212,18 +212,18 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
 
 
 def _verdict(one: Claim, options: Options) -> str:
-    """By all evidence that there is now, of other sets too."""
+    """Return the verdict on all evidence that exists by now, including that of other sets."""
     if options.scale == "smoke":
         return "nothing is decided at smoke scale, which tests the machinery"
     files = sorted((options.evidence / one.id).glob(f"{options.scale}*.json"))
     try:
         return one.verdict([read_json(path) for path in files]).verdict
-    except ValueError as error:  # a file that somebody has damaged: no reason to end the queue
+    except ValueError as error:  # a damaged file is no reason to stop the queue
         return f"no verdict, {error}"
 
 
 def _by_arm(names: Iterable[str]) -> str:
-    """Runs as numbers of each arm, cifar10/vit_tiny: both 3, no-sa 3; and what is no run by its name."""
+    """Summarise runs by their number per arm, cifar10/vit_tiny: both 3, no-sa 3; name anything that is not a run."""
     arms, others = dict[str, Counter[str]](), list[str]()
     for name in dict.fromkeys(names):
         if "/" in name:
@@ -236,7 +236,7 @@ def _by_arm(names: Iterable[str]) -> str:
 
 
 def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tuple[GivenData, ...]]]:
-    """What can be run, in its order; and it is said what cannot."""
+    """Return the steps of the queue that can be run, in order, and print what cannot."""
     steps: list[tuple[Claim, tuple[GivenData, ...]]] = []
     missing, without = dict[str, None](), dict[str, None]()
     for ids, sets in QUEUE:
@@ -245,7 +245,7 @@ def _queue(options: Options, given: Sequence[GivenData]) -> list[tuple[Claim, tu
             if not one.built:
                 missing[one.id] = None
                 continue
-            if options.scale != "lab":  # what stands for its sets, or a plan: once
+            if options.scale != "lab":  # a stand-in for all its sets, or a plan: once
                 if one not in [step[0] for step in steps]:
                     steps.append((one, _data_of(one, given, options.scale)))
                 continue

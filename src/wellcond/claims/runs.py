@@ -1,20 +1,20 @@
-"""The queue of runs: planned by name, skipped where done, taken up where they stopped, as many as fit the time.
+"""The queue of runs: planned by name, skipped if done, resumed where they stopped, as many as fit into the time.
 
     runs = Runs(Path("runs/lab"), console=Console(), time_limit="9m")
     plan = Planned(name="cifar10/vit_tiny/both/seed-0", config=config, measure=("log_kappa",))
-    found = runs.run(plan)                                                      # trains, or reads
+    found = runs.run(plan)                                                      # trains it, or reads its result
     found["status"], found["metrics"]["top1"], found["log_kappa"]["trained"]    # "finished", 0.87, {"sa": [8.4, …], …}
     Runs(…, jobs=4).together([lambda: runs.run(a), lambda: runs.run(b)])        # up to four at once
 
-Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json, and
-that is what says "done": an interrupted run has none and goes on, a diverged one has one and is not tried again. Of a
-run that is done nothing else is needed, so that these small files alone, carried elsewhere, are enough to go on. What
-is measured of the trained model is measured before the run ends, by name (measurements.py). What another claim asks for
-later is measured then, if the weights are still there. A run may start from another's weights (`start`), which are kept
-in its folder; where they are gone, that one is trained again.
-With one job everything happens in this process; with more, in others, beside each other (jobs.py).
-Under a time limit, which counts from the start of the process, a run whose speed is known from earlier ones and says
-that it will not be done in time is not started; any other is saved when the time is over. Both raise OutOfTime.
+Each run is a folder of `wellcond train`. When it ends, well or badly, its result is written there as result.json. This
+file marks the run as done: an interrupted run has none and is resumed, a diverged one has one and is not tried again. A
+run that is done needs nothing else, so these small files alone, copied to another machine, are enough to go on there.
+Measurements of the trained model are taken before the run ends, by name (measurements.py); those that another claim
+asks for later are taken then, if the weights still exist. A run may start from another's weights (`start`), which are
+kept in that one's folder; if they are gone, that one is trained again.
+With one job everything happens in this process; with several, in worker processes side by side (jobs.py).
+Under a time limit, which counts from the start of the process, a run is not started if the speed of earlier ones says
+that it will not be done in time; any other is saved when the time is over. Both raise OutOfTime.
 """
 
 import contextlib
@@ -50,22 +50,22 @@ __all__ = ["RESULT", "Planned", "Result", "Runs", "config_difference", "made_by"
 
 T = TypeVar("T")
 Result = dict[str, Any]
-"""status (finished, diverged), why, metrics, losses, images_per_second (together with whatever shared the device),
-memory_mib, steps, seconds (of the call that finished it, by phase), validation, measured (in the course of training),
-data (a checksum), config, environment, and under its name each of MEASUREMENTS that was asked for (None where it could
-not be taken)."""
+"""status (finished, diverged), why, metrics, losses, images_per_second (with whatever else used the device),
+memory_mib, steps, seconds (by phase, of the call that finished it), validation, measured (during training), data
+(a checksum), config, environment, and under its name each of MEASUREMENTS that was asked for (None if it could not be
+taken)."""
 RESULT = "result.json"
-WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to carry
+WEIGHTS = "weights.safetensors"  # of a run that others start from, in float16: small enough to copy
 LOG = "log.txt"
 ELSEWHERE = {
     *MAY_CHANGE, "data", "probe_every", "probe_marks", "probe_samples", "probe_sites", "probe_exact",
 }  # fmt: skip
-"""Neither where the data lies nor what is measured on the way changes what is trained."""
-POINTS = 60  # of a curve of the training loss
-VALIDATIONS = 200  # of a curve of the validation
-LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit, if that is less
-AROUND = 10.0  # seconds that a run takes in addition to its steps: validation, measurements at its end, saving
-COMPILING = 40.0  # seconds, where the code for its form is not there yet
+"""Settings that do not change what is trained, such as where the data are and what is measured during training."""
+POINTS = 60  # kept of the curve of the training loss
+VALIDATIONS = 200  # points kept of the validation curve
+LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit if that is less
+AROUND = 10.0  # seconds a run takes besides its steps: validation, measurements at its end, saving
+COMPILING = 40.0  # seconds to compile, if there is no code for the run's form yet
 NOT_COMPILED = {
     *ELSEWHERE, "recipe", "pretrained", "checkpoint", "holdout", "padding", "scale_min", "flip", "color_jitter",
     "erasing", "auto_augment", "mixup", "cutmix", "label_smoothing", "epochs", "steps", "opt", "lr", "weight_decay",
@@ -73,11 +73,11 @@ NOT_COMPILED = {
     "min_lr", "ema_decay", "seed", "eval_every", "eval_steps", "log_every", "eval_batches", "opt_eps", "keep_best",
     "keep_best_after",
 } - {"data"}  # fmt: skip
-"""Settings that the compiled code of a training does not depend on: runs that differ in these alone share it."""
+"""Settings that a training's compiled code does not depend on: runs that differ only in these share the code."""
 CURVES = ("loss", "top1")
-"""Of a validation."""
+"""Metrics kept of each validation."""
 KEPT = ("log_kappa", "capped", "attention_entropy", "largest_logit", "near_unit_share")
-"""Of what was measured in the course of a training."""
+"""Measurements during training that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +85,19 @@ class Planned:
     """One training of an experiment."""
 
     name: str
-    """Its folder below the scale's: cifar10/vit_tiny/both/seed-0-lr-0.001."""
+    """Its folder within the scale's: cifar10/vit_tiny/both/seed-0-lr-0.001."""
     config: Config
     images: int = 0
-    """How many it trains on, over all epochs, for an estimate of its time; 0 where that is not known."""
+    """How many images it trains on, over all epochs, to estimate its time; 0 if unknown."""
     measure: tuple[str, ...] = ()
-    """What is measured of the trained model before the run ends: names of MEASUREMENTS."""
+    """Measurements of the trained model before the run ends: names in MEASUREMENTS."""
     start: str = ""
-    """The name of another run, whose weights it starts from."""
+    """The name of another run whose weights it starts from."""
     keep_weights: bool = False
-    """Whether others start from its weights: then it is done where these are here, too."""
+    """Whether others start from its weights; then it is done only if these are here, too."""
     turn: int = 1
-    """With several jobs, which starts first: 0 for one that others wait for, 1 for one that is compared, 2 for one that
-    no verdict asks for."""
+    """With several jobs, which runs start first: 0 for those that others wait for, 1 for those that are compared, 2 for
+    those that no verdict needs."""
 
 
 class Runs:
@@ -123,28 +123,28 @@ class Runs:
         self.console: Console = console
         self.device: str | None = device
         self.kept = kept
-        """Where results are kept with the evidence: what is there is done, whichever machine trained it."""
+        """Where results are kept with the evidence; a run with one there is done, whichever machine trained it."""
         self.expected: int = 0
-        """How many runs are planned, as far as is known."""
+        """How many runs are planned, as far as known."""
         self.done: int = 0
         self.trained: int = 0
-        self._told_done: set[str] = set()  # runs of which it was said that they are done
+        self._told_done: set[str] = set()  # runs already reported as done
         self.left: list[str] = []
-        """Names of runs that there was no time for, or not enough."""
+        """Names of runs that there was no time, or not enough, for."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self.training: bool = training
-        """Whether what is not done is trained, and what was not measured is; otherwise there is no time for it."""
+        """Whether to train and measure what is missing; if not, it is treated as if there were no time for it."""
         self.arms: Sequence[str] = arms
-        """If there are any, of others nothing is trained, as if there were no time for it."""
-        self._speeds: dict[str, float] = {}  # images per second of earlier runs on this device, by arm and by set
+        """If not empty, only these arms are trained; others are treated as if there were no time for them."""
+        self._speeds: dict[str, float] = {}  # images per second so far on this device, by arm and by recipe
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
-        self._asked: set[str] = set()  # runs that a thread trains, reads or waits for
+        self._asked: set[str] = set()  # runs that a thread is reading, training or waiting to train
         self._answered = threading.Condition()
-        self._compiled: dict[str, Any] | None = None  # what the compiled code that there is was compiled for
+        self._compiled: dict[str, Any] | None = None  # the form that the current code was compiled for
 
     def expect(self, number: int) -> None:
-        """So many runs more are planned."""
+        """Announce that `number` more runs are planned."""
         with self._counting:
             self.expected += number
 
@@ -154,10 +154,10 @@ class Runs:
         return self._jobs is not None
 
     def together(self, calls: Sequence[Callable[[], T]], *, in_order: bool = False) -> list[T]:
-        """Calls that do not depend on each other, and what they return, in order: side by side, or one by one.
+        """Make independent calls, side by side or one by one, and return their results in order.
 
-        Where one is out of time, the others are called all the same: a shorter one may fit. Then OutOfTime is raised.
-        `in_order`: what an earlier call runs comes first.
+        If one is out of time, the others are still called, since a shorter one may fit; then OutOfTime is raised.
+        `in_order`: runs of earlier calls come first.
         """
 
         def attempt(call: Callable[[], T]) -> T | OutOfTime:
@@ -174,7 +174,7 @@ class Runs:
         return [one for one in found if not isinstance(one, OutOfTime)]
 
     def results(self, pattern: str) -> list[Result]:
-        """Of all finished runs with names that match the pattern, here and with the evidence; each once."""
+        """Return the results of runs that are done and whose names match, here or with the evidence, each run once."""
         paths = {}
         for root in (self.kept, self.root):
             if root is not None:
@@ -182,7 +182,7 @@ class Runs:
         return [records.read_json(paths[name]) for name in sorted(paths)]
 
     def finished(self, plan: Planned) -> Result | None:
-        """The result of a run that is done; None where it is not. ValueError where the folder holds another run."""
+        """Return the result of a run, None if it is not done. Raises ValueError if the folder holds another run."""
         places = [root / plan.name / RESULT for root in (self.root, self.kept) if root is not None]
         path = next((place for place in places if place.exists()), None)
         if path is None or (plan.keep_weights and not (self.root / plan.name / WEIGHTS).exists()):
@@ -198,9 +198,9 @@ class Runs:
         return result
 
     def run(self, plan: Planned, *, quiet: bool | None = None) -> Result:
-        """Train it, or go on with it, or read its result. Raises Interrupted after a signal, with the state saved.
+        """Train or resume a run, or read its result. Raises Interrupted after a signal, with its state saved.
 
-        With several jobs, to be called within `together`; RunFailed where the run's process fails.
+        With several jobs, call this within `together`; it raises RunFailed if the run's process fails.
         """
         for name in plan.measure:
             if name not in MEASUREMENTS:
@@ -210,7 +210,7 @@ class Runs:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Claims that are reproduced side by side may ask for the same run: the second waits, and reads its result."""
+        """Let one thread at a time handle a run: another that asks for the same one waits, then reads its result."""
         with self._answered:
             if name in self._asked:
                 assert self._jobs is not None
@@ -255,7 +255,7 @@ class Runs:
         return self._keep(plan)
 
     def _started(self, plan: Planned) -> Planned:
-        """With the weights that it starts from as its checkpoint; OutOfTime where there was no time for these."""
+        """Return the plan with its start weights as checkpoint. Raises OutOfTime if these have not been trained."""
         if not plan.start:
             return plan
         if not self._has_start(plan):
@@ -274,7 +274,7 @@ class Runs:
             self._check_time(plan, compiled=compiled)
             number = self._count()
             RunFolder.open(folder, self._config(plan))  # writes its configuration first
-            (folder / RESULT).unlink(missing_ok=True)  # one whose weights are gone, and wanted
+            (folder / RESULT).unlink(missing_ok=True)  # of a run whose weights are gone but needed
             self._say(number, plan, "training")
 
         job = Job(
@@ -303,7 +303,7 @@ class Runs:
         return result
 
     def _keep(self, plan: Planned) -> Result:
-        """The result of a run that was just trained, also copied to the evidence."""
+        """Return the result of a run that has just been trained, after copying it to the evidence."""
         result = records.read_json(self.root / plan.name / RESULT)
         self._told_done.add(plan.name)
         self._note_speed(plan.name, result)
@@ -312,8 +312,8 @@ class Runs:
         return result
 
     def _told(self, plan: Planned) -> bytes:
-        """What the run's process reads: the plan, and this command line, since that is what a result has to name."""
-        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() says which
+        """Return what the run's process reads: the plan, and this process's command line for the result to record."""
+        device = "cuda" if self.device and self.device.startswith("cuda") else self.device  # deal() sets which
         left = None if self.limit is None else max(1.0, self._time_to_train(plan) - process_age())
         told = {"name": plan.name, "config": plan.config.as_json(), "measure": list(plan.measure), "left": left}
         told |= {"start": plan.start, "keep_weights": plan.keep_weights, "log": str(self.root / plan.name / LOG)}
@@ -328,31 +328,31 @@ class Runs:
     # Time
 
     def _time_to_train(self, plan: Planned) -> float:
-        """Of the limit, what is left when the measurements at its ends are taken off."""
+        """Return the time limit, less a reserve for measurements at the end of the run."""
         assert self.limit is not None
         return self.limit - min(AROUND, self.limit / 20) if plan.measure else self.limit
 
     def _check_time(self, plan: Planned, *, compiled: bool) -> None:
-        """OutOfTime where a run would not be done in time: what is trained of it might be lost with the machine."""
+        """Raise OutOfTime if a run would not be done in time, since its progress might be lost with the machine."""
         if self.limit is None:
             return
         left, needed = self.limit - process_age(), self._needed(plan, compiled=compiled)
         least = min(LEAST_TIME, self.limit / 10)
         if left >= least and (needed is None or needed <= left):
             return
-        # One that takes longer than any call is started all the same: saved and resumed, it gets done.
+        # A run longer than the whole limit is started anyway: saved and resumed, it gets done in several calls.
         if left >= least and needed is not None and needed > self.limit - AROUND:
             return
         takes = "" if needed is None else f"it takes about {needed:.0f} s, and "
         why = f"not started: {takes}{max(0.0, left):.0f} s are left"
         with self._counting:
-            if plan.name not in self.left:  # several claims may ask for it
+            if plan.name not in self.left:  # said once, even if several claims ask for it
                 self.console.print(f"{plan.name}: {why}", highlight=False, markup=False, soft_wrap=True)
             self.left.append(plan.name)
         raise OutOfTime(why)
 
     def check_time(self, name: str, seconds: float) -> None:
-        """OutOfTime where something that is no run, and takes so long, would not be done in time."""
+        """Raise OutOfTime if something other than a run, which takes `seconds`, would not be done in time."""
         if self.limit is not None and self.limit - process_age() < min(seconds, self.limit / 2):
             self.left.append(name)
             self.console.print(
@@ -362,7 +362,7 @@ class Runs:
             raise OutOfTime(f"{name} was not started")
 
     def _needed(self, plan: Planned, *, compiled: bool) -> float | None:
-        """Seconds to its end, by the speed of the same arm, or of another on the same set; None where none was seen."""
+        """Return the seconds a run still needs, by the speed of its arm, else its recipe; None if neither is known."""
         arm = plan.name.rpartition("/")[0]
         speed = self._speeds.get(arm) or self._speeds.get(arm.rpartition("/")[0])
         if not speed or not plan.images:
@@ -379,7 +379,7 @@ class Runs:
         speed = result["images_per_second"]
         if speed and self.limit is not None and result["environment"]["device"] == self._this_device:
             arm = name.rpartition("/")[0]
-            for place in (arm, arm.rpartition("/")[0]):  # the fastest: older results may be slower
+            for place in (arm, arm.rpartition("/")[0]):  # keep the fastest: older results may be slower
                 self._speeds[place] = max(speed, self._speeds.get(place, 0.0))
 
     def _count(self) -> int:
@@ -392,7 +392,7 @@ class Runs:
         result: Result = {"name": plan.name, "config": _portable(config)}
         result |= {"start": plan.start} if plan.start else {}
         if torch.cuda.is_available() and self.device != "cpu":
-            torch.cuda.reset_peak_memory_stats(self.device)  # of the run before, in this process
+            torch.cuda.reset_peak_memory_stats(self.device)  # left by the previous run in this process
         try:
             with self._compiled_once(config):
                 outcome = train(config, folder, device=self.device, quiet=quiet)
@@ -411,16 +411,16 @@ class Runs:
         return result
 
     def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
-        """Of a run that diverged there is nothing to measure."""
+        """Take measurements by name; all are None if the run diverged."""
         finished = result["status"] == "finished"
         return {name: MEASUREMENTS[name](config, folder, self.device) if finished else None for name in names}
 
     def _measure_later(self, plan: Planned, result: Result) -> Result:
-        """What a run that is done was not asked for when it was trained: measured now, if its weights are here."""
+        """Add measurements that were not asked for when the run was trained, if its weights are here."""
         missing = [name for name in plan.measure if name not in result]
         if not missing:
             return result
-        if not self.training:  # nor is there any data
+        if not self.training:  # and there are no data either
             self._say(self.done, plan, f"without {', '.join(missing)}: it was not measured")
             return result | dict.fromkeys(missing)
         folder = self.root / plan.name
@@ -436,8 +436,8 @@ class Runs:
 
     @contextlib.contextmanager
     def _compiled_once(self, config: Config) -> Iterator[None]:
-        """Runs of one form, one after the other, are compiled once. Before another form the compiler is reset:
-        otherwise earlier graphs count against torch's recompile limit, beyond which it runs eagerly."""
+        """Compile successive runs of one form only once. Before another form, reset the compiler: earlier graphs would
+        count against torch's recompile limit, beyond which it runs eagerly."""
         form = self._form(config)
         if not config.compile:
             yield
@@ -446,7 +446,7 @@ class Runs:
                 yield
         else:
             torch.compiler.reset()
-            self._compiled = form  # also where the training diverges
+            self._compiled = form  # set now, so that it holds even if the training diverges
             yield
 
     @staticmethod
@@ -459,28 +459,28 @@ class Runs:
 
 
 def made_by(result: Result) -> dict[str, Any]:
-    """Which device and which commit trained it: the runs of one experiment may be days apart."""
+    """Return the device and commit that trained a run; the runs of one experiment may be days apart."""
     environment = result["environment"]
     return {"device": environment["device"], "commit": environment["commit"]}
 
 
 def config_difference(config: Config, stored: dict[str, Any]) -> str:
-    """In words, where a stored configuration is another training than `config`; empty where it is not."""
+    """Return in words how a stored configuration differs from `config` in what is trained; empty if it does not."""
     mine = config.as_json()
-    theirs = Config().as_json() | stored  # a setting that came later had its default
+    theirs = Config().as_json() | stored  # a setting added later had its default
     names = [name for name in mine if name not in ELSEWHERE and mine[name] != theirs[name]]
     return ", ".join(f"{name}: {theirs[name]!r} there, {mine[name]!r} now" for name in names)
 
 
 def _portable(config: Config) -> dict[str, Any]:
-    """Without the paths of this machine."""
+    """Return the configuration without paths and limits that belong to this machine."""
     stored = config.as_json() | {"cache_dir": "", "time_limit": "", "checkpoint": ""}
     kind, colon, _ = stored["data"].partition(":")
     return stored | {"data": kind if colon else Path(stored["data"]).name}
 
 
 def _keep_weights(folder: Path) -> None:
-    """The weights of a run's last state, of a masked autoencoder those of its encoder."""
+    """Write the weights of a run's last state, for a masked autoencoder only those of its encoder."""
     state = latest(folder / "checkpoints")
     assert state is not None
     weights = dict(state.ema or state.model)
@@ -508,17 +508,17 @@ def _curves(folder: Path) -> dict[str, Any]:
 
 
 def _content(folder: Path) -> str | None:
-    """What says whether two runs were trained on the same samples in the same order."""
+    """Return a checksum that is equal for runs trained on the same samples in the same order."""
     return records.Run.open(folder).about.get("data", {}).get("train_content")
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:
-    """Evenly, the first and the last among them."""
+    """Return about `points` rows, evenly spaced, including the first and the last."""
     return [*rows[: -1 : max(1, -(-len(rows) // points))], *rows[-1:]]
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """{"steps": […], "gradient_norm": […], "log_kappa": {"sa": [[block by block], for each step]}, …}."""
+    """Return {"steps": […], "gradient_norm": […], "log_kappa": {"sa": [[one per block], for each step]}, …}."""
     run = records.Run.open(folder)
     rows = [row for row in run.probe if row["name"] in KEPT]
     steps = sorted({row["step"] for row in rows})

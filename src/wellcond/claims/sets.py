@@ -1,11 +1,11 @@
-"""The data sets of the experiments, fixed before the runs: images, and the tasks of the Long Range Arena.
+"""The data sets of the experiments, fixed before the runs: image sets, and the tasks of the Long Range Arena.
 
-    given = parse_data(["cifar10=/data/cifar10"])          # where they lie: NAME=PATH, a folder, shards, CIFAR's files
+    given = parse_data(["cifar10=/data/cifar10"])          # where they are: NAME=PATH; a folder, shards, CIFAR's files
     given[0].set.respectable                               # 0.85: below it a comparison of arms decides nothing
     SETS["lra_listops"].generated                          # True: it needs no folder
 
-Every kind says the same of itself: how long a training is and in what that is counted, the fields of a training at a
-scale, which metrics count, and where its data may lie.
+Every kind states the same facts: the length of a training and its unit, the settings of a training at each scale, which
+metrics count, and where its data may be.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ __all__ = [
     "with_generated",
 ]
 
-CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the python version
+CIFAR_FILES = ("cifar-10-batches-py", "cifar-100-python", "data_batch_1", "meta")  # of the Python version
 SMOKE: dict[str, Any] = {
     "epochs": 2, "batch_size": 64, "warmup_epochs": 0, "padding": 0, "clip_grad": 1.0, "log_every": 5, "image_size": 8,
     "model_kwargs": {
@@ -42,64 +42,67 @@ SMOKE: dict[str, Any] = {
     },
 }  # fmt: skip
 # Mixup, cutmix and label smoothing: without them a ViT this small memorises 50,000 images long before epoch 100.
-# κ in float64: without its attention skip a ViT's `sa` is at float32's ceiling.
+# κ in float64: without the attention skip, κ at a ViT's `sa` reaches float32's ceiling.
 LAB: dict[str, Any] = {
     "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "log_every": 100, "save_every": 2000, "probe_marks": True,
     "probe_exact": "float64", "probe_sites": ["embed", *BLOCK_SITES],
 }  # fmt: skip
-FORWARD = 1 / 3  # of what a training step costs
+FORWARD = 1 / 3  # a forward pass's share of the cost of a training step
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSet(ABC):
-    """What all sets say of themselves."""
+    """What every data set states about itself."""
 
     name: str
     title: str
     classes: int
     train_samples: int
     respectable: float = 0.0
-    """Top-1 that the plain arm has to reach at `lab` scale; otherwise a verdict is undecided."""
+    """Top-1 that the plain arm has to reach at `lab` scale; below it a verdict is undecided."""
     generated: bool = False
-    """Whether it needs no folder."""
+    """Whether its data are generated, so that it needs no folder."""
 
     unit: ClassVar[str]
-    """What a training's length is counted in, a field of its configuration: epochs or steps."""
+    """The unit of a training's length, which is a field of its configuration: epochs or steps."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Of a `lab` training, in that unit."""
+        """Length of a `lab` training, in that unit."""
 
     @property
     def recipe(self) -> str:
-        """The recipe of its trainings; empty where that is the claim's to say."""
+        """The recipe of its trainings; empty if the claim chooses it."""
         return ""
 
     @property
     def smoke(self) -> "GivenData":
-        """What stands for it in a smoke run."""
+        """The data that stand in for it in a smoke run."""
         return GivenData(set=self, spec=self.name)
 
     @abstractmethod
     def settings(self, scale: str) -> dict[str, Any]:
-        """Fields of every training at `smoke` or `lab` scale, where they are not the recipe's."""
+        """Return the settings of every training at `smoke` or `lab` scale that differ from the recipe."""
 
     @abstractmethod
     def final(self, config: Config) -> dict[str, Any]:
-        """Fields of a training that is compared, where they are not those of one that chooses a learning rate."""
+        """Return the settings of a compared training that differ from those of one that chooses a learning rate."""
 
     @abstractmethod
     def samples(self, config: Config) -> int:
-        """How many samples' worth of time a training takes."""
+        """Return how long a training takes, as the number of training samples that would take the same time."""
 
     @abstractmethod
     def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
-        """Of a run's result: what it reached on the test set; None where it diverged."""
+        """Return what a run reached on the test set, from its result; None if it diverged."""
 
     def spec(self, where: str) -> str:
-        """What `wellcond.data.open_data` takes, of what `--data-dir NAME=` was given. ValueError without a folder."""
-        path = Path(where).expanduser()  # a shell leaves NAME=~/folder as it is where NAME has a hyphen
+        """Return the spec for `wellcond.data.open_data`, given the value of `--data-dir NAME=`.
+
+        Raises ValueError if there is no such folder.
+        """
+        path = Path(where).expanduser()  # a shell does not expand ~ in NAME=~/folder if NAME has a hyphen
         if self.generated and where == self.name:
             return where
         if path.exists():
@@ -117,7 +120,7 @@ class ClaimSet(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenData:
-    """A set, and where it lies: what `wellcond.data.open_data` takes."""
+    """A data set and the spec that says where it is, for `wellcond.data.open_data`."""
 
     set: ClaimSet
     spec: str
@@ -129,7 +132,7 @@ class ImageSet(ClaimSet):
     patch_size: int
     epochs: int = 100
     batch_size: int = 256
-    """Both of a `lab` training, fixed before the runs."""
+    """Epochs and batch size of a `lab` training, fixed before the runs."""
 
     unit = "epochs"
 
@@ -142,7 +145,7 @@ class ImageSet(ClaimSet):
         return GivenData(set=SETS["digits"], spec="digits")
 
     def settings(self, scale: str) -> dict[str, Any]:
-        """64 tokens and a class token, of Imagenette 196, of the digits 16."""
+        """Return settings that give 64 tokens and a class token; 196 tokens for Imagenette, 16 for the digits."""
         if scale == "smoke":
             return SMOKE
         return {
@@ -154,7 +157,7 @@ class ImageSet(ClaimSet):
         }
 
     def final(self, config: Config) -> dict[str, Any]:
-        return {"eval_every": config.epochs}  # its validation part is the test set
+        return {"eval_every": config.epochs}  # the validation set is the test set
 
     def samples(self, config: Config) -> int:
         return self.train_samples * config.epochs
@@ -169,7 +172,7 @@ class ImageSet(ClaimSet):
 
 
 class PhotographSet(ImageSet):
-    """scikit-learn's two photographs, in crops: real pictures where no set is at hand. For measuring, not training."""
+    """Crops of scikit-learn's two photographs: real pictures when no set is at hand. For measuring, not training."""
 
     @property
     def smoke(self) -> GivenData:
@@ -178,17 +181,17 @@ class PhotographSet(ImageSet):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSet(ClaimSet):
-    """A task of the Long Range Arena: under a recipe and a source of its own name, with a part for development."""
+    """A task of the Long Range Arena. It has a recipe and a data source of its own name, and a development part."""
 
     steps: int = 50_000
     holdout: float = 0.0
-    """Of the training part, for development, where the task has none but its test set."""
+    """Share of the training part held out for development, if the task has only a test set beside it."""
     eval_steps: int = 500
-    """From one look at the development part to the next."""
+    """Steps between evaluations on the development part."""
     stands_for: str = ""
-    """The task in whose place it is, if it is none of the arena's."""
+    """The task that this one replaces, if it is not one of the arena's."""
     chosen_by: ClassVar[str] = "test_accuracy"
-    """The measurement that looks at the test set, once, at the end of a run."""
+    """The measurement that uses the test set, once, at the end of a run."""
 
     unit = "steps"
 
@@ -205,7 +208,7 @@ class TaskSet(ClaimSet):
         return GivenData(set=self, spec=recipe(self.recipe, scale="smoke").data)
 
     def settings(self, scale: str) -> dict[str, Any]:
-        """The published training, and the best state of development kept for the test, however early it is."""
+        """Return the published settings; the state to be tested is the best on the development part, however early."""
         if scale == "smoke":
             return {"keep_best": True}
         holdout = {"holdout": self.holdout} if self.holdout else {}
@@ -275,7 +278,7 @@ SETS: dict[str, ClaimSet] = {**IMAGE_SETS, PHOTOGRAPHS.name: PHOTOGRAPHS, **TASK
 
 
 def parse_data(given: Iterable[str]) -> list[GivenData]:
-    """What `--data-dir` says, `NAME=PATH` each; ValueError names the sets and what a path may be."""
+    """Parse the values of `--data-dir`, `NAME=PATH` each. A ValueError names the sets and the form of a value."""
     found = []
     for text in given:
         name, equals, where = text.partition("=")
@@ -296,7 +299,7 @@ def parse_data(given: Iterable[str]) -> list[GivenData]:
 
 
 def with_generated(given: Sequence[GivenData], wanted: Iterable[str]) -> list[GivenData]:
-    """Also those of the sets that are `wanted` that need no place, unless one of them is given."""
+    """Return `given` plus all generated sets among those `wanted`, unless it has one of these already."""
     names = [one.set.name for one in given]
     generated = [SETS[name] for name in dict.fromkeys(wanted) if SETS[name].generated]
     if any(one.name in names for one in generated):
@@ -307,13 +310,13 @@ def with_generated(given: Sequence[GivenData], wanted: Iterable[str]) -> list[Gi
 
 
 def unplaced(wanted: Iterable[str]) -> list[GivenData]:
-    """Sets whose runs are read, and whose data nobody will open."""
+    """Return sets whose runs are only read, with a placeholder for data that will never be opened."""
     sets = [SETS[name] for name in dict.fromkeys(wanted)]
     return [GivenData(set=one, spec=one.name if one.generated else one._of_source("folder:nowhere")) for one in sets]
 
 
 def smoke_data(wanted: Iterable[str]) -> tuple[GivenData, ...]:
-    """What a smoke run of a claim on these sets is run on."""
+    """Return the data that a smoke run of a claim on these sets uses."""
     return tuple({SETS[name].smoke.set.name: SETS[name].smoke for name in wanted}.values())
 
 
@@ -322,6 +325,6 @@ def _holds_shards(path: Path) -> bool:
 
 
 def _name_in(text: str) -> str:
-    """cifar10:PATH, and folders with the name of a set."""
+    """Return the set's name in cifar10:PATH, or else the name of the folder."""
     kind, colon, _ = text.partition(":")
     return kind if colon and kind in SETS else Path(text).name

@@ -1,10 +1,10 @@
-"""`wellcond theory`: check the papers' statements, and write a JSON file for each; on request the page with its plots.
+"""`wellcond theory`: check the papers' statements and write a JSON file for each; on request also the page and plots.
 
     run(["asa-prop41"], draws=400, seed=0, output=Path("evidence/theory"))
     run(list(STATEMENTS), page=Path("docs/theory.md"))      # also docs/theory/ID.md and docs/images/theory-ID.svg
     write_page([Path("evidence/theory/asa-prop41.json"), …], Path("docs/theory.md"))
 
-The pages are written from those files: no number on them is typed in by hand.
+The pages are written from these files; no number on them is typed in by hand.
 """
 
 import math
@@ -33,31 +33,32 @@ PARTS = {
     "beyond": "Beyond the claim, where it is carried further",
     "instead": "What is true instead",
 }
-SEVERAL = 12  # cases that are shown of a part, worst first; the file has them all
+SEVERAL = 12  # cases shown of each part, worst first; the file has them all
 
 LEAD = """\
 # Theory, computed
 
 Every proposition, lemma and theorem of the two papers, checked with explicit constants over many random draws and over
-the weights of a trained model. Each statement has a page of its own: what was found, what is true instead with its
-proof, counter-examples, and the cases. All of them are written by
+the weights of a trained model. Each statement has its own page: what was found, what is true instead (with a proof),
+counter-examples, and the cases. All pages are written from the files in [evidence/theory]({evidence}) by
 
 ```sh
 wellcond theory --page docs/theory.md
 ```
 
-from the files in [evidence/theory]({evidence}). A check can refute a statement for good, since one counter-example is
-enough. It cannot prove one: "holds" means that nothing in the cases listed contradicts it. What is true in its place is
-marked: a *theorem* comes with its proof, and with the number of draws that checked it; what is *observed* rests on the
-cases alone. *Margin* is bound over measured value in the worst draw; below 1 the statement is violated. Of a failure
-rate, the bound is δ, and the margin is δ over the upper end of the rate's 95 % interval.
+- A check can refute a statement for good, since one counter-example is enough. It cannot prove one: "holds" means that
+  nothing in the listed cases contradicts it.
+- What is true instead is marked. A *theorem* comes with its proof and the number of draws that checked it; what is
+  *observed* rests on the cases alone.
+- *Margin* is the bound over the measured value in the worst draw; below 1 the statement is violated. For a failure
+  rate, the bound is δ, and the margin is δ over the upper end of the rate's 95 % interval.
 
 """
 USE = """\
 ## For your own inputs
 
-How many landmarks does Skyformer need for this input? About twice the statistical dimension, where the spectrum
-decays smoothly; several times more where tokens lie in separate clusters:
+How many landmarks does Skyformer need for this input? About twice the statistical dimension if the spectrum decays
+smoothly, and several times more if the tokens form separate clusters:
 
 ```python
 import torch, wellcond
@@ -67,8 +68,8 @@ wellcond.statistical_dimension(q, k, epsilon=0.1)      # (2, 4): of 256 queries 
 wellcond.leverage_scores(q, k, epsilon=0.1)            # (2, 4, 256): how much each query, then each key, matters
 ```
 
-`epsilon` is the error that is allowed, in parts of the norm of the attention matrix. A statistical dimension near the
-number of queries and keys says that no small number of landmarks will do.
+`epsilon` is the allowed error, relative to the norm of the attention matrix. A statistical dimension near the number of
+queries and keys means that no small number of landmarks will suffice.
 
 """
 
@@ -83,10 +84,10 @@ def run(
     page: Path | None = None,
     console: Console | None = None,
 ) -> list[Finding]:
-    """Check `names`, print what was found, write `output`/NAME.json for each, and the page from all files there.
+    """Check `names`, print the findings, write `output`/NAME.json for each, and if asked the page from all files there.
 
     Args:
-        trained: matrices of trained blocks; by default those of our own evidence, where this folder has them.
+        trained: files of trained blocks' matrices; by default our own evidence's, if the current folder has them.
 
     Raises ValueError for an unknown statement, before anything is computed.
     """
@@ -128,7 +129,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _verdict_table(findings: Sequence[Finding]) -> Table:
-    """Bound, measured value and margin of the case that comes closest to the bound, or breaks it most."""
+    """Return bound, measured value and margin of the case that comes closest to its bound, or violates it most."""
     table = Table(
         title="The papers' statements: the worst case inside each claim", title_justify="left", pad_edge=False
     )
@@ -148,7 +149,7 @@ def _verdict_table(findings: Sequence[Finding]) -> Table:
 
 
 def write_page(files: Sequence[Path], page: Path) -> Path:
-    """Write the page, in a folder of its name a page for each statement, and their plots into `images` beside it.
+    """Write the page, one page per statement in a folder of the same name, and their plots into `images` beside it.
 
     Returns the page's path.
     """
@@ -172,7 +173,7 @@ def _from(folder: Path, path: Path) -> str:
 
 
 def draw(chart: Mapping[str, Any]) -> str:
-    """A chart of a finding as an SVG file."""
+    """Return the chart of a finding as the text of an SVG file."""
     rows = [
         {"line": line["name"], "x": x, "y": y}
         for line in chart["lines"]

@@ -111,11 +111,16 @@ def test_the_chart_has_a_heading_and_a_scale_for_each_unit_of_a_claim():
         return Part(name=name, outcome=outcome, why="", found=found, asked=(0.0, math.inf), unit=unit)
 
     parts = (part("a", "points"), part("`κ`", ""), part("b", "points", "undecided", 4.0))
+    counted = Part(name="`c`", outcome="does not hold", why="")
+    missing = Part(name="d", outcome="not run", why="")
     entries = [
-        ledger.Entry(id=name, verdict="undecided", parts=parts[:n]) for name, n in (("asa-table3", 3), ("asa-fig2", 1))
+        ledger.Entry(id="asa-table3", verdict="undecided", parts=parts),
+        ledger.Entry(id="asa-fig2", verdict="holds in part", parts=(counted, parts[0], missing)),
     ]
     rows = overview_rows(entries)
-    assert [row["statement"] for row in rows if row["outcome"]] == ["a", "b", "κ", "a"]
+    assert [row["statement"] for row in rows if row["outcome"]] == ["a", "b", "κ", "a", "c"]
+    assert rows.pop()["mean"] is None
+    assert f">{counted.outcome}<" in svg(overview(overview_rows(entries)))
     assert [row["statement"].partition(":")[0] for row in rows if not row["outcome"]] == ["asa-table3"] * 2 + [
         "asa-fig2"
     ]

@@ -1,17 +1,18 @@
 """Five approximations of softmax attention with one budget, and how far each is from it (Skyformer's Figure 1).
 
     errors = approximation_errors(query, key, value, budgets=(16, 32, 64, 128, 256))
-    errors["performer", 64]                    # (draws, …): ‖approximate − exact output‖, of every matrix
+    errors["performer", 64]                    # (draws, …): ‖approximate − exact output‖ of every matrix
     approximation_error("informer", query, key, value, budget=64)
     approximate_output("skyformer", query, key, value, budget=64)      # (…, n, c), float64
 
 The budget d is the number of landmarks (Skyformer, Nyströmformer), of projected keys and values (Linformer), of random
-features (Performer) or of queries that attend (Informer). Everything is computed in float64 and without masks: give
-tokens that count. The error is the spectral norm of the difference of the outputs, not divided by anything, as in the
-paper; `norm_of(exact_output(…))` makes it relative.
+features (Performer) or of queries that attend (Informer). Everything is computed in float64 and without masks, so pass
+only tokens that count. The error is the spectral norm of the difference of the outputs, not divided by anything, as in
+the paper; divide it by `norm_of(exact_output(…))` to make it relative.
 
-Each is the method of its paper as an approximation: no weight is trained for it, and random parts are drawn anew at
-each call, for every matrix by itself. Letters: n queries and keys, p the width of a head, d the budget.
+Each is the method of its paper as an approximation: no weights are trained for it. Random parts are drawn anew at each
+call and for every matrix; only Skyformer's landmarks are shared by the heads of a sample. Notation: n queries and keys,
+p the width of a head, d the budget.
 """
 
 import math
@@ -50,9 +51,9 @@ def approximation_errors(
     draws: int = 1,
     generator: Draws = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """By method and budget the errors of `draws` draws, (draws, …): one for each matrix of (…, n, p).
+    """Return the errors by method and budget, (draws, …) each: one per draw and matrix of (…, n, p).
 
-    What draws nothing (Nyströmformer) is computed once and repeated. NaN where an approximation has no value.
+    Nyströmformer draws nothing, so it is computed once and repeated. An error is NaN if the approximation has no value.
     """
     exact = exact_output(query, key, value)
     found = {}
@@ -69,7 +70,7 @@ def approximation_errors(
 def approximation_error(
     name: str, query: Tensor, key: Tensor, value: Tensor, *, budget: int, generator: Draws = None
 ) -> Tensor:
-    """‖approximate − exact output‖, the largest singular value, of each matrix of (…, n, p): (…)."""
+    """Return ‖approximate − exact output‖, the largest singular value, for each matrix of (…, n, p): (…)."""
     approximate = approximate_output(name, query, key, value, budget=budget, generator=generator)
     return norm_of(approximate - exact_output(query, key, value))
 
@@ -77,7 +78,7 @@ def approximation_error(
 def approximate_output(
     name: str, query: Tensor, key: Tensor, value: Tensor, *, budget: int, generator: Draws = None
 ) -> Tensor:
-    """The output of one method, float64; ValueError, with the names there are, for another."""
+    """Return the output of one method, in float64. Raises ValueError, which lists the methods, for an unknown one."""
     if name not in APPROXIMATIONS:
         raise ValueError(f"there is no approximation {name!r}; there are {', '.join(APPROXIMATIONS)}")
     if budget < 1:
@@ -86,12 +87,12 @@ def approximate_output(
 
 
 def exact_output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(QKᵀ/√p) V in float64, one matrix at a time."""
+    """Return softmax(QKᵀ/√p) V, computed in float64, one matrix at a time."""
     return _one_by_one(lambda q, k, v: _logits(q, k).softmax(-1) @ v, query.double(), key.double(), value.double())
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """The spectral norm of each matrix (…, n, c): (…); NaN where it holds one. From its Gram matrix."""
+    """Return the spectral norm of each matrix (…, n, c), from its Gram matrix: (…). NaN if the matrix is not finite."""
     short = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     finite = short.isfinite().all(-1).all(-1)
     largest = torch.linalg.eigvalsh(torch.where(finite[..., None, None], short, 0.0))[..., -1]
@@ -106,14 +107,14 @@ def skyformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None, *, g
 
     SM(x, y) = exp(x·y/√p) of all queries and keys together is positive semi-definite. Its Nyström approximation with d
     landmarks drawn among them, half queries and half keys, gives Ã ≈ exp(QKᵀ/√p), and the output is Ã V divided by the
-    row sums of Ã. The pseudo-inverse is exact, as in the theorem; `gamma` adds what the published training adds to the
-    diagonal, relative to the kernel's own. Row sums of Ã may be zero or negative: where one is lost in rounding the
+    row sums of Ã. The pseudo-inverse is exact, as in the theorem; `gamma` is what the published training adds to the
+    diagonal, relative to the kernel's own. Row sums of Ã may be zero or negative; if one is lost in rounding, the whole
     matrix is NaN.
     """
     settings = {"num_landmarks": d, "gamma": gamma, "landmarks": "random", "kernel": "softmax", "generator": draws}
     try:
         return skyformer_attention(q, k, v, **settings)
-    except ValueError:  # of some matrices: which ones?
+    except ValueError:  # some matrix lost a row sum: find out which
         return _one_by_one(lambda *parts: _or_nan(*parts, **settings), q, k, v)
 
 
@@ -121,7 +122,7 @@ def nystromformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) 
     """Nyströmformer (Xiong, Zeng, Chakraborty, Tan, Fung, Li and Singh, AAAI 2021).
 
     softmax(QK̃ᵀ) softmax(Q̃K̃ᵀ)⁺ softmax(Q̃Kᵀ) V with the means Q̃, K̃ of d consecutive segments and six steps of the paper's
-    iteration for the pseudo-inverse; without its convolution. With as many segments as tokens it is exact.
+    iteration for the pseudo-inverse, without the paper's convolution. It is exact with as many segments as tokens.
     """
     return nystrom_attention(q, k, v, num_landmarks=d)
 
@@ -129,9 +130,9 @@ def nystromformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) 
 def linformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None, *, projection: str = "gaussian") -> Tensor:
     """Linformer (Wang, Li, Khabsa, Fang and Ma, 2020): softmax(Q(EK)ᵀ/√p) EV with E of d × n.
 
-    The paper trains E, and proves with entries from N(0, 1/d), for which E[EᵀE] = I, that there are good ones; drawn
-    so, one E for keys and values, it is what stands here (`gaussian`). It does not become exact with d = n: softmax of
-    mixed keys is no mixture of softmaxes. `mean`, which the paper names as another choice, takes the means of d
+    The paper trains E, and proves that good ones exist by drawing entries from N(0, 1/d), for which E[EᵀE] = I.
+    `gaussian` draws E in this way, one for keys and values. It does not become exact with d = n, because the softmax of
+    mixed keys is not a mixture of softmaxes. `mean`, which the paper mentions as an alternative, takes the means of d
     consecutive segments; it is exact with d = n.
     """
     n = k.shape[-2]
@@ -150,12 +151,12 @@ def performer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> T
     """Performer (Choromanski et al., ICLR 2021): FAVOR+, positive orthogonal random features of softmax's kernel.
 
     φ(x) = exp(ωᵢ·x − ‖x‖²/2)/√d with x = q/p^¼ or k/p^¼ and ω of N(0, I), orthogonal within each group of p, so that
-    E[φ(q)·φ(k)] = exp(q·k/√p); the output is φ(Q)(φ(K)ᵀV) divided by φ(Q)(φ(K)ᵀ1). One scaling by p^¼, features drawn
-    anew, and no constant added to them.
+    E[φ(q)·φ(k)] = exp(q·k/√p); the output is φ(Q)(φ(K)ᵀV) divided by φ(Q)(φ(K)ᵀ1). Inputs are scaled by p^¼ once;
+    features are drawn anew at each call, and no constant is added to them.
     """
     directions = _orthogonal(q, d, draws)
     of_queries, of_keys = (positive_features(x, directions) for x in (q, k))
-    # Factors of a query, and of all keys, cancel: take the largest exponents to 0.
+    # A factor of one query, or of all keys together, cancels: shift the largest exponents to 0.
     left = (of_queries - of_queries.amax(-1, keepdim=True)).exp()
     right = (of_keys - of_keys.amax((-2, -1), keepdim=True)).exp()
     return left @ (right.mT @ v) / (left @ right.sum(-2)[..., None])
@@ -164,8 +165,8 @@ def performer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> T
 def informer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> Tensor:
     """Informer's ProbSparse attention (Zhou, Zhang, Peng, Zhang, Li, Xiong and Zhang, AAAI 2021).
 
-    The d queries with the largest maxⱼ s − meanⱼ s, s their scores with d keys drawn for each (as many as in the
-    published code, with replacement), attend exactly. All others get the mean of the values.
+    The d queries with the largest maxⱼ s − meanⱼ s attend exactly; s are a query's scores with d keys drawn for it (as
+    many as in the published code, with replacement). All others get the mean of the values.
     """
     return _one_by_one(lambda q, k, v: _prob_sparse(q, k, v, d, draws), q, k, v)
 
@@ -183,18 +184,18 @@ APPROXIMATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def positive_features(x: Tensor, directions: Tensor) -> Tensor:
-    """log φ(x) of FAVOR+ but for the factor 1/√d: ω·x/p^¼ − ‖x‖²/(2√p), (…, n, d), for directions (…, d, p)."""
+    """Return log φ(x) of FAVOR+ without the factor 1/√d: ω·x/p^¼ − ‖x‖²/(2√p), (…, n, d), for directions (…, d, p)."""
     x = x / x.shape[-1] ** 0.25
     return x @ directions.mT - 0.5 * x.square().sum(-1, keepdim=True)
 
 
 def _orthogonal(like: Tensor, d: int, draws: Draws) -> Tensor:
-    """(…, d, p): rows of N(0, I), each by itself; within a group of p they are orthogonal."""
+    """Return d rows, (…, d, p): each by itself is distributed as N(0, I), and those in a group of p are orthogonal."""
     lead, p = like.shape[:-2], like.shape[-1]
     groups = -(-d // p)
     normal = torch.randn(*lead, groups, p, p, generator=draws, dtype=like.dtype, device=like.device)
     q, r = torch.linalg.qr(normal)
-    signs = r.diagonal(dim1=-2, dim2=-1).sign()  # by which the rotation is uniform
+    signs = r.diagonal(dim1=-2, dim2=-1).sign()  # these make the rotation uniform
     lengths = torch.randn(*lead, groups, p, p, generator=draws, dtype=like.dtype, device=like.device).norm(dim=-1)
     rows = (q * signs[..., None, :]).mT * lengths[..., None]
     return rows.flatten(-3, -2)[..., :d, :]
@@ -220,7 +221,7 @@ def _or_nan(q: Tensor, k: Tensor, v: Tensor, **settings: object) -> Tensor:
 
 
 def _one_by_one(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """For what takes memory of n² numbers."""
+    """Attend with one matrix at a time, for methods that need memory for n² numbers."""
     lead = q.shape[:-2]
     flat = zip(*(t.reshape(-1, *t.shape[-2:]) for t in (q, k, v)), strict=True)
     return torch.stack([attend(*parts) for parts in flat]).reshape(*lead, q.shape[-2], v.shape[-1])

@@ -3,10 +3,11 @@
     wellcond reproduce asa-assume1 --scale smoke                                   # the digits, on a CPU
     wellcond reproduce asa-assume1 --scale lab --data-dir cifar10=data/cifar10     # three minutes, mostly of a CPU
 
-The paper's first assumption. Ten small ViTs × seeds × three states of a short training (small_vits.py): log κ of the
-Jacobian of all blocks, from the first one's tokens to the last one's, against the largest log κ among their attentions
-and MLPs; by input, and by parameters. By input the models have all their skips: without one, a norm makes the block and
-the network singular, which proves nothing. The interval is from drawing trainings anew.
+The paper's first assumption. For ten small ViTs × seeds × three states of a short training (small_vits.py), log κ of
+the Jacobian of all blocks together, from the first one's input tokens to the last one's output, is compared with the
+largest log κ among their attentions and MLPs, by input and by parameters. By input, only models with all their skips
+count: without one, a norm makes the block and the network singular, which proves nothing. The interval comes from
+resampling the trainings.
 """
 
 import math
@@ -24,7 +25,7 @@ from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reac
 __all__ = ["CLAIM", "pairs"]
 
 BOUND = 0.7
-CEILING = -math.log(sys.float_info.epsilon)  # of log κ in float64
+CEILING = -math.log(sys.float_info.epsilon)  # the largest log κ in float64
 BY = {"skip": "by input", "params": "by parameters"}
 
 
@@ -34,7 +35,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
 
 
 def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the claim compares, by kind: the network's, and the worst half's, with its place."""
+    """Return what the claim compares, by kind of Jacobian: the network's log κ, and the worst half's with its place."""
     found: dict[str, Any] = {"step": state["step"]}
     for kind, network in state["network"].items():
         worst = max(range(len(state["halves"])), key=lambda at, kind=kind: state["halves"][at][kind])
@@ -44,7 +45,7 @@ def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(record: Record, kind: str) -> list[list[tuple[float, float]]]:
-    """For each training: (the worst half's log κ, the network's), state by state."""
+    """Return pairs (the worst half's log κ, the network's) for each training, state by state."""
     return [
         [(state[kind]["worst"], state[kind]["network"]) for state in row["states"] if kind in state]
         for row in record["rows"]
@@ -73,7 +74,7 @@ def says(records: Mapping[str, Record]) -> str:
 
 
 def _above(record: Record, kind: str) -> float:
-    """By how much the network's log κ is above its worst block's, the median over states."""
+    """Return by how much the network's log κ exceeds its worst block's: the median over states."""
     return median(network - worst for training in pairs(record, kind) for worst, network in training)
 
 
@@ -98,7 +99,7 @@ def summary(record: Record) -> Iterable[str]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """Each state a point: the worst block's log κ, and the network's. The paper has no such figure."""
+    """Plot the network's log κ over its worst block's, a point for each state. The paper has no such figure."""
     alt, record = altair(), records[0]
     panels = []
     for kind, title in BY.items():

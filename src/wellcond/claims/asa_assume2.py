@@ -1,12 +1,12 @@
-"""asa-assume2: how ill-conditioned a block's output is tells how ill-conditioned its Jacobian is.
+"""asa-assume2: how ill-conditioned a block's output is predicts how ill-conditioned its Jacobian is.
 
     wellcond reproduce asa-assume2 --scale smoke                                   # the digits, on a CPU
     wellcond reproduce asa-assume2 --scale lab --data-dir cifar10=data/cifar10     # a minute, after asa-assume1
 
-The paper's second assumption. Attentions and MLPs of small ViTs that differ in the ε of their SVD graying, at three
-states of a short training (small_vits.py, whose trainings are asa-assume1's): log κ of the tokens that come out against
-log κ of the Jacobian, with the skip (`+sa`, `+mlp`) and without (`sa`, `mlp`; by parameters a skip changes nothing).
-The interval is from drawing trainings anew.
+The paper's second assumption. For attentions and MLPs of small ViTs that differ in the ε of their SVD graying, at three
+states of a short training (small_vits.py; the trainings are those of asa-assume1), log κ of the output tokens is
+compared with log κ of the Jacobian, with the skip (`+sa`, `+mlp`) and without it (`sa`, `mlp`; by parameters the skip
+makes no difference). The interval comes from resampling the trainings.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def _without_network(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(record: Record, site: str, kind: str) -> list[list[tuple[float, float]]]:
-    """For each training: (log κ of the output, log κ of the Jacobian), state by state and block by block."""
+    """Return pairs (log κ of the output, log κ of the Jacobian) for each training, by state and block."""
     return [
         [
             (half[OUTPUT[kind]], half[kind])
@@ -50,7 +50,7 @@ def pairs(record: Record, site: str, kind: str) -> list[list[tuple[float, float]
 
 
 def correlations(record: Record) -> Iterator[tuple[str, str, str, Interval]]:
-    """(site, kind, in words, Spearman's)."""
+    """Yield (site, kind of Jacobian, both in words, Spearman's correlation)."""
     for site, title in TITLES.items():
         for kind, by in KINDS.items():
             words = f"{title} {by} ({'+' if OUTPUT[kind] == 'plus' else ''}{site})"
@@ -81,7 +81,7 @@ def summary(record: Record) -> Iterable[str]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """Each block of each state a point: log κ of its output and of its Jacobian. The paper has no such figure."""
+    """Plot log κ of the Jacobian over that of the output: a point per block and state. Not a figure of the paper."""
     alt, record = altair(), records[0]
     found = {(site, kind): correlation for site, kind, _, correlation in correlations(record)}
     lines = []

@@ -1,14 +1,14 @@
-"""asa-dct: the leading singular vectors of image tokens are low frequencies, so that the DCT may stand for the SVD.
+"""asa-dct: the leading singular vectors of image tokens are low frequencies, so that the DCT can replace the SVD.
 
     wellcond reproduce asa-dct --scale smoke                                       # digits and photographs, on a CPU
-    wellcond reproduce asa-dct --scale lab --data-dir cifar10=data/cifar10 …       # no GPU needed; photographs are made
+    wellcond reproduce asa-dct --scale lab --data-dir cifar10=data/cifar10 …       # no GPU; photographs need no folder
 
-The paper says it of the dominant singular vector, without a number. Its DCT is that of DCT graying, over the token
-matrix: along the n patches, in their order, and along the d values of a patch, channel by channel. So a direction is
-u vᵀ, of energy 1, and of its n × d coefficients the tenth with the smallest k/n + l/d is low. Judged are the ten
-leading directions together, and the dominant one alone; beside them all as pictures, in the DCT of the image, whose
-frequencies are those that one sees. Of the ten directions the mean share is taken: each counts alike, however large its
-singular value.
+The paper says so of the dominant singular vector, without a number. Its DCT is that of DCT graying, over the token
+matrix: along the n patches, in their order, and along the d values of a patch, channel by channel. A direction is thus
+u vᵀ, with energy 1, and the tenth of its n × d coefficients with the smallest k/n + l/d counts as low. The dominant
+direction alone and the ten leading ones together are judged; for the ten it is the mean share, in which each counts
+equally, however large its singular value. All are also shown as pictures, in the DCT of the image, whose frequencies
+are the visible ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,11 +46,11 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
 
 
 def low_energies(images: Tensor, patch: int) -> dict[str, Tensor]:
-    """(b, directions) each: the share of every leading direction's energy in the lowest coefficients."""
+    """Return the share of each leading direction's energy in the lowest coefficients: (b, directions), by DCT."""
     tokens = tokens_of(images, patch, patch)
     u, _, vh = torch.linalg.svd(tokens, full_matrices=False)
     u, v = u[..., :DIRECTIONS], vh[:, :DIRECTIONS]
-    # The DCT of u vᵀ is the outer product of theirs.
+    # The DCT of u vᵀ is the outer product of the DCTs of u and v.
     low = lowest(*tokens.shape[1:]).to(tokens)
     in_tokens = torch.einsum("bnr,nd,brd->br", dct(u, -2).square(), low, dct(v, -1).square())
     low = lowest(*images.shape[2:]).to(tokens)
@@ -60,14 +60,14 @@ def low_energies(images: Tensor, patch: int) -> dict[str, Tensor]:
 
 
 def lowest(rows: int, columns: int, share: float = LOWEST) -> Tensor:
-    """(rows, columns), bool: this share of the coefficients, those with the smallest k/rows + l/columns."""
+    """Return a mask (rows, columns) of this share of the coefficients: those with the smallest k/rows + l/columns."""
     frequency = torch.arange(rows)[:, None] / rows + torch.arange(columns) / columns
     chosen = frequency.flatten().argsort(stable=True)[: round(share * rows * columns)]
     return torch.zeros(rows * columns, dtype=torch.bool).index_fill(0, chosen, True).view(rows, columns)
 
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:
-    """The paper's sentence, and what is asked of more directions than the first. The interval is over images."""
+    """Judge the paper's statement about the first direction, and the same of ten. The interval is over images."""
     share = f"{100 * ENERGY:.0f} % of the energy in the lowest {100 * LOWEST:.0f} %"
     for which, who in (("first", "the dominant direction has"), ("all", f"the {DIRECTIONS} leading directions have")):
         for name, record in records.items():
@@ -76,7 +76,7 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 
 
 def percent(record: Record, where: str, which: str) -> list[float]:
-    """In the lowest coefficients: of `all` ten directions or the `first`, by image; of `directions`, by direction."""
+    """Return % of energy in the lowest coefficients: by image for `all` and `first`, by direction for `directions`."""
     return [100 * value for value in record["energies"][where][which]]
 
 
@@ -103,7 +103,7 @@ def summary(record: Record) -> Iterable[Line]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The share of each direction, by set: in the DCT that graying takes, and in that of the image."""
+    """Plot the share of each direction, by set: in the DCT that graying uses, and in that of the image."""
     alt, panels = altair(), []
     titles = [SETS[record["data"]].title for record in records]
     for where, heading in WHERE.items():

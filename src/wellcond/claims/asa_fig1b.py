@@ -3,9 +3,9 @@
     wellcond reproduce asa-fig1b --scale smoke                                     # the digits, on a CPU
     wellcond reproduce asa-fig1b --scale lab --data-dir cifar10=data/cifar10       # reads the runs of asa-fig1c
 
-It trains nothing of its own: these are the runs of asa-fig1c with both skips, every seed measured at its random start
-and after training, on every tenth test image, in float32 without TF32, checked in float64. Where the other arms have
-been trained, their condition numbers are shown too.
+It trains nothing itself: it reads the runs of asa-fig1c with both skips. Every seed is measured at its random start and
+after training, on every tenth test image, in float32 without TF32, checked in float64. If the other arms have been
+trained, their condition numbers are shown too.
 """
 
 import math
@@ -26,14 +26,14 @@ from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM", "gaps"]
 
-GAP, SHARE = 1.5, 10 / 12  # log κ(sa) − the largest of the others, in so many of the blocks
+GAP, SHARE = 1.5, 10 / 12  # log κ(sa) − the largest of the others, in this share of the blocks
 PAPER = {"sa": 6.0, "+sa": 3.0, "mlp": 3.0, "+mlp": 3.0}  # log κ, "near", in every layer
-NEAR = 0.05  # log κ in float32 may differ so much from float64
-CEILING = -math.log(sys.float_info.epsilon)  # of log κ in float64
+NEAR = 0.05  # how much log κ in float32 may differ from float64
+CEILING = -math.log(sys.float_info.epsilon)  # the largest log κ in float64
 
 
 def judge(found: Comparison) -> Iterable[Part]:
-    """By block, over seeds."""
+    """Judge the gap in each block, by its interval over seeds."""
     yield in_most(CLAIM.asks, gaps(found, "trained"), GAP, share=SHARE, unit="log κ")
 
 
@@ -45,7 +45,7 @@ def rules(found: Comparison) -> Iterable[str]:
 
 
 def gaps(found: Comparison, when: str) -> list[Interval]:
-    """For each block, over the seeds with both skips: log κ(sa) − the largest of the other sites."""
+    """Return log κ(sa) − the largest of the other sites with both skips: for each block, an interval over seeds."""
     sa = found.log_kappa("both", "sa", when)
     others = [found.log_kappa("both", site, when) for site in SITES if site != "sa"]
     return [
@@ -65,7 +65,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    """log κ by arm, with what training changed."""
+    """Yield log κ by arm, and how training changed the gap."""
     for arm in found.trained:
         runs = found.measurements(arm)
         for when in ("trained", "untrained") if runs else ():
@@ -104,7 +104,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
-    """Means over blocks and runs, and at how many blocks even float64 has its ceiling."""
+    """Return the means over blocks and runs, and how many blocks are at the ceiling even of float64."""
     blocks = {site: [value for run in runs for value in run[when][site]] for site in SITES}
     said = ", ".join(f"{site} {fmean(values):.2f}" for site, values in blocks.items())
     full = {site: sum(value > CEILING - 0.01 for value in values) for site, values in blocks.items()}
@@ -113,7 +113,7 @@ def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """log κ at the four sites, layer by layer, as in the paper; dashed the random start, dotted the paper."""
+    """Plot log κ at the four sites, layer by layer, as in the paper; the random start dashed, the paper dotted."""
     alt, rows = altair(), []
     for found in sets:
         for site in SITES:

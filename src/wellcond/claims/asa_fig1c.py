@@ -21,7 +21,7 @@ __all__ = ["CLAIM"]
 
 RATIO = 3.0  # drop(sa) ≥ 3 × drop(mlp)
 MARK = "the paper's drop, from our both skips"
-FAILS = {("tiny-imagenet", "no-sa"): "fails to train"}  # where the paper has words, and no number
+FAILS = {("tiny-imagenet", "no-sa"): "fails to train"}  # where the paper has words instead of a number
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -30,13 +30,13 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def excess(found: Comparison, factor: float, name: str = "top1") -> list[float]:
-    """For each seed: drop(sa) − factor × drop(mlp), in points."""
+    """Return drop(sa) − factor × drop(mlp) for each seed, in points."""
     sa, mlp = found.drops("no-sa", name), found.drops("no-mlp", name)
     return [sa[seed] - factor * mlp[seed] for seed in sorted(sa)]
 
 
 def grows(name: str, smaller: Comparison, larger: Comparison) -> Part:
-    """Paired by the seeds that both sets have."""
+    """Judge whether drop(sa) is larger on the larger set, paired by the seeds that both sets have."""
     less, more = smaller.drops("no-sa"), larger.drops("no-sa")
     values = [more[seed] - less[seed] for seed in sorted(less.keys() & more.keys())]
     return at_least(name, values, 0.0, unit=" points", confidence=max(smaller.confidence, larger.confidence))
@@ -77,7 +77,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Top-1 of the three arms on each set, as in the paper; a mark where the paper's drop would lie."""
+    """Plot top-1 of the three arms on each set, as in the paper, with a mark where the paper's drop would lie."""
     rows = []
     for found in sets:
         plain = found.mean("both")

@@ -1,11 +1,11 @@
-"""asa-fig2: the training loss of a ViT-Tiny with and without its skips: without attention's it is slow, and diverges.
+"""asa-fig2: a ViT-Tiny's training loss with and without its skips: without the attention skip it is slow and diverges.
 
     wellcond reproduce asa-fig2 --scale smoke                                      # the digits, on a CPU
     wellcond reproduce asa-fig2 --scale lab --data-dir tiny-imagenet=data/tiny     # reads the runs of asa-fig1c
 
-It trains nothing of its own: these are the runs of asa-fig1c. A run counts as diverged where its training was given up,
-or ended with a loss above that of its start. One that ends at the accuracy of guessing has collapsed, which is reported
-and is no divergence. The paper shows curves, and of numbers the epoch alone.
+It trains nothing itself: it reads the runs of asa-fig1c. A run counts as diverged if its training was given up, or
+ended with a loss above that at its start. One that ends at the accuracy of guessing has collapsed, which is reported
+but is not divergence. The paper shows curves; its only number is the epoch of the divergence.
 """
 
 import math
@@ -21,7 +21,7 @@ from wellcond.verdicts import Part, at_least
 
 __all__ = ["CLAIM", "smallest_distances"]
 
-FROM_EPOCH = 1.0  # before, every arm is at the loss of guessing
+FROM_EPOCH = 1.0  # before that, every arm is at the loss of guessing
 PAPER = "slow; it diverges after about 30 epochs"
 OTHERS = ("both", "no-mlp")
 
@@ -40,7 +40,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def smallest_distances(found: Comparison) -> dict[int, float]:
-    """Seed → by how much the loss without attention skips is above the larger of the others, where it is least."""
+    """Return, by seed, the smallest distance of the loss without attention skips above the larger of the others."""
     curves = {arm: {run["seed"]: dict(map(tuple, run["losses"])) for run in found.runs(arm)} for arm in SKIPS}
     distances = {}
     for seed, mine in curves["no-sa"].items():
@@ -75,7 +75,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def end_of(losses: Sequence[Sequence[float]]) -> float:
-    """The mean over the last tenth of the epochs: each is the loss of one batch of mixed images."""
+    """Return the mean loss over the last tenth of the epochs; each single loss is that of one batch of mixed images."""
     last = losses[-1][0]
     return fmean(loss for epoch, loss in losses if epoch >= 0.9 * last)
 
@@ -84,7 +84,7 @@ def _divergence(found: Comparison, arm: str) -> str:
     rates = found.record["arms"][arm].get("grid", {}).get("rates", [])
     lost = [f"{rate['lr']:g}" for rate in rates if _diverged(rate)]
     at = f"at the rates {', '.join(lost)} of its grid" if lost else "at no rate of its grid"
-    guessing = 200 / found.set.classes  # percent, twice
+    guessing = 200 / found.set.classes  # in %, twice what guessing reaches
     fell = [f"{lr:g}" for lr, top1 in found.rates(arm).items() if top1 < guessing and f"{lr:g}" not in lost]
     collapsed = f"; at {', '.join(fell)} it collapsed to guessing" if fell else ""
     return f"{sum(map(_diverged, found.runs(arm)))} of {len(found.runs(arm))} seeds diverged, and {at}{collapsed}"
@@ -96,7 +96,7 @@ def _diverged(run: Mapping[str, Any]) -> bool:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Loss over epochs, as in the paper's figure: the mean, and thin a line for each seed."""
+    """Plot the loss over epochs, as in the paper's figure: the mean, and a thin line for each seed."""
     alt = altair()
     rows = [
         {"set": found.title, "arm": found.arms[arm].title, "run": f"{arm} {run['seed']}", "epoch": epoch, "loss": loss}

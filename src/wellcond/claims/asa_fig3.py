@@ -1,12 +1,12 @@
-"""asa-fig3: linear attention raises κ of its input to a power, the skip brings it back, and softmax does alike.
+"""asa-fig3: linear attention raises κ of its input to a power, the skip brings it back, and softmax does the same.
 
     wellcond reproduce asa-fig3 --scale smoke                                         # the digits, on a CPU
     wellcond reproduce asa-fig3 --scale lab --data-dir tiny-imagenet=data/tiny        # reads the runs of asa-table2
 
-Two ViT-Tinys with both skips: linear attention, QKᵀV/16, and softmax, both runs of asa-table2, too. log κ at `in` (the
-attention's normed input, which is the X of the paper's bound), `sa` and `+sa`, the mean over the blocks, on the 64
-validation images that every run is measured on in float64: at its random start and at its end. "Near the input's" is
-taken as within ± 1: the paper's figure has a distance of 3 without the skip.
+Two ViT-Tinys with both skips, with linear attention, QKᵀV/16, and with softmax: both are runs of asa-table2. log κ is
+compared at `in` (the attention's normed input, the X of the paper's bound), `sa` and `+sa`, averaged over the blocks,
+on the 64 validation images that every run is measured on in float64, at its random start and at its end. "Near the
+input's" is taken as within ± 1: the paper's figure has a distance of 3 without the skip.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def mean_log_kappa(found: Comparison, arm: str, site: str, when: str = "trained") -> list[float]:
-    """For each run, the mean over its blocks."""
+    """Return the mean log κ over the blocks, for each run."""
     return [fmean(run[when][site]) for run in found.measurements(arm, "kappa")]
 
 
@@ -80,7 +80,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """log κ by block, a panel for each attention, as in the paper; dashed the random start, dotted the paper."""
+    """Plot log κ by block, a panel for each attention, as in the paper; the random start dashed, the paper dotted."""
     alt, rows, found = altair(), [], sets[0]
     for arm in found.trained:
         for site in SITES:

@@ -3,9 +3,9 @@
     wellcond reproduce asa-fig4 --scale smoke                                         # the digits, on a CPU
     wellcond reproduce asa-fig4 --scale lab --data-dir tiny-imagenet=data/tiny        # reads the runs of asa-table3
 
-It trains nothing of its own: these are runs of asa-table3 and asa-table2. Every run records κ at 5 %, 10 %, 20 %, … of
-its steps, on 64 validation images in float64: these marks are the epochs that are judged. At the random start it is
-shown, and not judged: training has no part in it. The paper shows curves, and no numbers.
+It trains nothing itself: it reads runs of asa-table3 and asa-table2. Every run records κ at 5 %, 10 %, 20 %, … of its
+steps, on 64 validation images in float64; these marks stand for the epochs of the claim. The random start is shown, but
+not judged: training has no part in it. The paper shows curves without numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
-    """At each mark but the random start: the smallest step from plain to the lowest ε."""
+    """Return the smallest fall of log κ on the way from plain to the lowest ε, at each mark after the random start."""
     return [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
 
 
@@ -68,7 +68,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """log κ of `+sa` over epochs, a panel for each method, as in the paper: means, and thin a line for each seed."""
+    """Plot log κ of `+sa` over epochs, a panel per method, as in the paper: means, and a thin line for each seed."""
     alt, found = altair(), sets[0]
     titles = {arm: one.title.split(" ", 1)[-1] for arm, one in ARMS.items()}
     rows = [

@@ -3,8 +3,8 @@
     wellcond reproduce asa-fig5 --scale smoke                                      # the digits, on a CPU
     wellcond reproduce asa-fig5 --scale lab --data-dir imagenette=data/imagenette        # the ViT-B runs of asa-table4
 
-Trained at 224 pixels with one seed, plain and grayed with ε = 0.95, from the same start. Judged is log κ at `+sa`,
-block by block, each by its interval over ten groups of validation images, the same for both. The paper's figure has
+Trained at 224 pixels with one seed, plain and grayed with ε = 0.95, from the same start. Log κ at `+sa` is judged block
+by block, each by its interval over ten groups of validation images, which are the same for both. The paper's figure has
 curves without numbers; its Table 3 has the means over the layers.
 """
 
@@ -68,7 +68,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """log κ of `+sa`, layer by layer, plain and grayed; dashed the random start, dotted the paper's means."""
+    """Plot log κ of `+sa`, layer by layer, plain and grayed; the random start dashed, the paper's means dotted."""
     images = [one["images"] for found in sets for arm in found.trained for one in found.measurements(arm)]
     alt, rows = altair(), []
     for found in sets:

@@ -3,9 +3,9 @@
     wellcond reproduce asa-fig6 --scale smoke                                         # the digits, on a CPU
     wellcond reproduce asa-fig6 --scale lab --data-dir cifar10=data/cifar10           # one GPU, twenty minutes
 
-Two arms: ConvMixer 256 wide and 8 deep, kernel 5, with and without the skip around its depthwise convolution; on every
-set 256 tokens (patch 2, on Tiny-ImageNet 4). The paper's "ConvMixer-Tiny" is not specified, and its bars have no
-numbers: its text says that the two differ by less than .2 points.
+Two arms: a ConvMixer 256 wide and 8 deep, kernel 5, with and without the skip around its depthwise convolution. It has
+256 tokens on every set (patch 2; on Tiny-ImageNet 4). The paper's "ConvMixer-Tiny" is not specified, and its bars have
+no numbers; its text says that the two differ by less than .2 points.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ __all__ = ["CLAIM"]
 
 MARGIN, PAPER = 1.0, 0.2  # points
 SIZE = {"dim": 256, "depth": 8, "kernel_size": 5}
-SITES = ["embed", *(site for site in BLOCK_SITES if site != "+mlp")]  # it has no skip there
+SITES = ["embed", *(site for site in BLOCK_SITES if site != "+mlp")]  # a ConvMixer has no skip there
 SKIP, NO_SKIP = "skip", "no-skip"
 RATES = (3e-3, 1e-2, 3e-2)
-"""Around that of its own recipe: such a model trains best at rates a hundred times those of a ViT."""
+"""Around the rate of its own recipe: such a model trains best at rates some thirty times those of a ViT."""
 ARMS = {
     SKIP: Arm(title="with its skip"),
     NO_SKIP: Arm(title="without its skip", settings={"remove_skips": ["sa"]}),
@@ -51,7 +51,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Top-1 of both on each set, as in the paper; a mark where the paper's would lie, at our model with its skip."""
+    """Plot top-1 of both on each set, as in the paper; its mark without the skip lies at our value with the skip."""
     rows = []
     for found in sets:
         for arm in found.trained:

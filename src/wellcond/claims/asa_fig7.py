@@ -1,9 +1,9 @@
-"""asa-fig7: with SVD graying, the lower ε, the better conditioned is the Jacobian of an attention block.
+"""asa-fig7: with SVD graying, the lower ε, the better conditioned the Jacobian of an attention block.
 
     wellcond reproduce asa-fig7 --scale smoke                                      # the digits, on a CPU
     wellcond reproduce asa-fig7 --scale lab --data-dir tiny-imagenet=… --data-dir imagenette=…      # two minutes
 
-What is measured, and how, is that of asa-fig8: jacobian_spectra.py.
+What is measured, and how, is the same as in asa-fig8: jacobian_spectra.py.
 """
 
 from wellcond.claims.jacobian_spectra import spectra_claim

@@ -1,13 +1,13 @@
-"""asa-lowprec: the DCT of Token Graying suffers in low precision, the paper fears. Does it, and does ours?
+"""asa-lowprec: the paper fears that the DCT of Token Graying suffers in low precision. Does it, and does ours?
 
     wellcond reproduce asa-lowprec --scale smoke                                      # the digits, on a CPU
     wellcond reproduce asa-lowprec --scale lab --data-dir cifar10=data/cifar10        # one GPU, forty minutes
 
-A ViT-Tiny with DCT graying (ε .95) on CIFAR-10, the cheapest of the sets: trained in bfloat16 with our DCT
-(half-precision products with float32 sums), in bfloat16 with a DCT that is computed in bfloat16, too, as a plain
-implementation is under autocast, and all in float32, without TF32, the DCT too. The first two differ in nothing but the
-DCT. In float16 the same pair, and all in TF32, one seed each, for exploration. Beside the accuracies is the error of
-the grayed tokens in each precision. The paper has no numbers.
+A ViT-Tiny with DCT graying (ε .95) on CIFAR-10, the cheapest of the sets, is trained in bfloat16 with our DCT
+(half-precision products with float32 sums); in bfloat16 with a DCT that is also computed in bfloat16, as a plain
+implementation is under autocast; and entirely in float32, without TF32, including the DCT. The first two differ only in
+the DCT. For exploration, with one seed each: the same pair in float16, and everything in TF32. The error of the grayed
+tokens in each precision is reported beside the accuracies. The paper has no numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ EPSILON, MARGIN = 0.95, 0.5  # points
 
 
 def _arm(dtype: str, title: str, *, naive: bool = False, **more: Any) -> Arm:
-    """`naive`: a DCT by plain products, in the precision of the training. Ours has half-precision products in any."""
+    """Return an arm with our DCT (half-precision products in any training), or with a `naive` DCT in `dtype`."""
     settings = {"gray": "dct", "epsilon": EPSILON, "gray_autocast": naive, "amp_dtype": dtype}
     return Arm(title=title, settings=settings, **more)
 
@@ -52,7 +52,7 @@ ARMS = {
 
 @register_measurement("dct_errors")
 def measure_errors(config: Config, folder: Path, device: str | None = None) -> dict[str, float]:
-    """By precision: the largest relative error of the grayed tokens, over every tenth validation image."""
+    """Return the largest relative error of the grayed tokens over every tenth validation image, by precision."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = dct_errors(some_images(config, folder).to(where), config.model_kwargs["patch_size"], config.epsilon)
     return {path: float(f"{error:.3g}") for path, error in found.items()}
@@ -98,7 +98,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
             row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": None}
             rows.append(row)
     shown = [arm.title for name, arm in ARMS.items() if any(name in found.trained for found in sets)]
-    layers = accuracies(shown, mark="the paper")[:-1]  # which has no numbers
+    layers = accuracies(shown, mark="the paper")[:-1]  # without the last layer: the paper has no numbers
     chart = by_set(layers, rows, sets, width=340, height=240)
     explored = any(ARMS[arm].seeds for found in sets for arm in found.trained)
     more = " Float16 and TF32: one seed, exploration." if explored else ""

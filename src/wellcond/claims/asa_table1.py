@@ -1,14 +1,15 @@
-"""asa-table1: what graying adds to the time of a training: by SVD it takes 6.3 times as long, by DCT 1.012 times.
+"""asa-table1: what graying adds to the time of training: with the SVD it takes 6.3 times as long, with the DCT 1.012.
 
     wellcond reproduce asa-table1 --scale smoke                                    # a small model on a CPU: it runs
     wellcond reproduce asa-table1 --scale lab                                      # one GPU, three minutes
 
 A training step of ViT-B/16 on 256 photographs of 224 pixels, compiled, in bfloat16, with graying (ε = 0.95) before it.
-The SVD is torch.linalg.svd, as the algorithm is written; the DCT two products with its basis on each side, compiled, in
-TF32 and in float32: the paper does not say which, so both are judged. Beside them, unjudged: ours. The arms take turns,
-so that a ratio is one of neighbours in time; the interval is over the rounds. The SVD comes by itself, after the
-others: in turns, the arm after its seconds with little work for the GPU once took less than a plain step, which cannot
-be. The paper has days of a training, reading images included.
+The SVD is torch.linalg.svd, as the algorithm is written. The DCT and its inverse are products with a basis on each
+side, compiled, in TF32 and in float32: the paper does not say which, so both are judged. Our own graying is timed
+beside them, but not judged. The arms take turns, so that each ratio compares neighbours in time; the interval is over
+the rounds. The SVD runs separately, after the others: it keeps the GPU nearly idle for seconds, and in turns, the arm
+after it once took less time than a plain step, which is impossible. The paper reports days of training, including the
+time to read images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from wellcond.verdicts import Part, at_least, at_most, undecided
 __all__ = ["CLAIM", "ratios"]
 
 EPSILON, PATCH, BATCH, ROUNDS = 0.95, 16, 256, 10
-SLOW, CHEAP = 3.0, 2.0  # times a plain step; % of one
+SLOW, CHEAP = 3.0, 2.0  # × a plain step; % added to one
 TITLES = {
     "plain": "no graying",
     "svd": "SVD, torch.linalg.svd",
@@ -50,7 +51,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     torch.manual_seed(0)
     model = create_model("vit_base_patch16_224", SMALL if smoke else {})
     arms = grayings(images.shape, PATCH, EPSILON, device, compiled=not smoke)
-    milliseconds: dict[str, list[float]] = {name: [] for name in arms}  # in this order
+    milliseconds: dict[str, list[float]] = {name: [] for name in arms}  # fixes their order
     for names, steps in (([name for name in arms if name != "svd"], STEPS), (["svd"], 1)):  # one SVD takes seconds
         times = step_times(
             images, model, [arms[name] for name in names], repeats=2 if smoke else ROUNDS, steps=1 if smoke else steps,
@@ -62,7 +63,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
 
 
 def ratios(record: Record, arm: str) -> list[float]:
-    """Round by round: a step with this graying over a plain one."""
+    """Return the time of a step with this graying over that of a plain one, round by round."""
     return [mine / plain for mine, plain in zip(record["ms"][arm], record["ms"]["plain"], strict=True)]
 
 
@@ -103,14 +104,14 @@ def summary(record: Record) -> Iterable[Line]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The ratios, with the paper's of days of training."""
+    """Plot the ratios, with the paper's ratios of days of training."""
     alt, record = altair(), records[0]
     rows = [
         {"arm": title, "ratio": ratio, "paper": record["paper"].get(arm)}
         for arm, title in list(TITLES.items())[1:]
         for ratio in ratios(record, arm)
     ]
-    axis = alt.Axis(minExtent=160)  # room for fonts that are wider than the one it is laid out with
+    axis = alt.Axis(minExtent=160)  # room for fonts wider than the one used for the layout
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("arm:N", sort=list(TITLES.values()), title=None, axis=axis))
     x = alt.X("ratio:Q", title="a step, over a plain one", scale=alt.Scale(type="log", nice=False, padding=14))
     points = base.mark_tick(thickness=2, size=22).encode(x=x)

@@ -4,11 +4,12 @@
     wellcond reproduce asa-table2 --scale lab --data-dir tiny-imagenet=data/tiny      # one GPU, forty minutes
 
 Six arms: softmax and linear attention, (QKᵀ/16)V, each plain, with SVD graying (ε .7) and with DCT graying (ε .95), all
-with mixup and cutmix. The plain softmax arm is asa-fig1c's with both skips. The paper does not say how it trained.
+with mixup and cutmix. The plain softmax arm is that of asa-fig1c with both skips. The paper does not say how it
+trained.
 
-Exploration, which no verdict asks for: softmax's three without mixup and cutmix, one seed each; and all three at one
-rate above the best, three seeds. In the short trainings that chose the rates graying gained 4 and 5 points there, and
-nothing at lower ones: whoever trains all arms at one high rate might see the paper's gain.
+Two explorations, which no verdict depends on: the three softmax arms without mixup and cutmix, one seed each; and all
+three at one rate above the best, three seeds. In the short trainings that chose the rates, graying gained 4 and 5
+points at that rate, and nothing at lower ones: training all arms at one high rate might show the paper's gain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +56,7 @@ PAPER = {
     PLAIN: (43.0, 67.3), "svd-0.7": (44.7, 69.7), "dct-0.95": (44.8, 69.7),
     "linear": (43.0, 62.7), "linear-svd-0.7": (44.3, 68.8), "linear-dct-0.95": (44.2, 68.8),
 }  # fmt: skip
-"""Table 2, top-1 and top-5 in %; 62.7 hardly fits its top-1 and is likely a slip."""
+"""Table 2, top-1 and top-5 in %. The 62.7 hardly fits its top-1 and is probably a misprint."""
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -68,7 +69,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    """With the gains that the paper has and the intervals of ours leave out, which no rule asks for."""
+    """Return the gains, and name those whose interval lies below the paper's gain, although no rule asks for that."""
     (found,) = sets.values()
     gains, below = [], []
     for plain, *others in (KINDS["softmax"], KINDS["linear"]):
@@ -101,7 +102,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def _tuning_gains(found: Comparison, arm: str, plain: str) -> str:
-    """At each rate that both were tried at: a rate that both arms have to share may show a gain that tuning removes."""
+    """Return the gain at each rate that both arms tried: a shared rate may show a gain that tuning removes."""
     mine, theirs = found.rates(arm), found.rates(plain)
     return ", ".join(
         f"{written(mine[lr] - theirs[lr], '+z.1f')} at {lr:g}" for lr in sorted(mine.keys() & theirs.keys())
@@ -109,7 +110,7 @@ def _tuning_gains(found: Comparison, arm: str, plain: str) -> str:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Top-1, then top-5, by attention and graying; diamonds at the paper's values. One arm alone compares nothing."""
+    """Plot top-1 and top-5 by attention and graying; diamonds at the paper's values. Leave out kinds with one arm."""
     alt, (found,) = altair(), sets
     kinds = {kind: arms for kind, arms in KINDS.items() if sum(bool(found.runs(arm)) for arm in arms) > 1}
     layers, charts = accuracies(TITLES, mark="the paper, Table 2", y="%"), []

@@ -3,10 +3,10 @@
     wellcond reproduce asa-table3 --scale smoke                                       # the digits, on a CPU
     wellcond reproduce asa-table3 --scale lab --data-dir tiny-imagenet=data/tiny      # one GPU, forty minutes
 
-The paper's Table 3 is of a ViT-Base on ImageNet-1K; here it is a ViT-Tiny on Tiny-ImageNet, over the same ε. Plain, ε
-.7 of the SVD and ε .95 of the DCT are arms of asa-table2. Three ε that neither Figure 4 nor an end of the range needs
+The paper's Table 3 is about a ViT-Base on ImageNet-1K; here it is a ViT-Tiny on Tiny-ImageNet, with the same ε. Plain,
+SVD with ε .7 and DCT with ε .95 are arms of asa-table2. Three ε that are neither in Figure 4 nor at an end of the range
 have one seed, for exploration. κ is that of the trained model, measured at the end of its run on 64 validation images
-in float64: κ_in at the blocks' inputs, κ_out after attention's add.
+in float64: κ_in at the blocks' inputs, κ_out after the attention's skip is added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ SWEEPS = {
     method: [_arm for epsilon in EPSILONS[method] if (_arm := f"{method}-{epsilon:g}") not in EXPLORED]
     for method in METHODS
 }
-"""What the verdict asks for, the mildest ε first."""
+"""The arms that the verdict needs, the mildest ε first."""
 ENDS = {"in": "κ_in", "out": "κ_out"}
 PAPER = {
     "both": (81.0, 6.72, 6.74),
@@ -59,7 +59,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
-    """Of the trained models; None where it was not seen."""
+    """Return log κ of the trained models of an arm; None if it was not measured."""
     values = [run["kappa"][where][-1] for run in found.runs(arm) if run.get("kappa")]
     return found.interval(values) if values else None
 
@@ -92,7 +92,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """By ε: the gain over plain, κ_in and κ_out; hollow diamonds at the paper's ViT-Base."""
+    """Plot the gain over plain, κ_in and κ_out over ε; hollow diamonds for the paper's ViT-Base."""
     alt, found, rows = altair(), sets[0], []
     panels = {"gain over plain, points": None, "log κ_in": "in", "log κ_out": "out"}
     for number, (panel, where) in enumerate(panels.items()):

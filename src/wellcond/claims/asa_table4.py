@@ -4,9 +4,10 @@
     wellcond reproduce asa-table4 --scale lab --data-dir imagenette=data/imagenette      # one GPU, forty minutes
 
 ViT-S, ViT-B, Swin-S, CaiT-S24 and PVT v2 b3 at 224 pixels, plain and grayed with ε = 0.95, one seed each, both from the
-same start. Judged is log κ at `+sa`, the mean over blocks: its interval is over ten groups of validation images, the
-same for both. A model decides nothing where it is not respectable without graying. Accuracy is not judged, so there is
-no grid: every arm has the rate in the middle of the usual one. The paper's accuracies are out of reach here.
+same start. Log κ at `+sa`, averaged over blocks, is judged by its interval over ten groups of validation images, which
+are the same for both. If a model's plain arm misses the accuracy asked of its set, its part is undecided. Accuracy is
+not judged, so there is no grid: every arm trains at the middle rate of the usual one. The paper's accuracies are out of
+reach here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,7 +82,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """log κ and top-1 of each model, plain and grayed; diamonds for the paper's numbers, where it has some."""
+    """Plot log κ and top-1 of each model, plain and grayed; diamonds for the paper's numbers, where there are some."""
     alt, (found,) = altair(), sets
     rows = []
     for model, title in MODELS.items():
@@ -119,7 +120,7 @@ CLAIM = TrainedArms(
     "images",
     arms=ARMS,
     plain="vit_base",
-    as_a_whole=False,  # each model by itself
+    as_a_whole=False,  # each model is judged by itself
     sets=("imagenette",),
     seeds=1,
     in_rounds=True,

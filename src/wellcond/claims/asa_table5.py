@@ -1,13 +1,13 @@
-"""asa-table5: DCT graying in masked autoencoding: what its encoder is worth, fine-tuned and under a linear head.
+"""asa-table5: what DCT graying adds to masked autoencoding: accuracy after fine-tuning, and of a linear head.
 
     wellcond reproduce asa-table5 --scale smoke                                    # the digits, on a CPU
     wellcond reproduce asa-table5 --scale lab --data-dir tiny-imagenet=data/tiny   # one GPU, half an hour
 
-Pre-training of a ViT-Tiny, once for each seed, plain and with graying of the visible tokens; then two trainings from
-the weights of each, grayed as they were: all of it fine-tuned, and a linear head on frozen features. Each of the three
-takes the 50 epochs of the set, where the paper pre-trains for 400 and fine-tunes for 100. Both pre-trainings have the
-recipe's learning rate, since there is no accuracy to choose it by; the others' come from the grid. The paper has no
-linear head.
+A ViT-Tiny is pre-trained once for each seed, plain and with graying of the visible tokens. Two trainings start from the
+weights of each, with the same graying: one fine-tunes the whole model, the other trains a linear head on frozen
+features. Each of the three takes the set's 50 epochs; the paper pre-trains for 400 and fine-tunes for 100. Both
+pre-trainings use the recipe's learning rate, because there is no accuracy to choose it by; the other trainings take
+theirs from the grid. The paper has no linear head.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ __all__ = ["CLAIM"]
 
 DCT: dict[str, Any] = {"gray": "dct", "epsilon": 0.95}
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
-HEAD_RATES = (1e-3, 3e-3, 1e-2)  # a single layer, on features that stay as they are
+HEAD_RATES = (1e-3, 3e-3, 1e-2)  # for a single layer on frozen features
 KINDS = {"finetune": "fine-tuned", "probe": "a linear head"}
 METRICS = {"top1": "top-1", "top5": "top-5"}
 PAPER = {"finetune": {"top1": 83.0, "top5": 96.4}, "finetune-dct": {"top1": 83.2, "top5": 96.6}}  # ImageNet-1K, ViT-B
 
 
 def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
-    """Of one pre-training."""
+    """Return the two arms that start from one pre-training."""
     suffix = start.removeprefix("mae")
     return {
         f"finetune{suffix}": Arm(
@@ -40,7 +40,7 @@ def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
         ),
         f"probe{suffix}": Arm(
             title=f"a linear head{title}", recipe="mae_base_probe", start=start, grid=HEAD_RATES,
-            settings={**gray, **UNMIXED, "probe_marks": False},  # its blocks do not change
+            settings={**gray, **UNMIXED, "probe_marks": False},  # its blocks are frozen
         ),
     }  # fmt: skip
 
@@ -53,7 +53,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def _gains(found: Comparison, kind: str, metric: str = "top1") -> dict[int, float]:
-    """Seed → points; empty where one side has no runs yet."""
+    """Return the gain of graying by seed, in points; empty if one side has no runs yet."""
     return found.paired(f"{kind}-dct", of=kind, name=metric)
 
 
@@ -81,7 +81,7 @@ def _paper_gain(kind: str, metric: str) -> float | None:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """What graying adds, with its interval; diamonds for the paper's table."""
+    """Plot what graying adds, with its interval; diamonds for the paper's table."""
     alt, (found,) = altair(), sets
     rows = []
     for kind, title in KINDS.items():

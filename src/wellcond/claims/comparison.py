@@ -1,9 +1,9 @@
-"""The arms of a comparison, and what their runs on one set say: what a claim judges and draws.
+"""The arms of a comparison, and the results of their runs on one set, which a claim judges and draws.
 
 SKIPS["no-sa"].settings                         # {"remove_skips": ["sa"]}
 found = Comparison(record, SKIPS, plain="both")         # of evidence/asa-fig1c/lab-cifar10.json
 found.values("no-sa")                           # {0: 61.5, 1: 62.0, 2: 60.9}: seed → top-1, in points
-found.interval(found.drops("no-sa").values())   # what the plain arm has more, paired by seed, with its interval
+found.interval(found.drops("no-sa").values())   # the plain arm's lead, paired by seed, with its interval
 found.log_kappa("both", "sa")                   # for each run, log κ of each block after training
 """
 
@@ -24,21 +24,21 @@ class Arm:
 
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its training, where it differs from the recipe: skips, attention, graying, mixup, an optimiser. A
-    mapping adds to the recipe's. A learning rate (`lr`) among them is fixed: no grid is tried."""
+    """Fields of its training that differ from the recipe: skips, attention, graying, mixup, an optimiser. A mapping is
+    added to the recipe's. If they set a learning rate (`lr`), it is fixed and no grid is tried."""
     recipe: str = ""
-    """Another recipe than the claim's: another model."""
+    """A recipe other than the claim's, that is another model."""
     seeds: int | None = None
-    """Fewer than the claim's, for exploration: such an arm is trained and shown, and no rule or verdict asks for it."""
+    """Fewer than the claim's, for exploration: such an arm is trained and shown, but no rule or verdict needs it."""
     not_on: tuple[str, ...] = ()
-    """Sets that it is not trained on."""
+    """Data sets that it is not trained on."""
     measures: tuple[str, ...] = ()
-    """What is measured of its trained models, in addition to what the claim measures of all."""
+    """Measurements of its trained models, in addition to those that the claim makes of all arms."""
     grid: tuple[float, ...] = ()
-    """Learning rates that are tried at `lab` and `paper` scale, for one that wants others than the claim's other arms:
-    the same on all sides of a comparison."""
+    """Learning rates to try at `lab` and `paper` scale, if not those of the claim's other arms; the same on all sides
+    of a comparison."""
     start: str = ""
-    """The one of the claim's `starts` whose weights it starts from, seed by seed."""
+    """The entry of the claim's `starts` whose weights it starts from, seed by seed."""
 
 
 SKIPS = {
@@ -51,7 +51,7 @@ SKIPS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The arms of one set, as a claim judges and draws them."""
+    """The arms on one data set, as a claim judges and draws them."""
 
     record: Record
     arms: Mapping[str, Arm]
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def confidence(self) -> float:
-        """Of the intervals: higher where seeds were added after a first look."""
+        """The confidence of the intervals: higher if seeds were added after a first look."""
         return self.record.get("confidence", CONFIDENCE)
 
     @property
@@ -87,42 +87,42 @@ class Comparison:
         return self.record["arms"].get(arm, {}).get("runs", [])
 
     def values(self, arm: str, name: str = "top1") -> dict[int, float]:
-        """Seed → points."""
+        """Return a metric of an arm by seed, in points."""
         return {run["seed"]: run[name] for run in self.runs(arm)}
 
     def drops(self, arm: str, name: str = "top1", *, of: str = "") -> dict[int, float]:
-        """Seed → points that the plain arm, or the arm `of`, has more. Minus the gain."""
+        """Return, by seed, how many points an arm loses against the plain arm or the arm `of`: minus the gain."""
         plain = self.values(of or self.plain, name)
         return dict(zip(sorted(plain), differences(plain, self.values(arm, name)), strict=True))
 
     def paired(self, arm: str, of: str = "", name: str = "top1") -> dict[int, float]:
-        """Seed → points that an arm has more than the plain one, or than the arm `of`, by the seeds that both have."""
+        """Return, for seeds that both have, how many points an arm gains over the plain arm or the arm `of`."""
         mine, theirs = self.values(arm, name), self.values(of or self.plain, name)
         return {seed: mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())}
 
     def measurements(self, arm: str, name: str = "log_kappa") -> list[dict[str, Any]]:
-        """What was measured of an arm's models, one for each run that finished."""
+        """Return a measurement of an arm's models, one for each run that finished."""
         return [run[name] for run in self.runs(arm) if run.get(name)]
 
     def log_kappa(self, arm: str, site: str, when: str = "trained") -> list[list[float]]:
-        """For each run that finished, log κ of each block; `when`: trained, or untrained (at its random start)."""
+        """Return log κ of each block, for each run that finished; `when`: trained, or untrained (the random start)."""
         return [run[when][site] for run in self.measurements(arm)]
 
     def rates(self, arm: str) -> dict[float, float]:
-        """Learning rate → top-1 on held-out images, of the trainings that chose it, without those that diverged."""
+        """Return top-1 on held-out images by learning rate, from the trainings on the grid that did not diverge."""
         tried = self.record["arms"].get(arm, {}).get("grid", {}).get("rates", [])
         return {rate["lr"]: rate["top1"] for rate in tried if rate["status"] != "diverged"}
 
     def interval(self, values: Iterable[float]) -> Interval:
-        """With the confidence that the number of looks asks for."""
+        """Return the interval of `values`, with this comparison's confidence."""
         return interval(list(values), confidence=self.confidence)
 
     def mean(self, arm: str, name: str = "top1") -> float:
-        """The mean of a metric over an arm's seeds."""
+        """Return the mean of a metric over an arm's seeds."""
         return self.interval(self.values(arm, name).values()).mean
 
     def reached(self, arm: str) -> str:
-        """In words: what an arm's seeds reached, at which rate, and what that was chosen by."""
+        """Say in words what an arm's seeds reached, at which learning rate, and the scores that chose the rate."""
         one, runs = self.record["arms"][arm], self.runs(arm)
         names = [name for name in ("top1", "top5") if name in runs[0]]
         reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
@@ -135,8 +135,8 @@ class Comparison:
 
 
 def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, list[float]]] | None:
-    """Of the result of a run that finished: log κ by site and block, at its first and its last mark. None where one of
-    the sites was not measured."""
+    """Return log κ by site and block at a run's first and last mark; None if it did not finish, or if one of the sites
+    was not measured."""
     found = run["measured"].get("log_kappa", {})
     if run["status"] != "finished" or not all(found.get(site) for site in sites):
         return None

@@ -1,11 +1,11 @@
-"""Figures of claims, with Altair: drawn where the ledger is made, from the rows of the evidence.
+"""Figures of claims, drawn with Altair from the rows of the evidence when the ledger is written.
 
     chart = titled(bars + marks, "ViT-Tiny without skips", "Means over 3 seeds …")
     write_svg(chart, Path("evidence/asa-fig1c/lab.svg"), made_from=[Path("…/lab-cifar10.json")])
     is_current(Path("evidence/asa-fig1c/lab.svg"), made_from=[…])        # needs no Altair
 
-A machine that trains need not have Altair: nothing here is imported before something is drawn. An SVG ends with a
-digest of the files that it was drawn from, which is how `wellcond ledger --check` tells an old one.
+A machine that trains does not need Altair: it is imported only when something is drawn. An SVG ends with a digest of
+the files that it was drawn from, by which `wellcond ledger --check` recognises an outdated one.
 """
 
 import hashlib
@@ -55,30 +55,30 @@ def by_set(
     title: Callable[[Any], str] = lambda found: found.title,
     **size: int,
 ) -> Any:
-    """One panel for each of `sets` (comparisons), side by side, of the rows whose field `set` is its title."""
+    """Return panels side by side, one for each of `sets` (comparisons), with the rows whose `set` is its title."""
     alt = altair()
     chart = alt.layer(*layers, data=alt.Data(values=rows)).properties(**size)
     return chart.facet(column=alt.Column("set:N", sort=[title(found) for found in sets], title=None))
 
 
 def site_color(sites: Sequence[str] = DEFAULT_SITES) -> Any:
-    """The encoding of a field `site`: every figure gives a site the same colour."""
+    """Return the encoding of a field `site`: a site has the same colour in every figure."""
     alt = altair()
     scale = alt.Scale(domain=list(sites), range=[SITE_COLORS[site] for site in sites])
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 
 def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = "arm") -> Any:
-    """The encoding of a field, of these titles in this order; `among` others they keep their colour."""
+    """Return the colours of a field with these titles, in this order; each keeps the colour it has `among` others."""
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
-    legend = alt.Legend(title=None, symbolOpacity=1)  # also where a first layer is faint
+    legend = alt.Legend(title=None, symbolOpacity=1)  # even if the first layer is faint
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), legend=legend)
 
 
 def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = "top-1, %") -> list[Any]:
-    """Layers of rows with the fields `arm` (one of `names`), `mean`, `low`, `high`, `label`, and `paper` or None: bars
-    from 0, or points on a scale of their own, with intervals and numbers, and diamonds, called `mark`, at `paper`."""
+    """Return layers for rows with fields `arm` (one of `names`), `mean`, `low`, `high`, `label` and `paper` (or None):
+    bars from 0, or points on a scale of their own, with intervals, numbers, and diamonds called `mark` at `paper`."""
     alt = altair()
     scale = alt.Scale(domain=[0, 100]) if bars else alt.Scale(zero=False, padding=16)
     base = alt.Chart().encode(
@@ -95,8 +95,8 @@ def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = 
 
 
 def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", filled: bool = False) -> Any:
-    """Diamonds, called `mark` in the legend, at a chart's rows with a field `paper`, a number of the paper's: on the
-    axis y, or `x`."""
+    """Return diamonds, called `mark` in the legend, for the rows of a chart that have a number of the paper in `field`,
+    on the y axis or, if `x`, on the x axis."""
     alt = altair()
     rows = base.transform_filter(f"isValid(datum['{field}'])").transform_calculate(mark=repr(mark))
     return rows.mark_point(filled=filled, size=85, opacity=1, strokeWidth=1.5).encode(
@@ -107,13 +107,13 @@ def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", 
 
 
 def from_to(counts: Iterable[int]) -> str:
-    """2 to 5, or 3 where all are."""
+    """Return the range of `counts` in words: "2 to 5", or "3" if all are equal."""
     counts = sorted(counts) or [0]
     return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
 
 
 def seeds_in_words(sets: Sequence[Any]) -> str:
-    """For the caption of comparisons: how many seeds, which intervals, which scale."""
+    """Return the number of seeds, the intervals and the scale of comparisons, in words for their caption."""
     seeds = from_to(len(found.runs(arm)) for found in sets for arm in found.trained if found.arms[arm].seeds is None)
     levels = " and ".join(dict.fromkeys(f"{100 * found.confidence:g} %" for found in sets))
     if seeds == "1":
@@ -122,7 +122,7 @@ def seeds_in_words(sets: Sequence[Any]) -> str:
 
 
 def paper_lines() -> list[Any]:
-    """Layers that show the rows with a field `paper`, a number of the paper's: a dotted line with the row's `label`."""
+    """Return layers with a dotted line and a `label` for each row that has a number of the paper, in field `paper`."""
     alt = altair()
     base = alt.Chart().transform_filter("isValid(datum.paper)").encode(y="paper:Q")
     line = base.mark_rule(color=INK, strokeDash=[1, 4], strokeWidth=2)
@@ -131,13 +131,13 @@ def paper_lines() -> list[Any]:
 
 
 def with_interval(found: Interval) -> dict[str, float | None]:
-    """A mean and its interval as fields of a row; no ends where one seed has none."""
+    """Return a mean and its interval as fields of a row; the ends are None for a single seed."""
     ends = (found.low, found.high) if found.count > 1 else (None, None)
     return {"mean": found.mean, "low": ends[0], "high": ends[1]}
 
 
 def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> Path:
-    """The chart as an SVG that names the rows it shows; left alone where it shows them in this very way."""
+    """Write the chart as an SVG with digests of its rows and its form, unless the file has both already."""
     altair()
     mark = f"{_rows_mark(made_from)}, drawn as {_digest(chart.to_dict() | {'$schema': ''})} -->"
     if not _text(path).endswith(mark):
@@ -146,7 +146,7 @@ def write_svg(chart: Any, path: Path, *, made_from: Sequence[Path | Mapping[str,
 
 
 def is_current(path: Path, *, made_from: Sequence[Path | Mapping[str, Any]]) -> bool:
-    """Whether the SVG shows what these files, or rows, say now."""
+    """Whether the SVG was drawn from the present content of these files, or from these rows."""
     return _rows_mark(made_from) in _text(path)
 
 

@@ -1,7 +1,7 @@
 """Five models at 224 pixels, plain and with DCT graying, as asa-table4 and asa-fig5 compare them.
 
-ARMS["vit_base"], ARMS["vit_base-dct"], ARMS["swin_small"], …     # one seed each, both sides from one start
-lowered(found, "vit_base")                                        # by how much graying lowers log κ of `+sa`
+ARMS["vit_base"], ARMS["vit_base-dct"], ARMS["swin_small"], …     # one seed each, both sides from the same start
+lowered(found, "vit_base")                                        # how much graying lowers log κ of `+sa`
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["ARMS", "MODELS", "PAPER_KAPPA", "SETTINGS", "SIDES", "lowered"]
 MODELS = {
     "vit_base": "ViT-B", "vit_small": "ViT-S", "swin_small": "Swin-S", "cait_s24": "CaiT-S24", "pvt_v2_b3": "PVT v2 b3",
 }  # fmt: skip
-"""ViT-B first, for asa-fig5 is about it."""
+"""ViT-B comes first because asa-fig5 is about it."""
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "": ("plain", {}),
     "-dct": ("DCT graying", {"gray": "dct", "epsilon": 0.95}),
@@ -33,15 +33,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "scale_min": 0.35,
         "lr": GRID["lab"][1],
         "probe_samples": 16,
-        "save_every": 100_000,  # once, at the end: a state is a gigabyte, and a run takes two minutes
+        "save_every": 100_000,  # only at the end: a checkpoint is a gigabyte, and a run takes two minutes
     },
 }
-"""The models as their names have them, for 224 pixels, and at `smoke` scale as their recipes have them."""
-PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # the mean of log κ_out
+"""At `lab` scale the models in their usual form for 224 pixels, at `smoke` scale as in their recipes."""
+PAPER_KAPPA = {"vit_base": TABLE3["both"][2], "vit_base-dct": TABLE3["dct-0.95"][2]}  # mean log κ_out
 
 
 def lowered(found: Comparison, model: str) -> list[list[float]]:
-    """For each group of images, block by block: by how much graying lowers log κ of `+sa`. Empty without the runs."""
+    """Return how much graying lowers log κ of `+sa`, by group of images and block; empty if there are no runs."""
     sides = [found.measurements(f"{model}{side}", "log_kappa_groups") for side in SIDES]
     if not all(sides):
         return []

@@ -1,11 +1,11 @@
-"""Token Graying as several claims compare it: one arm for each method and ε, and κ before and after attention.
+"""Token Graying for several claims: one arm for each method and ε, and κ before and after attention.
 
     GRAYED["svd-0.7"], GRAYED["dct-0.95"], GRAYED[PLAIN]        # claims that share an arm share its runs
     kappa_of(result)            # {"epochs": [0.0, 2.5, …], "in": [5.7, …], "out": [5.6, …]}: log κ at a run's marks
     least_falls(found, ["both", "svd-0.9", "svd-0.7"], "out")   # at each mark, for each seed
 
-A block's input is what the block before gives out (`+mlp`), of the first block what it reads (`embed`); its attention's
-output counts after the add (`+sa`). Both are averaged over the blocks: κ_in and κ_out of the paper's Table 3.
+A block's input is the output of the block before (`+mlp`) or, for the first block, the embedding (`embed`). Attention's
+output is taken after the skip is added (`+sa`). Averaged over blocks, these are κ_in and κ_out of the paper's Table 3.
 """
 
 import math
@@ -24,12 +24,12 @@ __all__ = ["EPSILONS", "GRAYED", "METHODS", "PLAIN", "QUICK_GRID", "WATCHED", "g
 PLAIN = "both"  # the arm of asa-fig1c with both skips
 METHODS = {"svd": "SVD", "dct": "DCT"}
 EPSILONS = {"svd": (0.9, 0.8, 0.7, 0.6, 0.5), "dct": (0.97, 0.95, 0.93, 0.9, 0.85)}
-"""Of Table 3, the mildest first."""
+"""The ε of Table 3, the mildest first."""
 QUICK_GRID: dict[str, tuple[float, ...]] = {**GRID, "smoke": (3e-3,)}
 WATCHED: dict[str, dict[str, Any]] = {
     "smoke": {"probe_marks": True, "probe_sites": ["embed", *BLOCK_SITES], "probe_samples": 8}
 }
-"""What every lab training records: κ while it trains."""
+"""Settings that make smoke trainings record κ while they train, as every lab training does."""
 
 
 def grayed(method: str, epsilon: float, *, title: str = "", seeds: int | None = None, **settings: Any) -> Arm:
@@ -44,7 +44,7 @@ GRAYED = {
 
 
 def kappa_of(run: Result) -> dict[str, list[float]] | None:
-    """Of a run that finished: log κ at blocks' inputs and after attention, at each mark. None where it was not seen."""
+    """Return log κ at blocks' inputs and after attention, at each mark of a finished run; None if not measured."""
     steps, sites = run["measured"]["steps"], run["measured"].get("log_kappa", {})
     embeds, attended, outputs = sites.get("embed"), sites.get("+sa"), sites.get("+mlp")
     if run["status"] != "finished" or not (embeds and attended and outputs):
@@ -58,7 +58,9 @@ def kappa_of(run: Result) -> dict[str, list[float]] | None:
 
 
 def least_falls(found: Comparison, arms: Sequence[str], where: str) -> list[list[float]]:
-    """At each mark, for each seed that all arms have: how much log κ falls from an arm to the next, where least."""
+    """Return the smallest fall of log κ from one arm to the next, at each mark and for each seed that all arms have.
+
+    Seeds with a value that is not finite are left out."""
     curves: list[Mapping[int, Sequence[float]]] = [
         {run["seed"]: run["kappa"][where] for run in found.runs(arm) if run.get("kappa")} for arm in arms
     ]

@@ -1,11 +1,11 @@
-"""The trainings on ImageNet-1K behind Tables 1, 3, 4 and 5: how each is launched, what it builds, what it takes.
+"""The trainings on ImageNet-1K behind Tables 1, 3, 4 and 5 and Figure 5: how to launch each, and what it takes.
 
     for line in plan("asa-table4", options): print(line)      # `wellcond reproduce asa-table4 --scale paper`
 
-Nothing is trained here. Every training is rehearsed (train/dry_run.py) with a few pictures in ImageNet's place: its
-loader, model, surgery, optimiser and schedule are built. GPU hours come from speeds that were measured: of the same
-model in benchmarks/, or where evidence/runs has it at 224 pixels; otherwise of ViT-B's or Swin-S's step in the former,
-by the number of operations.
+Nothing is trained here. Every training is rehearsed (train/dry_run.py) with a few pictures in place of ImageNet: its
+loader, model, surgery, optimiser and schedule are built. GPU hours come from measured speeds: of the same model in
+benchmarks/ or, failing that, in its runs at 224 pixels in evidence/runs; otherwise of a step of ViT-B or Swin-S in
+benchmarks/, scaled by the number of operations.
 """
 
 import os
@@ -35,12 +35,12 @@ BENCHMARK = "graying-h200.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One training."""
+    """One training on ImageNet-1K."""
 
     recipe: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     after: "Launch | None" = None
-    """The one whose weights it starts from."""
+    """The training whose weights it starts from."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Launch:
 
     @property
     def config(self) -> Config:
-        weights = {"checkpoint": os.devnull} if self.after else {}  # they are not there yet
+        weights = {"checkpoint": os.devnull} if self.after else {}  # a placeholder: the weights do not exist yet
         return recipe(self.recipe, scale="paper", **self.settings, **weights)
 
     def command(self) -> str:
@@ -89,11 +89,11 @@ TABLES: dict[str, tuple[Launch, ...]] = {
     "asa-table5": tuple(one for start in _both("mae_base") for one in _finetuned(start)),
     "asa-fig5": _both("vit_base"),
 }
-"""By claim; a training of the same name is the same training."""
+"""The trainings of each claim; trainings with the same name are the same."""
 
 
 def plan(id_: str, options: Options) -> list[str]:
-    """What a table would take, line by line; nothing for a claim that has no trainings on ImageNet."""
+    """Return what a claim would take, line by line; empty for a claim that has no trainings on ImageNet."""
     if id_ not in TABLES:
         return []
     lines, total = [f"{id_} at paper scale: {len(TABLES[id_])} trainings on ImageNet-1K, for each seed:"], 0.0
@@ -112,14 +112,15 @@ def plan(id_: str, options: Options) -> list[str]:
 
 
 def gpu_hours(name: str, images_per_second: float) -> float:
-    """Of a recipe's training at the paper's scale; 0 where no speed is known."""
+    """Return the GPU hours of a recipe's training at the paper's scale; 0 if no speed is known."""
     epochs = recipe(name, scale="paper").epochs
     return epochs * IMAGES / images_per_second / 3600 if images_per_second else 0.0
 
 
 def _speed(launch: Launch, options: Options) -> tuple[float, str]:
-    """Images per second of one GPU, and where that is from; 0 where nothing was measured. A benchmark had the GPU for
-    itself; a training may have shared it, and is asked where the model is not among those that were timed."""
+    """Return images per second on one GPU, and the source; 0 if nothing was measured.
+
+    Benchmarks had the GPU to themselves. Trainings may have shared it: they are used only for models not timed."""
     timed, how, own = _timed(launch, options)
     runs = (options.evidence / "runs" / "lab" / "imagenette" / launch.recipe).glob("*/seed-*/result.json")
     speeds = [read_json(path)["images_per_second"] or 0.0 for path in runs]
@@ -129,12 +130,12 @@ def _speed(launch: Launch, options: Options) -> tuple[float, str]:
 
 
 def _timed(launch: Launch, options: Options) -> tuple[float, str, bool]:
-    """By the benchmark: images per second, where that is from, and whether this very model was timed."""
+    """Return images per second by the benchmark, the source, and whether this very model was timed."""
     benchmark = options.evidence.absolute().parent / "benchmarks" / BENCHMARK
     if not benchmark.exists():
         return 0.0, "", False
     record = read_json(benchmark)
-    like = "vit_base" if launch.config.model.startswith("vit") else "swin_small"  # which are timed
+    like = "vit_base" if launch.config.model.startswith("vit") else "swin_small"  # the two that are timed
     steps = {(row["model"], row["path"]): row["ms"] for row in record["rows"] if row["kind"] == "step"}
     ms = steps[recipe(like, scale="paper").model, launch.gray or "plain"]
     share = _rehearsed(launch.recipe, "").operations / _rehearsed(like, "").operations
@@ -150,7 +151,7 @@ def _rehearsed(name: str, gray: str) -> DryRun:
 
 @contextmanager
 def _pictures() -> Iterator[DataSet]:
-    """A few in files, streamed as ImageNet's are, and with as many classes."""
+    """Provide a few pictures in files, streamed like ImageNet's, as a data set with as many classes."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:

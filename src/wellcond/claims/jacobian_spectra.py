@@ -1,14 +1,14 @@
-"""asa-fig7 and asa-fig8 differ in the graying alone; here is what they share: the spectra of an attention's Jacobian.
+"""What asa-fig7 and asa-fig8 share, which differ only in the graying: the spectra of an attention's Jacobian.
 
     CLAIM = spectra_claim("asa-fig7", "svd", epsilons=(1.0, 0.9, 0.7, 0.5))
 
-The attention of the first block at its random start, the same weights and the same image for every ε: what changes is
-the graying. All singular values at 64 tokens, 32 wide (Tiny-ImageNet); at 197 tokens, in ViT-Tiny's own width
-(Imagenette), the largest, and the distribution of the others by a random probe. Judged is whether each step down in ε
-makes it better: log κ where all are known; by a probe, which cannot tell small values apart and so has no κ, how far
-the upper decile is below the largest value. That one was chosen after looking at one image and start, where the upper
-hundredth rose, and at the digits, where the root mean square hardly moved. So all of them are told, and the weights of
-the verdict are others.
+Each spectrum is that of the first block's attention at its random start. Weights and image are the same for every ε, so
+only the graying changes. At 64 tokens, 32 wide (Tiny-ImageNet), all singular values are computed; at 197 tokens, in
+ViT-Tiny's own width (Imagenette), the largest, and the distribution of the others by a random probe. The claim asks
+whether each step down in ε improves the conditioning. With all values known, log κ decides. A probe cannot tell small
+values apart and so gives no κ; it is judged by how far the upper decile lies below the largest value. This measure was
+chosen after looking at one image and start, where the upper hundredth rose, and at the digits, where the root mean
+square hardly moved. Therefore all of them are reported, and the verdict uses other weights.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +33,8 @@ __all__ = ["exact_row", "probed_row", "spectra_claim"]
 EXACT_SEEDS = 5
 EXACT_UP_TO = 64  # tokens
 POINTS = 33  # of a curve
-PROBES, STEPS = 1, {"skip": 64, "bare": 384, "params": 640}  # with as many the upper decile no longer moved
-FIRST_SEED = 100  # of the weights
+PROBES, STEPS = 1, {"skip": 64, "bare": 384, "params": 640}  # enough steps that the upper decile no longer moved
+FIRST_SEED = 100  # the first seed of the weights
 MEASURES = {
     "log κ": "log κ",
     "median": "ln σmax/σ at the median",
@@ -78,14 +78,14 @@ def measure(method: str, epsilons: Sequence[float], options: Options, data: Give
 
 
 def made_earlier(known: Record, seeds: int) -> list[dict[str, Any]]:
-    """Where the rows of the first seeds are from, if not from the command that wrote the record."""
+    """Return where the rows of the first seeds come from: an earlier command than the one that writes the record."""
     environment = known["environment"]
     made = {name: environment[name] for name in ("command", "device", "commit", "date")}
     return [*known.get("earlier", []), {"seeds": seeds, **made}]
 
 
 def exact_row(half: Half, kind: str) -> dict[str, Any]:
-    """log κ, how far some quantiles and the root mean square are below the largest value, and a curve: logarithms."""
+    """Return log κ, how far some quantiles and the root mean square lie below the largest value (ln), and a curve."""
     found = half.spectrum(kind)
     assert found.values is not None
     values = found.values.flatten()
@@ -102,7 +102,7 @@ def exact_row(half: Half, kind: str) -> dict[str, Any]:
 
 
 def probed_row(half: Half, kind: str, steps: Mapping[str, int] = STEPS) -> dict[str, Any]:
-    """The same but for κ and the median: of the smallest value only an upper bound is known."""
+    """Return the same as `exact_row` except κ and the median: for the smallest value only an upper bound is known."""
     found = half.spectrum(kind, method="density", probes=PROBES, steps=steps[kind])
     assert found.density is not None
     values = found.density.quantile(torch.linspace(1, 0, POINTS)).flatten().clamp_min(1e-300)
@@ -130,7 +130,7 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 
 
 def falls(asked: str, record: Record, kind: str, name: str) -> Part:
-    """Each step down in ε lowers it, in % of what it is without graying. Told is the step that is worst for that."""
+    """Judge whether each step down in ε lowers a measure, in % of its value without graying; return the worst step."""
     values = {epsilon: [row[name] for row in rows] for epsilon, rows in record["rows"][kind].items()}
     plain = next(iter(values.values()))
     parts = []
@@ -173,7 +173,7 @@ def summary(record: Record) -> Iterable[str]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The spectra, a line for each ε, as in the paper, which has no numbers."""
+    """Plot the spectra, a line for each ε, as in the paper, which has no numbers."""
     alt, rows = altair(), []
     for record in records:
         for kind, title in KINDS.items():
@@ -210,7 +210,7 @@ def spectra_claim(id_: str, method: str, epsilons: Sequence[float]) -> MeasuredO
         holds_if="monotone in ε",
         sets=("tiny-imagenet", "imagenette"),
         seconds=150.0,
-        second_look=lambda record: not record["exact"],  # which has more seeds from the start
+        second_look=lambda record: not record["exact"],  # exact records have more seeds from the start
         paper_scale="the paper does not say of which model, tokens and images its spectra are; one attention of a "
         "ViT-Tiny is the lab scale",
         measure=partial(measure, method, epsilons),

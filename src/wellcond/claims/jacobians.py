@@ -1,15 +1,16 @@
-"""Jacobians of a ViT's attention and MLP, one by one, as four claims look at them.
+"""Jacobians of a ViT's attentions and MLPs, one by one, which four claims measure.
 
     for half in halves(model, images):               # of one image, block by block: attention, MLP, attention, …
         half.site, half.spectrum("skip").log_kappa   # "sa", tensor([0.13])
         half.log_kappa(), half.log_kappa(skip=True)  # of its output: at `sa`, and at `+sa`
 
-`skip`      x ↦ x + f(norm(x)) by x, its tokens
-`bare`      f by what it reads, the normed tokens: a norm's own Jacobian is singular (it takes the mean away), so that
-            without the skip that of f(norm(x)) is, whatever f does
-`params`    f by its own parameters, which a skip does not change: the root of the empirical NTK
+`skip`      x ↦ x + f(norm(x)), with respect to the tokens x
+`bare`      f with respect to its input, the normed tokens: a norm's own Jacobian is singular (it removes the mean), so
+            without the skip the Jacobian of f(norm(x)) is singular too, whatever f does
+`params`    f with respect to its own parameters, which a skip does not change: the square root of the empirical NTK
 
-In float64. `exact` ones are found on the CPU, whose LAPACK is faster at a few thousand than a GPU's library.
+Everything is in float64. `exact` spectra are computed on the CPU, whose LAPACK is faster than a GPU's library for a few
+thousand rows.
 """
 
 from contextlib import ExitStack
@@ -33,23 +34,25 @@ KINDS = {
 }
 SHORT = {"skip": "with its skip", "bare": "without it", "params": "by its parameters"}
 MAX_ENTRIES = 2**28
-SPREAD, STRIDE = 64, 23  # images, and from one seed's to the next
+SPREAD, STRIDE = 64, 23  # how many images, and the step from one seed's image to the next
 HALVES = {"sa": ("norm1", "attn"), "mlp": ("norm2", "mlp")}  # in timm's ViT
 
 
 def small_vit(width: int, heads: int, **settings: Any) -> dict[str, Any]:
-    """timm's settings of a narrow ViT without a class token: n tokens are n."""
+    """Return timm's settings of a narrow ViT without a class token, so that n patches are n tokens."""
     return {"embed_dim": width, "num_heads": heads, "class_token": False, "global_pool": "avg", **settings}
 
 
 def image_for(options: Options, data: GivenData, seed: int) -> Tensor:
-    """(1, channels, size, size) in float64: of each seed another image of the set, of another class."""
+    """Return an image of the set, (1, channels, size, size) in float64, another one for each seed.
+
+    In a set that is sorted by class, its class differs from that of the seed before."""
     images = images_of(options, data, SPREAD)
     return images[[STRIDE * seed % len(images)]].double()
 
 
 class Half(nn.Module):
-    """Attention or MLP of a block, with its norm and its skip, at the tokens that it read."""
+    """The attention or MLP of a block, with its norm and its skip, at the tokens that it read."""
 
     def __init__(self, site: str, block: nn.Module, tokens: Tensor):
         super().__init__()
@@ -78,7 +81,9 @@ class Half(nn.Module):
 
 @torch.no_grad()
 def halves(model: nn.Module, image: Tensor) -> list[Half]:
-    """Of a timm ViT in the dtype of its `image` (1, c, h, w), in order of execution; LayerScale is not looked at."""
+    """Return the halves of a timm ViT, in order of execution, for an image (1, c, h, w) in the model's dtype.
+
+    LayerScale is ignored."""
     found: list[Half] = []
     with ExitStack() as hooks:
         for block in model.get_submodule("blocks").children():

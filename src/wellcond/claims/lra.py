@@ -1,17 +1,18 @@
-"""The Long Range Arena as Skyformer's claims compare it: its arms, its tasks, and what all of these claims share.
+"""The Long Range Arena for Skyformer's claims: the arms, the tasks, and what all of these claims share.
 
     CLAIM = ArenaArms(id="sky-lra", claim=…, across=judge, figure=figure, …)
     reproduce(["sky-lra", "sky-fig1", "sky-fig2", "sky-approx"], …)      # one set of runs for all four
 
-Published rates and 50,000 steps, no grid. The fixed settings for every arm: all tokens within a sequence's length
-count, black pixels too, and Skyformer's landmarks are among them. One arm more, of one seed and on the published tasks,
-has Skyformer as its authors run it, with their rule that no state of the first fifth is kept. Three more, of one seed,
-are exploration: on Pathfinder softmax with their masks, which hide the background, and softmax in their precision,
-which has three bits more than bfloat16, added when softmax had been at chance there; and on Text and ListOps softmax
-with the embedded sequence grayed, for whether the cure of the other paper helps here. The state that was best on the
-development part is tested, once, at the end of its run; Image is looked at every 500 steps as the others are, not every
-50. Text has no development part: a tenth of its training part is held out. Retrieval's texts may not be passed on; in
-its place, and apart in every verdict on accuracy, are pairs of film reviews: are they of one opinion?
+Published learning rates and 50,000 steps, without a grid. Settings are fixed for every arm: all tokens within a
+sequence's length count, including black pixels, and Skyformer's landmarks are among them. One more arm, with one seed
+and on the published tasks, is Skyformer as its authors run it, with their rule that no state from the first fifth is
+kept. Three more, with one seed, are exploration: on Pathfinder, softmax with the authors' masks, which hide the
+background, and softmax in their precision (float16, which has three more bits than bfloat16), added when softmax had
+been at chance there; on Text and ListOps, softmax with the embedded sequence grayed, to see whether the cure of the
+other paper helps here. The state that is best on the development part is tested once, at the end of its run; Image is
+validated every 500 steps like the other published tasks, not every 50. Text has no development part: a tenth of its
+training part is held out. Retrieval's texts may not be redistributed; its stand-in, which verdicts on accuracy leave
+out, asks whether two film reviews share an opinion.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ ARMS = {
             "keep_best_after": 0.2,
         },
         seeds=1,
-        not_on=(STAND_IN,),  # of which nothing was published
+        not_on=(STAND_IN,),  # nothing was published about it
     ),
     "softmax-masked": Arm(
         title="softmax, black is padding", settings={"data_kwargs": {"mask": "published"}}, seeds=1,
@@ -73,7 +74,7 @@ ARMS = {
         not_on=(STAND_IN, PATHFINDER, "lra_image"),
     ),
 }  # fmt: skip
-"""Landmarks are 128 wherever there are some."""
+"""Every attention that has landmarks has 128."""
 LEARNT = 2.0  # points above chance
 SMOKE = {"steps": 2, "eval_steps": 1, "save_every": 1, "log_every": 1, "batch_size": 8, "warmup_steps": 1}
 
@@ -91,14 +92,14 @@ class ArenaArms(TrainedArms):
     in_rounds: bool = True
 
     def _record(self, options: Options, data: GivenData, runs: Runs, **asked: Any) -> dict[str, Any]:
-        """With what a step takes of each arm alone on the GPU, by sky-time: several runs may share it."""
+        """Add sky-time's step time of each arm, measured alone on the GPU: several runs may share it."""
         record = super()._record(options, data, runs, **asked)
         return record | {
             "ms alone": {arm: ms for arm, ms in _alone(options, data.set.name).items() if arm in self.arms}
         }
 
     def plan_paper(self, options: Options) -> list[str]:
-        """The paper's scale is that of the lab, but for Retrieval: the time is the one of sky-time's steps."""
+        """Return what the paper's scale takes. It is the lab scale except for Retrieval; times are from sky-time."""
         trainings = {(set_, arm): n for set_ in self.sets for arm, n in self.trainings(options.seeds, set_).items()}
         number = sum(trainings.values())
         lines = [
@@ -116,32 +117,32 @@ class ArenaArms(TrainedArms):
         return [*lines, f"Nothing was run: wellcond reproduce {self.id} --scale lab does."]
 
     def _hours(self, options: Options, name: str, arm: str) -> float:
-        """Of one training; 0 where it is not known."""
+        """Return the hours of one training; 0 if they are not known."""
         config = recipe(TASK_SETS[name].recipe, scale="lab")
         steps = TASK_SETS[name].samples(config) / config.batch_size
         return steps * _alone(replace(options, scale="lab"), name).get(arm, 0.0) / 3.6e6
 
 
 def _alone(options: Options, name: str) -> dict[str, float]:
-    """What a step of each arm takes alone on the GPU, in ms, by sky-time: runs may share it."""
+    """Return ms per step of each arm alone on the GPU, as measured by sky-time; empty if it has not been run."""
     path = options.evidence / "sky-time" / f"{options.scale}-{name}.json"
     return {arm: median(times) for arm, times in read_json(path)["time"].items()} if path.exists() else {}
 
 
 def column(found: Comparison) -> str:
-    """The title of its column in the paper's tables."""
+    """Return a task's title, with the name of the task that it stands in for, if any."""
     set_ = found.set
     assert isinstance(set_, TaskSet)
     return f"{set_.title}, for {set_.stands_for}" if set_.stands_for else set_.title
 
 
 def chance(found: Comparison) -> float:
-    """What guessing has, in %."""
+    """Return the accuracy of guessing, in %."""
     return 100 / found.set.classes
 
 
 def at_chance(found: Comparison, arm: str = "softmax") -> bool:
-    """Whether the trained models of an arm do no better than guessing: what they compute says nothing of the task."""
+    """Whether an arm's trained models do no better than guessing: what they compute says nothing about the task."""
     return bool(found.runs(arm)) and found.mean(arm) < chance(found) + LEARNT
 
 
@@ -150,10 +151,10 @@ def titles(arms: Sequence[str] = MAIN) -> list[str]:
 
 
 def attention_color(arms: Sequence[str] = MAIN) -> Any:
-    """The encoding of a field `arm`: every figure gives an attention the same colour."""
+    """Return the encoding of a field `arm`: an attention has the same colour in every figure."""
     return arm_color(titles(arms), among=titles(tuple(ARMS)))
 
 
 def shown(sets: Iterable[Comparison], arms: Sequence[str] = MAIN) -> Iterable[tuple[Comparison, str]]:
-    """Every task and arm that has runs."""
+    """Return every pair of a task and an arm that has runs on it."""
     return ((found, arm) for found in sets for arm in arms if found.runs(arm))

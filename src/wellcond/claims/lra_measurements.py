@@ -1,11 +1,11 @@
 """What is measured of the Long Range Arena's trained models before their runs end, under these names:
 
-test_accuracy          the test set, looked at once: of the state that was best in development, and of the last
+test_accuracy          on the test set, looked at once: of the state that was best in development, and of the last state
 attention_spectrum     singular values of the last layer's attention output, on one batch of the test set (Figure 2)
 approximations         five approximations of softmax on the queries, keys and values of trained and fresh weights
 
-And, of steps that sky-time takes by themselves: `training_memory`, and `published_steps`, time and memory as the
-paper's code takes them.
+And for the separate steps that sky-time runs: `training_memory`, and `published_steps`, which measures time and memory
+of steps as the paper's code computes them.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ __all__ = [
 
 SIZES, BUDGETS = (512, 1024, 2048, 4096), (16, 32, 64, 128, 256)  # tokens and landmarks of the paper's Figure 1
 SEQUENCES, DRAWS = 2, 3
-TOGETHER = 4  # sequences whose weights of attention, n × n, are in memory in float64
+TOGETHER = 4  # sequences whose n × n attention weights are in memory in float64 at once
 WARM_UP, TIMED = 3, 10  # steps
 
 
@@ -57,7 +57,7 @@ class _Opened(NamedTuple):
 
 
 def open_task(config: Config, folder: Path) -> DataSet:
-    """The data of a run, as its training opened it."""
+    """Return the data of a run, opened as its training did."""
     cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
     return open_data(config.data, cache_dir=cache, holdout=config.holdout, seed=config.seed, options=config.data_kwargs)
 
@@ -75,7 +75,7 @@ def _with_model(config: Config, data: DataSet, device: str | None) -> _Opened:
 
 
 def _load(opened: _Opened, folder: Path, which: str) -> int:
-    """The weights of the `best` state of a run, or of the `last`; how many steps they had. ValueError without any."""
+    """Load the weights of the `best` or the `last` state of a run and return its step. ValueError if there is none."""
     best = folder / "checkpoints" / "best"
     state = read(best) if which == "best" and best.exists() else latest(folder / "checkpoints")
     if state is None:
@@ -86,7 +86,7 @@ def _load(opened: _Opened, folder: Path, which: str) -> int:
 
 @register_measurement("test_accuracy")
 def measure_accuracy(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """{"best": {"loss": …, "top1": …, "step": …}, "last": …}, in the precision of the training."""
+    """Return {"best": {"loss": …, "top1": …, "step": …}, "last": …, "samples": …}, in the training's precision."""
     opened = _open(config, folder, device)
     here = Processes(rank=0, world=1, device=opened.device)
     whole = config.changed({"eval_batches": 0})
@@ -99,8 +99,8 @@ def measure_accuracy(config: Config, folder: Path, device: str | None = None) ->
 
 
 def training_memory(config: Config, data: DataSet, device: str | None = None) -> float | None:
-    """MiB at the peak of some steps with the run's own batch and precision, not compiled, beyond data and model; None
-    on a CPU."""
+    """Return the peak MiB of some steps with the run's own batch and precision, not compiled, beyond data and model;
+    None on a CPU."""
     opened = _with_model(config, data, device)
     return _time_steps(opened, config)["memory_mib"] if opened.device.type == "cuda" else None
 
@@ -110,7 +110,7 @@ def training_memory(config: Config, data: DataSet, device: str | None = None) ->
 
 @register_measurement("attention_spectrum")
 def attention_spectrum(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """The mean over one batch of each singular value of the attention's output, largest first; padding left out."""
+    """Return each singular value of attention's output, averaged over one batch, largest first; padding left out."""
     opened = _open(config, folder, device)
     _load(opened, folder, "best")
     part = opened.data.test or opened.data.val
@@ -123,19 +123,19 @@ def attention_spectrum(config: Config, folder: Path, device: str | None = None) 
 
 @torch.no_grad()
 def spectrum(model: SequenceClassifier, inputs: Sequence[Tensor | None]) -> Tensor:
-    """(sequences, d) singular values of the last layer's attention output; the small ones need a model in float64."""
+    """Return singular values of the last attention's output, (sequences, d). Small ones need a model in float64."""
     with _seen(model.blocks[-1].get_submodule("attn")) as outputs:
         model(*inputs)
     masks = [mask for mask in inputs[1::2] if mask is not None]
     output = outputs[0].double()
     if masks:
         output = output * torch.stack(masks, 1).flatten(0, 1)[..., None]
-    return torch.linalg.svdvals(torch.linalg.qr(output, mode="r").R)  # to the smallest, as a Gram matrix is not
+    return torch.linalg.svdvals(torch.linalg.qr(output, mode="r").R)  # small ones too, unlike a Gram matrix
 
 
 @contextlib.contextmanager
 def _seen(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What a module gives out, call by call."""
+    """Collect the outputs of a module in a list, call by call."""
     found: list[Tensor] = []
 
     def note(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -154,10 +154,10 @@ def _seen(module: nn.Module) -> Iterator[list[Tensor]]:
 @register_measurement("approximations")
 @torch.no_grad()
 def approximations(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """{"trained": {"1024": {"norm": ‖exact‖, "skyformer": [by budget], …}}, "initial": …, "budgets": […]}.
+    """Return {"trained": {"1024": {"norm": ‖exact‖, "skyformer": [by budget], …}}, "initial": …, "budgets": […]}.
 
-    Medians over layers, heads, sequences and draws; a draw without a value counts as infinitely far. The sequences are
-    tokens of the test set, one sample after the other, without padding. On a CPU it is one draw and one length.
+    Errors are medians over layers, heads, sequences and draws; a draw without a value counts as infinite. The sequences
+    are tokens of the test set, one sample after the other, without padding. On a CPU, only one draw and one length.
     """
     opened = _open(config, folder, device)
     length = opened.model.embedding.positions.shape[0]
@@ -174,11 +174,11 @@ def approximations(config: Config, folder: Path, device: str | None = None) -> d
 
 
 def _full_sequences(opened: _Opened, length: int) -> Tensor:
-    """(sequences, length): without padding."""
+    """Return sequences without padding, (sequences, length), joined from samples of the test set."""
     part, tokens = opened.data.test or opened.data.val, []
     for row in torch.randperm(len(part), generator=torch.Generator().manual_seed(0)):
         inputs = part.inputs(row[None])
-        masks = inputs[1::2] or (None,)  # of sequences without padding there are none
+        masks = inputs[1::2] or (None,)  # sequences without padding have no masks
         for some, mask in zip(inputs[::2], masks, strict=True):
             tokens.append(some.flatten() if mask is None else some[mask])
         if sum(map(len, tokens)) >= SEQUENCES * length:
@@ -208,7 +208,7 @@ def _softmax_of(block: nn.Module) -> SequenceAttention:
 
 
 def _median(errors: Tensor) -> float | None:
-    """None where half of them have no value."""
+    """Return the median error; None if half of them have no value."""
     value = float(errors.nan_to_num(nan=math.inf, posinf=math.inf).flatten().median())
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
@@ -217,10 +217,10 @@ def _median(errors: Tensor) -> float | None:
 
 
 def published_steps(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """By attention: ms and peak memory of a training step in the published order of operations, without a graph.
+    """Return ms and peak memory of a training step in the published order of operations, without CUDA graphs.
 
-    Softmax with all weights in memory, checkpointed: computed again in the backward pass. Skyformer as its authors run
-    it. Projections in the training's precision, attention in float32.
+    Of softmax, with all weights in memory and checkpointed (computed again in the backward pass), and of Skyformer as
+    its authors run it. Projections are in the training's precision, attention in float32.
     """
     found = {}
     config = config.changed({"data_kwargs": {**config.data_kwargs, "mask": "published"}})
@@ -253,7 +253,7 @@ def _time_steps(opened: _Opened, config: Config) -> dict[str, float | None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     batches = train_batches(opened.data.train, batch_size=config.batch_size, seed=0, device=device).epoch(0)
     batch = next(iter(batches))
-    if cuda:  # cuBLAS takes memory with the first product of a process, and keeps it
+    if cuda:  # cuBLAS allocates memory at a process's first product, and keeps it
         torch.mm(*(torch.ones(16, 16, device=device) for _ in range(2)))
     before = torch.cuda.memory_allocated(device) if cuda else 0  # the data and the model
     warm, timed = (WARM_UP, TIMED) if cuda else (0, 1)

@@ -1,20 +1,20 @@
-"""What is measured of a trained model before its run ends: measurements by name, for claims to ask for.
+"""Measurements of a trained model before its run ends, by name, so that claims can ask for them.
 
     MEASUREMENTS["log_kappa"](config, Path("runs/a"), "cuda")       # what `Planned(measure=("log_kappa",))` does
 
     @register_measurement("mine")
     def mine(config: Config, folder: Path, device: str | None) -> dict[str, Any]: …
 
-Here is log κ by block and site, at the random start and after training:
+This module measures log κ by block and site, at the random start and after training:
 
     found = measure_ends(config, Path("runs/a"))         # the run must be finished
     found["trained"]["sa"], found["untrained"]["sa"]     # one number per block: the mean of log κ over the images
     found["largest distance from float64"]               # of the trained model, on the first images
 
-In a pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for all runs.
-The random start is rebuilt from the seed, so it is the one that was trained.
+It uses a forward pass of its own in float32, without autocast and TF32, over every tenth validation image, the same for
+all runs. The random start is rebuilt from the seed, so it is the one that was trained.
 
-`images_of(options, data, 64)` are images for claims that measure something without a training.
+`images_of(options, data, 64)` returns images for claims that measure something without training.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,18 +48,18 @@ __all__ = [
     "some_images",
 ]
 
-EVERY = 10  # one validation image of so many: 10 % of them
+EVERY = 10  # every tenth validation image: 10 % of them
 BATCH = 125
-CHECKED = 32  # images whose κ is computed in float64, too
-GROUPS = 10  # of images, for an interval where there is one seed
+CHECKED = 32  # images whose κ is also computed in float64
+GROUPS = 10  # groups of images, for an interval with a single seed
 
 Measurement = Callable[[Config, Path, str | None], Any]
-"""(configuration, run folder, device) → what JSON can hold."""
+"""(configuration, run folder, device) → anything that JSON can hold."""
 MEASUREMENTS: dict[str, Measurement] = {}
 
 
 def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
-    """Let claims ask for a measurement of trained models by `name`. ValueError for a name that is taken."""
+    """Register a measurement of trained models, so that claims can ask for it by `name`. ValueError if it is taken."""
 
     def register(function: Measurement) -> Measurement:
         if MEASUREMENTS.setdefault(name, function) is not function:
@@ -71,7 +71,7 @@ def register_measurement(name: str) -> Callable[[Measurement], Measurement]:
 
 @register_measurement("log_kappa")
 def measure_ends(config: Config, folder: Path, device: str | None = None) -> dict[str, Any]:
-    """log κ at every site of the run in `folder`, before and after training. ValueError without a state."""
+    """Return log κ at every site of the run in `folder`, before and after training. ValueError without a checkpoint."""
     model, weights, images, where = _opened(config, folder, device)
     untrained = log_kappa_rows(model, images, where)
     model.load_state_dict(weights)
@@ -91,8 +91,8 @@ def measure_ends(config: Config, folder: Path, device: str | None = None) -> dic
 
 @register_measurement("log_kappa_groups")
 def measure_groups(config: Config, folder: Path, device: str | None = None) -> list[list[float]]:
-    """log κ at `+sa` after training, block by block, of ten groups of the images, each by itself: with one seed to an
-    arm, arms are compared group by group. In float64 where float32 caps one. ValueError without a state."""
+    """Return log κ at `+sa` after training, by group and block, for ten groups of the images: arms with one seed are
+    compared group by group. In float64 if float32 caps any κ. Raises ValueError without a checkpoint."""
     model, weights, images, where = _opened(config, folder, device)
     model.load_state_dict(weights)
 
@@ -110,7 +110,7 @@ def measure_groups(config: Config, folder: Path, device: str | None = None) -> l
 def _opened(
     config: Config, folder: Path, device: str | None
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
-    """The model as its training began, the weights it ended with, the images to measure it on, and the device."""
+    """Return the model at its random start, the weights it ended with, the images to measure it on, and the device."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = _open(config, folder)
     state = latest(folder / "checkpoints")
@@ -121,7 +121,7 @@ def _opened(
 
 
 def some_images(config: Config, folder: Path) -> Tensor:
-    """Every tenth validation image of a run, normalised."""
+    """Return every tenth validation image of a run, normalised."""
     return _tenth(_open(config, folder).val)
 
 
@@ -133,17 +133,18 @@ def _open(config: Config, folder: Path) -> DataSet:
 
 
 def _tenth(validation: Any) -> Tensor:
-    """A set that lies sorted by class gives some of each class, too."""
+    """Return every tenth image, so that a set that is sorted by class gives some of each class."""
     return _normalised(validation, torch.arange(0, len(validation), EVERY))
 
 
 def images_of(options: Options, data: GivenData, count: int) -> Tensor:
-    """(count, channels, size, size), normalised: of a set's validation part, spread evenly over it; or photographs."""
+    """Return normalised images, (count, channels, size, size), spread evenly over a set's validation part; at most as
+    many as that has. For the set `photographs`, return crops of photographs."""
     assert isinstance(data.set, ImageSet)
     size = data.set.image_size
     if data.set.name == "photographs":
         return photographs(count, size)
-    cache = options.output / options.scale / "cache"  # which the trainings of this scale share
+    cache = options.output / options.scale / "cache"  # shared with the trainings of this scale
     part = open_data(data.spec, image_size=size, cache_dir=cache).val
     return _normalised(part, torch.linspace(0, len(part) - 1, min(count, len(part))).round().long())
 
@@ -155,7 +156,7 @@ def _normalised(part: Any, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> list[Row]:
-    """The rows of a probe, batch by batch: `log_kappa` and `capped` at the sites of the blocks that there are."""
+    """Return the rows `log_kappa` and `capped` of a probe at all sites of the model's blocks, batch by batch."""
     rows: list[Row] = []
     there = list({one.site for one in sites(model)})
     for batch in images.split(BATCH):
@@ -166,7 +167,7 @@ def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> li
 
 
 def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Site → the mean log κ of each block, over all samples that have one."""
+    """Return the mean log κ of each block over all samples that have one, by site."""
     sums: dict[tuple[str, int], list[float]] = {}
     for row in rows:
         if row["name"] == "log_kappa" and row["count"]:
@@ -180,12 +181,12 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _capped(rows: Sequence[Row]) -> int:
-    """Matrices whose κ was beyond float32, so that their log κ counts as the ceiling."""
+    """Return how many matrices have a κ beyond the dtype's ceiling, so that the ceiling counts as theirs."""
     return int(sum(row["value"] for row in rows if row["name"] == "capped"))
 
 
 def _distance(singles: Sequence[Row], doubles: Sequence[Row]) -> dict[str, float | None]:
-    """By site: the largest difference of a block's log κ from that in float64, where float32 sees it; None if not."""
+    """Return, by site, the largest difference of a block's log κ from float64; None if float32 caps every block."""
     truth = {(row["site"], row["block"]): row["value"] for row in doubles if row["name"] == "log_kappa"}
     found: dict[str, float | None] = dict.fromkeys(site for site, _ in truth)
     for row in singles:

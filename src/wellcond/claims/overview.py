@@ -1,4 +1,4 @@
-"""Every statement that has been decided or tried, in one chart: for the ledger's page and the demo's.
+"""One chart of every statement that has been decided or tried, for the ledger's page and the demo's.
 
 rows = overview_rows(entries(Path("evidence")))
 write_svg(titled(overview(rows), TITLE, CAPTION), path, made_from=rows)
@@ -6,12 +6,12 @@ write_svg(titled(overview(rows), TITLE, CAPTION), path, made_from=rows)
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.figures import MUTED, VERDICT_COLORS, altair
 from wellcond.report.colors import LIGHT
-from wellcond.words import VERDICTS
+from wellcond.words import VERDICTS, Decided
 
 if TYPE_CHECKING:
     from wellcond.claims.ledger import Entry
@@ -26,8 +26,8 @@ LINE_HIGH, NUMBERS_WIDE = 28, 130  # pixels
 
 
 def overview_rows(found: Sequence["Entry"]) -> list[dict[str, Any]]:
-    """The lines of the chart: below a line that names a claim, its statements with their intervals, by unit; last the
-    claims that are decided without a number."""
+    """Return the lines of the chart: for each claim and unit, a line that names it and then its statements, with their
+    intervals; last the claims that are decided without a number."""
     groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for entry in found:
         shown = [part for part in entry.parts if part.found is not None and part.asked is not None]
@@ -38,6 +38,10 @@ def overview_rows(found: Sequence["Entry"]) -> list[dict[str, Any]]:
             row = {"claim": entry.id, "statement": _plain(part.name.partition(", that is")[0]), "outcome": part.outcome}
             row |= {"mean": part.found.mean, "low": low, "high": high, "from": part.asked[0], "to": part.asked[1]}
             groups.setdefault((entry.id, part.unit), []).append(row)
+        for part in entry.parts if shown else ():
+            if part.found is None and part.outcome in get_args(Decided):  # decided by counting: no dot
+                row = {"claim": entry.id, "statement": _plain(part.name), "outcome": part.outcome}
+                groups[entry.id, shown[-1].unit].append(row)
         if not shown and entry.verdict in VERDICTS:
             row = {"claim": entry.id, "statement": _named(entry.id), "outcome": entry.verdict}
             groups.setdefault(("", None), []).append(row)
@@ -54,7 +58,7 @@ def _plain(text: str) -> str:
 
 
 def _on_one_scale(claim: str, unit: str | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A heading, then the statements, all on one scale, from `left` to `right`."""
+    """Yield a heading, then the statements, all on one scale, from `left` to `right`."""
     empty = dict.fromkeys(("claim", "statement", "outcome", "mean", "low", "high", "from", "to"))
     if unit is None:
         yield {
@@ -66,23 +70,23 @@ def _on_one_scale(claim: str, unit: str | None, rows: list[dict[str, Any]]) -> I
         }
         yield from ({**empty, **row, "unit": "", "left": None, "right": None} for row in rows)
         return
-    ends = [row[name] for row in rows for name in ("mean", "low", "high", "from", "to")]
+    ends = [row.get(name) for row in rows for name in ("mean", "low", "high", "from", "to")]
     ends = [end for end in ends if end is not None and math.isfinite(end)]
     room = 0.05 * (max(ends) - min(ends) or 1.0)
     left, right = min(ends) - room, max(ends) + room
     more = {"unit": unit.strip(), "left": left, "right": right}
     yield {**empty, **more, "statement": _named(claim) + (f" ({more['unit']})" if more["unit"] else "")}
     for row in rows:
-        asked = {name: min(max(row[name], left), right) for name in ("from", "to")}
-        yield {**row, **asked, **more}
+        asked = {name: min(max(row[name], left), right) for name in ("from", "to") if name in row}
+        yield {**empty, **row, **asked, **more}
 
 
 def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any:
-    """Every statement that has been decided or tried: above its dot and interval, before what was asked for.
+    """Chart every statement that has been decided or tried: its text, below it dot and interval over what was asked.
 
     Args:
         rows: those of `overview_rows`.
-        on_page: for a Chart with these rows, as wide as its place, with a legend that toggles.
+        on_page: whether it is for a Chart with these rows, as wide as its place, whose legend toggles verdicts.
     """
     alt = altair()
     present = [verdict for verdict in VERDICT_COLORS if any(row["outcome"] == verdict for row in rows)]

@@ -1,11 +1,11 @@
-"""report/reference.json: where log κ of the models of our evidence lies, and which advice of a page has a verdict.
+"""report/reference.json: where log κ of the models in our evidence lies, and which advice of a page has a verdict.
 
     reference(Path("evidence"), {"asa-table2": entry, …})      # written and checked by `wellcond ledger`
 
-Of plain vision transformers, with their skips, softmax and ungrayed tokens: log κ of their blocks by site, after
-training and at the random start. It comes from the runs of claims (in float64 where they measured so, else in float32,
-unless many samples were at its ceiling), and from the trained models of others. Forms of models are kept apart by the
-shape of their token matrices: κ of a matrix depends on how near to square it is.
+It holds log κ by site of the blocks of plain vision transformers (with skips, softmax and ungrayed tokens), after
+training and at the random start. The values come from the runs of claims (in float64 where they measured that, else in
+float32 unless many samples were at its ceiling) and from models trained by others. Models are kept apart by the shape
+of their token matrices, because κ of a matrix depends on how close to square it is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from wellcond.words import SITES
 __all__ = ["ADVICE", "reference"]
 
 ADVICE = {"gray": "asa-table2", "restore_skip": "asa-fig1c", "replace_attention": "sky-table1"}
-"""What a page may advise (report/advice.py) → the claim that tests it."""
+"""Advice that a page may give (report/advice.py) → the claim that tests it."""
 ABOUT = (
     "Where log κ (natural) of models lies: 5 %, 50 % and 95 % of their blocks, by site. Written by `wellcond ledger` "
     "from evidence/; not to be edited."
@@ -29,8 +29,8 @@ SCALES = ("lab", "paper")
 WIDTHS = {"vit_tiny": 192, "vit_small": 384, "vit_base": 768}
 NAMES = {"vit_tiny": "ViT-Tiny", "vit_small": "ViT-Small", "vit_base": "ViT-Base"}
 TRAINED = {"galileo-nano": ("Galileo-Nano", 144, 128, "satellite images (measured on photographs)")}
-"""evidence/trained/NAME.json → its form; of others' models those that norm before a branch, as nearly all do."""
-CAPPED_MOST = 0.01  # of the samples, beyond which a mean in float32 says where its ceiling is
+"""evidence/trained/NAME.json → its form and data; of others' models only pre-norm ones, as nearly all are."""
+CAPPED_MOST = 0.01  # share of samples at float32's ceiling; with more, a mean tells little but the ceiling
 
 Kappas = dict[str, list[float]]  # site → one number per block
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One model."""
+    """One model: its form, its data set, and log κ at both states."""
 
     form: Form
     set: str
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 def reference(evidence: Path, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload; `entries` are the ledger's, by id."""
+    """Return the content of reference.json; `entries` are the ledger's, by id."""
     forms: dict[Form, list[Found]] = {}
     for found in (*_runs(evidence), *_trained(evidence)):
         forms.setdefault(found.form, []).append(found)
@@ -86,7 +86,7 @@ def _bands(models: list[Kappas]) -> dict[str, list[float]]:
 
 
 def _runs(evidence: Path) -> Iterator[Found]:
-    """Of asa-fig1b's records, and of single runs, which say more: the same run counts once."""
+    """Yield models from asa-fig1b's records and from results of runs, which say more: the same run counts once."""
     found: dict[str, Found] = {}
     for scale in SCALES:
         for path in sorted((evidence / "asa-fig1b").glob(f"{scale}-*.json")):

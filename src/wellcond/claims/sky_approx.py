@@ -2,9 +2,10 @@
 
     wellcond reproduce sky-approx --scale lab --data-dir lra_text=data/imdb …      # reads the softmax runs of sky-lra
 
-The error is the spectral norm of the difference from the exact output, in float64; medians over both layers, the heads,
-sequences and draws. Skyformer here is its Nyström method on softmax's own kernel, as in the paper's Figure 1. That is
-of BERT, with heads of 64 and other values: its numbers stand beside ours and cannot be compared one by one.
+The error is the spectral norm of the difference from the exact output, in float64, as the median over both layers,
+heads, sequences and draws. Skyformer here is its Nyström method on softmax's own kernel, as in the paper's Figure 1.
+That figure is about BERT, with heads of 64 and other values: its numbers are shown beside ours, but cannot be compared
+one by one.
 """
 
 import math
@@ -25,7 +26,7 @@ METHODS = {
     "skyformer": "Skyformer", "nystromformer": "Nyströmformer", "linformer": "Linformer", "performer": "Performer",
     "informer": "Informer",
 }  # fmt: skip
-COLORED = ("Linformer", "Performer", "Nyströmformer", "Skyformer", "Informer")  # these two as in every figure
+COLORED = ("Linformer", "Performer", "Nyströmformer", "Skyformer", "Informer")  # the last two as in other figures
 LANDMARKS, FROM = (16, 32, 64, 128, 256), 128
 WEIGHTS = {"initial": "fresh weights", "trained": "trained"}
 PAPER = {
@@ -38,7 +39,7 @@ PAPER = {
         "2048": (3.02, 2.15, 1.64, 1.26, 0.92), "4096": (3.79, 2.78, 2.16, 1.72, 1.27),
     },
 }  # fmt: skip
-"""Skyformer in Figure 1, read from the picture: BERT's weights, fresh and pretrained, with LANDMARKS."""
+"""Skyformer's errors in Figure 1, read off the picture: BERT's weights, fresh and pretrained, by LANDMARKS."""
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -59,7 +60,7 @@ def _at_least(name: str, values: Sequence[float], found: Comparison) -> Part:
 
 
 def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") -> float:
-    """ln of the smallest error of the others over Skyformer's, the mean over the lengths; −∞ where it has none."""
+    """Return ln of the smallest other error over Skyformer's, averaged over lengths; −∞ if Skyformer's has no value."""
     at = run["budgets"].index(budget)
     ratios = []
     for errors in run[weights].values():
@@ -70,7 +71,7 @@ def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") ->
 
 
 def falls(run: Mapping[str, Any], weights: str = "trained") -> float:
-    """ln of the least factor by which Skyformer's error falls from one budget to the next, over all lengths."""
+    """Return ln of the smallest factor by which Skyformer's error falls from one budget to the next, at any length."""
     factors = []
     for errors in run[weights].values():
         mine = errors["skyformer"]
@@ -112,7 +113,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Errors over budgets, by length and weights, of the task with the longest sequences, beside the paper's."""
+    """Plot errors over budgets, by length and weights, for the task with the longest sequences, beside the paper's."""
     alt = altair()
     measured = [found for found in sets if found.measurements("softmax", "approximations")]
     found = max(measured, key=lambda one: len(one.measurements("softmax", "approximations")[0]["trained"]))

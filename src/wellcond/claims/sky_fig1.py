@@ -2,9 +2,9 @@
 
     wellcond reproduce sky-fig1 --scale lab --data-dir lra_text=data/imdb …        # reads the runs of sky-lra
 
-Time is that of training, without validations: the steps, each as long as sky-time found it for that attention alone on
-a GPU, since several runs may share one. Beside it the same over steps. The paper's figures are of one trial each:
-accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
+Time is that of training, without validations: the number of steps times what sky-time measured for a step of that
+attention alone on a GPU, because several runs may share one. The same is shown over steps. The paper's figures are of
+one trial each: accuracy (Figure 2) and loss (appendix, Figure 1); two remarks go with them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ from wellcond.verdicts import Interval, Part, in_most, not_run
 __all__ = ["CLAIM", "earlier", "reached", "remarks"]
 
 SHARE = 3 / 5  # of the tasks
-DRAWN = ("softmax", "kernelized", "skyformer")  # those of the paper's figures
+DRAWN = ("softmax", "kernelized", "skyformer")  # the attentions in the paper's figures
 TITLES = {
     "loss": "validation loss", "accuracy": "accuracy, %", "minutes": "minutes of training", "step": "steps",
 }  # fmt: skip
 OVERFIT = 1.1  # the last loss over the smallest
-STALLED, LEARNT, DELAY = 0.60, 0.65, 0.1  # accuracies, and a share of the training
+STALLED, LEARNT, DELAY = 0.60, 0.65, 0.1  # two accuracies, and a share of the training
 PAPER = {
     "lra_text": {"softmax": 1.4, "kernelized": 1.7, "skyformer": 1.8},
     "lra_listops": {"softmax": 1.6, "kernelized": 1.6, "skyformer": 1.6},
     "lra_pathfinder": {"kernelized": 0.55, "skyformer": 0.55},
     "lra_image": {"softmax": 3.2, "kernelized": 3.5, "skyformer": 4.0},
-}  # the loss at the end, read from the appendix's Figure 1
+}  # the loss at the end, read off the appendix's Figure 1
 
 
 def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
@@ -40,14 +40,14 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
 
 
 def reached(run: Mapping[str, Any], loss: float) -> int | None:
-    """The step at which the validation loss of a run was first as low as this; None if it never was."""
+    """Return the first step at which the validation loss of a run was as low as `loss`; None if it never was."""
     return next((row["step"] for row in run["validation"] if row["loss"] <= loss), None)
 
 
 def earlier(found: Comparison, unit: str = "seconds", arm: str = "skyformer") -> Interval | None:
-    """1 − the time at which an arm is at softmax's best loss over softmax's own, over paired seeds; −1 for never.
+    """Return 1 − an arm's time to softmax's best loss / softmax's own time to it, over paired seeds; −1 for never.
 
-    None where there are no runs, or, in seconds, where sky-time has not measured a step yet."""
+    Values below −1 count as −1. None if there are no runs or, in seconds, if sky-time has not measured a step yet."""
     mine, theirs = (
         {run["seed"]: run for run in found.runs(name) if run.get("validation")} for name in (arm, "softmax")
     )
@@ -65,7 +65,7 @@ def earlier(found: Comparison, unit: str = "seconds", arm: str = "skyformer") ->
 
 
 def remarks(found: Comparison) -> Iterable[str]:
-    """The paper's two: seen if every seed shows it."""
+    """Yield whether the paper's two remarks were seen, on their tasks; one counts as seen if every seed shows it."""
     runs = [run for arm in DRAWN for run in found.runs(arm) if run.get("validation")]
     if found.set.name == "lra_text" and runs:
         ratios = [run["validation"][-1]["loss"] / min(row["loss"] for row in run["validation"]) for run in runs]
@@ -88,7 +88,7 @@ def remarks(found: Comparison) -> Iterable[str]:
 
 
 def _left(run: Mapping[str, Any], level: float) -> float:
-    """The share of the training after which the accuracy is first above a level; 1 for never."""
+    """Return the share of the training after which the accuracy is first above a level; 1 for never."""
     rows = run["validation"]
     return next((row["step"] for row in rows if row["top1"] > level), rows[-1]["step"]) / rows[-1]["step"]
 
@@ -118,8 +118,8 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Loss and accuracy over minutes, where sky-time says what a step takes, and over steps, one column a task;
-    diamonds: the paper's loss at the end."""
+    """Plot loss and accuracy over steps, and over minutes if sky-time has timed a step; one column per task. Diamonds
+    mark the paper's loss at the end."""
     alt = altair()
     timed = all(found.record["ms alone"] for found in sets)
     panels_of = [(y, x) for y in ("loss", "accuracy") for x in ("minutes", "step") if x == "step" or timed]

@@ -2,9 +2,9 @@
 
     wellcond reproduce sky-fig2 --scale lab --data-dir lra_text=data/imdb …        # reads the softmax runs of sky-lra
 
-The output of the second layer's attention in trained softmax models, 64 singular values, averaged over one batch of the
-test set. Compared is how far the 10th and the 64th are below the first, in natural logarithms. The paper has four tasks
-in this order, the slowest first: Retrieval (here its stand-in), Pathfinder, Text, ListOps.
+The values are the 64 singular values of the second layer's attention output in trained softmax models, averaged over
+one batch of the test set. The claim compares how far the 10th and the 64th lie below the first, in natural logarithms.
+The paper has four tasks in this order, slowest decay first: Retrieval (here its stand-in), Pathfinder, Text, ListOps.
 """
 
 import math
@@ -27,14 +27,14 @@ PAPER = {
     STAND_IN: {"10": 1.2, "64": 3.5e-3}, "lra_pathfinder": {"10": 0.9, "64": 2.5e-3},
     "lra_text": {"10": 0.2, "64": 5e-4}, "lra_listops": {"10": 0.07, "64": 1e-4},
 }  # fmt: skip
-"""Read from the appendix's Figure 2; the first value is 140 to 280 on all of them."""
+"""Singular values read off the appendix's Figure 2, by index; the first is 140 to 280 on all tasks."""
 
 
 def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
     for index in INDICES:
         for slower, faster in pairwise(ORDER):
             if slower not in tasks or faster not in tasks:
-                continue  # said once, for all parts
+                continue  # reported once, for all parts together
             less, more = depths(tasks[slower], index), depths(tasks[faster], index)
             values = [more[seed] - less[seed] for seed in sorted(less.keys() & more.keys())]
             name = (
@@ -48,7 +48,7 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
 
 
 def depths(found: Comparison, index: int) -> dict[int, float]:
-    """Seed → ln of the first singular value over the one of this index (or the last), counted from 1."""
+    """Return, by seed, ln of the first singular value over the one at this index (or the last), counted from 1."""
     depths = {}
     for run in found.runs("softmax"):
         if run.get("attention_spectrum"):
@@ -77,7 +77,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """The singular values, as in the paper; marks where its curves are at index 10 and 64."""
+    """Plot the singular values, as in the paper, with marks at its values for index 10 and 64."""
     alt = altair()
     lines = [
         {"task": column(found), "run": f"{found.title} {run['seed']}", "index": index, "value": value}

@@ -4,8 +4,8 @@
     wellcond reproduce sky-lra --scale lab                                         # ListOps and Pathfinder, generated
     wellcond reproduce sky-lra --scale lab --data-dir lra_text=data/imdb --data-dir lra_image=data/cifar10
 
-One seed of every task and attention comes first. lra.py says what is fixed: the settings, the development part of
-Text, and what stands in for Retrieval, which no verdict asks for.
+One seed of every task and attention comes first. lra.py describes what is fixed: the settings, the development part of
+Text, and the stand-in for Retrieval, which no verdict depends on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ PAPER = {
 
 
 def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
-    """Averaged over the tasks, seed by seed."""
+    """Judge Skyformer's gain over softmax, averaged over the tasks, seed by seed."""
     found = list(gains(tasks).values())
     above = "averaged over the tasks, Skyformer is above softmax"
     not_below = f"averaged over the tasks, Skyformer is not below softmax by more than {MARGIN:g} point"
@@ -44,7 +44,7 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
 
 
 def gains(tasks: Mapping[str, Comparison], arm: str = "skyformer") -> dict[int, float]:
-    """Seed → points over softmax, the mean of the tasks, by the seeds that all of them have."""
+    """Return points over softmax by seed, averaged over the tasks, for the seeds that all tasks have."""
     by_task = [found.paired(arm) for found in tasks.values()]
     seeds = set.intersection(*map(set, by_task)) if by_task else set()
     return {seed: fmean(one[seed] for one in by_task) for seed in sorted(seeds)}
@@ -67,7 +67,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
 
 
 def _by_task(tasks: Mapping[str, Comparison], arm: str) -> str:
-    """From the least gain on a task to the most; empty where all tasks have the same."""
+    """Return the range of the gains on single tasks in words; empty if all tasks have the same gain."""
     found = [fmean(one.paired(arm).values()) for one in tasks.values()]
     ends = [written(end, "+z.1f") for end in (min(found), max(found))]
     return f" (by task {' to '.join(ends)})" if ends[0] != ends[1] else ""
@@ -90,7 +90,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    """Test accuracy by task and attention, as in Table 1; a mark at the paper's value."""
+    """Plot test accuracy by task and attention, as in Table 1, with a mark at the paper's value."""
     alt = altair()
     rows = []
     for found in sets:

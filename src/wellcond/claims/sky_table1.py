@@ -1,12 +1,12 @@
-"""sky-table1: how far an update moves the embeddings: kernelized attention and Skyformer are stabler than softmax.
+"""sky-table1: how far an update moves the embeddings: kernelized attention and Skyformer are more stable than softmax.
 
     wellcond reproduce sky-table1 --scale smoke                                    # on a CPU, seconds
     wellcond reproduce sky-table1 --scale lab --data-dir lra_text=data/imdb …      # one GPU, minutes
 
-Twenty steps of the published training in float32 from one start, for each seed and attention (wellcond.stability). The
-ratio of a step's τ to softmax's, averaged over the steps, is compared after the final norm; before it the scale of the
-attentions that are no averages dominates, and is shown beside. Each task is written when it is done; the same call goes
-on with the others.
+Twenty steps of the published training in float32, for each seed and attention, all attentions from the same start
+(wellcond.stability). The ratio of a step's τ to softmax's, averaged over the steps, is judged after the final norm.
+Before the norm, where the scale of attentions that do not average dominates, it is only shown. Each task is written as
+soon as it is done; after an interruption the same command continues with the others.
 """
 
 import math
@@ -40,7 +40,7 @@ PAPER = {
     "lra_text": (1.03, 0.83, 0.81), "lra_listops": (1.01, 0.77, 0.79), "imdb_pairs": (0.97, 0.64, 0.64),
     "lra_pathfinder": (0.99, 0.74, 0.79), "lra_image": (1.02, 0.62, 0.65),
 }  # fmt: skip
-"""The appendix's Table 1, by ATTENTIONS; Retrieval's in the place of its stand-in."""
+"""The appendix's Table 1, in the order of ATTENTIONS; Retrieval's values are under its stand-in."""
 
 
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
@@ -133,7 +133,7 @@ def summary(record: Record) -> Iterable[Line]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """The ratios by task and attention, after and before the final norm, with the paper's values."""
+    """Plot the ratios by task and attention, after and before the final norm, with the paper's values."""
     alt = altair()
     rows = []
     for record in records:
@@ -148,7 +148,7 @@ def figure(records: Sequence[Record]) -> Any:
     for which, title in EMBEDDINGS.items():
         mine = [row for row in rows if row["where"] == title]
         least = min((row["mean"] for row in mine if row.get("mean")), default=1.0)
-        if which == "before":  # thousands of times softmax's, on a logarithmic axis: an interval may begin below 0
+        if which == "before":  # thousands of times softmax's: a log axis, though intervals may reach below 0
             mine = [{**row, "low": max(row["low"], least / 2)} if row.get("low") is not None else row for row in mine]
         base = alt.Chart(alt.Data(values=mine)).encode(
             x=alt.X("task:N", sort=order, title=None, axis=alt.Axis(labelAngle=-20)),

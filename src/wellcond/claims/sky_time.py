@@ -3,11 +3,11 @@
     wellcond reproduce sky-time --scale smoke                                      # on a CPU: it runs
     wellcond reproduce sky-time --scale lab --data-dir lra_text=data/imdb …        # one GPU, a minute a task
 
-Some hundred steps of the trainings of sky-lra in our loop, on their data, each alone on the GPU: the runs of sky-lra
-themselves may share it. Softmax is torch's scaled_dot_product_attention, as everybody has it; ours, which skips padding
-and drops weights by a cheaper rule, is shown beside. Memory is the most that steps of training take beyond the data
-set, not compiled. The paper compared with a softmax that keeps all weights and computes them twice (checkpointed):
-steps in that order are timed beside.
+A few hundred steps of sky-lra's trainings are timed in our loop, on their data, each alone on the GPU: the runs of
+sky-lra themselves may share it. Softmax is torch's scaled_dot_product_attention, which everyone has; ours, which skips
+padding and drops weights by a cheaper rule, is shown beside it. Memory is the peak of uncompiled training steps, beyond
+the data and the model. The paper compared with a softmax that keeps all weights and computes them twice
+(checkpointed); steps in that order of operations are timed too.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ from wellcond.verdicts import Interval, Part, in_most, interval, not_run, undeci
 __all__ = ["CLAIM", "savings"]
 
 SHARE = 4 / 5  # of the tasks
-WINDOW, WINDOWS = 50, 6  # steps between two looks at the clock; neither the first window counts nor the last
-TWICE = 2  # times that memory is measured
+WINDOW, WINDOWS = 50, 6  # steps between two readings of the clock; the first and the last window do not count
+TWICE = 2  # how often memory is measured
 _HOURS = {
     "lra_text": (4.30, 3.91, 0.71, 1.02), "lra_listops": (2.24, 1.99, 0.71, 1.29),
     "imdb_pairs": (8.33, 7.46, 1.29, 1.86),
@@ -50,7 +50,7 @@ PAPER = {
     task: {"time": dict(zip(MAIN, _HOURS[task], strict=True)), "memory": dict(zip(MAIN, _GIGABYTES[task], strict=True))}
     for task in _HOURS
 }
-"""Table 2: hours for 50,000 steps and their validations on a V100, and gigabytes; of a checkpointed softmax."""
+"""Table 2: hours for 50,000 steps with their validations on a V100, and gigabytes; its softmax is checkpointed."""
 TITLES = {SDPA: "softmax by SDPA", **{arm: ARMS[arm].title for arm in MAIN}, "softmax": "softmax, ours"}
 KINDS = {"time": "time of a step", "memory": "peak memory"}
 ALONE: dict[str, Any] = {
@@ -85,16 +85,16 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
 
 
 def _step_ms(config: Config, folder: Path, device: torch.device) -> list[float]:
-    """Of each window after the first, in which everything is compiled and captured."""
+    """Return ms per step of each window after the first, in which everything is compiled and captured."""
     torch.compiler.reset()
-    with contextlib.suppress(Diverged):  # so few steps may end above their start; then the last window is missing
+    with contextlib.suppress(Diverged):  # so few steps may end above the first loss; then the last window is missing
         train(config, folder, device=str(device), quiet=True)
     rows = Run.open(folder).train[1:]
     return [round(1e3 * config.batch_size / row.images_per_second, 4) for row in rows]
 
 
 def savings(record: Record, kind: str, arm: str = "skyformer") -> Interval | None:
-    """1 − an arm's over that of softmax by SDPA, window by window; None where nothing was measured, as on a CPU."""
+    """Return 1 − an arm's time or memory over that of softmax by SDPA, value by value; None if not measured (CPU)."""
     mine, theirs = record[kind].get(arm, []), record[kind].get(SDPA, [])
     shares = [1 - one / other for one, other in zip(mine, theirs, strict=True)]
     return interval(shares) if shares else None
@@ -140,7 +140,7 @@ def summary(record: Record) -> Iterable[Line]:
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """Time and memory over softmax's by SDPA, by task; diamonds for the paper, whose softmax is checkpointed."""
+    """Plot time and memory over those of softmax by SDPA, by task; diamonds for the paper's checkpointed softmax."""
     alt, rows = altair(), []
     for record in records:
         for arm in MAIN:

@@ -1,11 +1,11 @@
-"""Small ViTs, shortly trained, whose Jacobians can be computed whole: what asa-assume1 and asa-assume2 look at.
+"""Small, briefly trained ViTs whose whole Jacobians can be computed, for asa-assume1 and asa-assume2.
 
     rows = measure_models(options, data, ["plain", "svd-0.7"])      # trains and measures what is not done yet
     rows[0]["model"], rows[0]["seed"], rows[0]["states"][0]         # a state: step, halves, network
 
-16 tokens, 24 wide, four blocks: each Jacobian is 384 × 384, or 384 by the number of parameters. Of every training the
-random start, a quarter and the end of 256 steps are measured, on one image of the test set. A training and its
-measurements are kept in a folder of the run's own, so that a call that was stopped goes on, and both claims share them.
+With 16 tokens, width 24 and four blocks, each Jacobian is 384 × 384, or 384 by the number of parameters. Every training
+is measured at its random start, after a quarter and at the end of 256 steps, on one image of the test set. Each run has
+its own folder with its measurements, so that an interrupted call can resume and both claims share the runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,13 +41,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "no-sa": {"remove_skips": ["sa"]},
 }
 SKIPLESS = tuple(name for name, settings in MODELS.items() if "remove_skips" in settings)
-SMOKE = ("plain", "no-sa", "svd-0.7")  # of these, those that are asked for
+SMOKE = ("plain", "no-sa", "svd-0.7")  # at smoke scale, those of these that are asked for
 STEPS = {"smoke": 4, "lab": 256}
 STATES = (0.0, 0.25, 1.0)
 
 
 def measure_models(options: Options, data: GivenData, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Model by model and seed by seed: {"model", "seed", "status", "states"}."""
+    """Train and measure what is missing; return {"model", "seed", "steps", "status", "states"} by model and seed."""
     names = [name for name in names if options.scale != "smoke" or name in SMOKE]
     return [_measured(options, data, name, seed) for name in names for seed in range(options.seeds)]
 
@@ -73,7 +73,7 @@ def _measured(options: Options, data: GivenData, name: str, seed: int) -> dict[s
 
 
 def _configure(options: Options, data: GivenData, name: str, seed: int) -> Config:
-    """As the recipe has it, in float32; smaller, and shorter."""
+    """Return the configuration: the recipe's, in float32, with a smaller model and a shorter training."""
     assert isinstance(data.set, ImageSet)
     settings, scale, size = dict(MODELS[name]), options.scale, data.set.image_size
     width, depth = (8, 2) if scale == "smoke" else (24, settings.pop("depth", 4))
@@ -88,7 +88,7 @@ def _configure(options: Options, data: GivenData, name: str, seed: int) -> Confi
 
 
 def _states(config: Config, folder: Path) -> Iterable[tuple[int, nn.Module]]:
-    """The random start, which the seed gives again, and saved states, in float64 on the CPU."""
+    """Yield the random start, rebuilt from the seed, and the saved states, in float64 on the CPU."""
     cache = Path(config.cache_dir)
     data = open_data(config.data, image_size=config.image_size, cache_dir=cache, seed=config.seed)
     model = make_task(config, data).build().eval().double()
@@ -100,9 +100,9 @@ def _states(config: Config, folder: Path) -> Iterable[tuple[int, nn.Module]]:
 
 
 def measure_state(model: nn.Module, image: Tensor, *, skips: bool = True) -> dict[str, Any]:
-    """log κ of every half's output (`out`, and with the skip `plus`) and Jacobians, and of the whole stack of blocks.
+    """Return log κ of every half's output (`out`; with the skip `plus`) and Jacobians, and of the stack of all blocks.
 
-    Without `skips` no Jacobian by input is measured: where one is missing, a norm makes it singular.
+    Without `skips`, no Jacobian by input is measured: where a skip is missing, a norm makes it singular.
     """
     kinds = [kind for kind in KINDS if skips or kind == "params"]
     parts = halves(model, image)
@@ -118,7 +118,7 @@ def _half(part: Half, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _whole(model: nn.Module, tokens: Tensor, wrt: str) -> float:
-    """From the first block's input to the last one's output."""
+    """Return log κ of the Jacobian of all blocks, from the first one's input to the last one's output."""
     blocks = model.get_submodule("blocks")
     return _short(jacobian_spectrum(blocks, tokens, wrt, method="exact", max_entries=MAX_ENTRIES).log_kappa)
 

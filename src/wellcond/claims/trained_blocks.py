@@ -1,13 +1,13 @@
-"""Small real matrices of trained blocks: a ViT trained on scikit-learn's digits, and what its blocks compute with.
+"""Small real matrices of trained blocks: inputs and weights of the blocks of a ViT trained on scikit-learn's digits.
 
     python -m wellcond.claims.trained_blocks        # evidence/trained/digits-vit-{blocks,mlps}.safetensors and .json
-    blocks_of(model, images)[2].x                   # what the attention of block 2 reads; .w_q, .w_k, .w_v, .w_o
+    blocks_of(model, images)[2].x                   # the input of block 2's attention; .w_q, .w_k, .w_v, .w_o
     mlps_of(model, images)["blocks.2.w_up"]
 
-Statements about attention are made about X, W_Q, W_K and W_V; random matrices obey many that trained ones do not. The
-model has no biases in query, key and value, so that these matrices are all there is; of the MLPs the biases are left
-out, since the statements about MLPs have none. On one machine and with the same versions the same seed gives the same
-files. `wellcond.theory.trained` reads them.
+Statements about attention are made about X, W_Q, W_K and W_V; random matrices obey many that trained ones violate. The
+model has no biases in query, key and value, so that these matrices are everything; the biases of the MLPs are left out,
+because the statements about MLPs have none. On one machine, with the same versions, the same seed gives the same files.
+`wellcond.theory.trained` reads them.
 """
 
 import argparse
@@ -43,11 +43,13 @@ BLOCKS, IMAGES = (0, 2, 5), 8
 EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 12, 32, 2e-3, 0.05
 TEST = 297  # of the 1,797 images
 OUTPUT = Path("evidence/trained")
-SELF = "wellcond.claims.trained_blocks"  # as a command it is called __main__
+SELF = "wellcond.claims.trained_blocks"  # as a command, __name__ is __main__
 
 
 class Digits(NamedTuple):
-    """Images (b, 1, 8, 8) of mean 0 and standard deviation 1, and their digits, in two parts that share no image."""
+    """Images (b, 1, 8, 8) and their digits, in two parts that share no image.
+
+    They are scaled so that the training images have mean 0 and standard deviation 1."""
 
     images: Tensor
     labels: Tensor
@@ -57,7 +59,7 @@ class Digits(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBlock:
-    """What one block's attention computes with, n tokens of width d, h heads: Q of head i is X W_Q[i]."""
+    """Input and weights of one block's attention, with n tokens of width d and h heads: Q of head i is X W_Q[i]."""
 
     x: Tensor
     """The attention's normed input of some test images, (images, n, d)."""
@@ -66,12 +68,12 @@ class AttentionBlock:
     w_k: Tensor
     w_v: Tensor
     w_o: Tensor
-    """(d, d): the heads' outputs side by side, times W_O, plus b_o, are what the block adds to its tokens."""
+    """(d, d): the block adds to its tokens the heads' outputs, side by side, times W_O, plus b_o."""
     b_o: Tensor
 
 
 def load_digits(seed: int) -> Digits:
-    """scikit-learn's digits, split at random."""
+    """Return scikit-learn's digits, split at random."""
     from sklearn import datasets
 
     pixels, targets = datasets.load_digits(return_X_y=True)
@@ -83,11 +85,11 @@ def load_digits(seed: int) -> Digits:
 
 
 def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
-    """A ViT of 65 tokens, one per pixel and the class token, by AdamW with a cosine that ends at zero."""
+    """Train a ViT of 65 tokens, one per pixel and the class token, with AdamW and a cosine that ends near zero."""
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
-        with torch.no_grad():  # a token of one pixel says little: with timm's std of 0.02 positions take long to learn
+        with torch.no_grad():  # a token of one pixel says little: with timm's std of 0.02, positions are slow to learn
             model.get_parameter("pos_embed").normal_()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         steps = -(-len(digits.labels) // BATCH)
@@ -112,7 +114,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -> dict[int, AttentionBlock]:
-    """The matrices of some blocks of a timm ViT without biases in query, key and value."""
+    """Return the attention matrices of some blocks of a timm ViT. Raises ValueError if its qkv has biases."""
     inputs: dict[int, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for index in which:
@@ -129,7 +131,7 @@ def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -
         if "qkv.bias" in weights:
             raise ValueError("query, key and value have biases, which these matrices leave out: use qkv_bias=False")
         heads, width = MODEL["num_heads"], x.shape[-1]
-        # timm packs query, key and value, then the heads, into the rows of one matrix that multiplies from the right
+        # timm packs query, key and value, and within each the heads, into the rows of one weight, used transposed
         query, key, value = weights["qkv.weight"].reshape(3, heads, width // heads, width).transpose(-1, -2).clone()
         w_o, b_o = weights["proj.weight"].T.clone(), weights["proj.bias"].clone()
         found[index] = AttentionBlock(x=x, w_q=query, w_k=key, w_v=value, w_o=w_o, b_o=b_o)
@@ -138,7 +140,7 @@ def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -
 
 @torch.no_grad()
 def mlps_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """`blocks.N.x_mlp` (images, n, d), `.w_up` (d, 4d) and `.w_down` (4d, d), multiplied from the right."""
+    """Return `blocks.N.x_mlp` (images, n, d), `.w_up` (d, 4d) and `.w_down` (4d, d), which multiply from the right."""
     found: dict[str, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for index in BLOCKS:
@@ -155,7 +157,7 @@ def mlps_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def run(folder: str | os.PathLike[str] = OUTPUT, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
-    """Train, and write the matrices of attention and of the MLPs, each with a JSON that says how they came about."""
+    """Train, and write the matrices of attention and of the MLPs, each with a JSON that says how they were made."""
     digits = load_digits(seed)
     model = train(digits, epochs=epochs, seed=seed)
     images = digits.test_images[:IMAGES]
@@ -199,7 +201,7 @@ def _write(path: Path, tensors: dict[str, Tensor], what: str, measured: dict[str
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads."""
+    """Use a single thread inside the context: the rounding of sums depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

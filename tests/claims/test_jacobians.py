@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellcond.claims import CLAIMS
+from wellcond.claims import CLAIMS, ledger
 from wellcond.claims.claim import Options
 from wellcond.claims.jacobian_spectra import MEASURES, exact_row, probed_row
 from wellcond.claims.jacobians import KINDS, halves, small_vit
@@ -110,6 +110,8 @@ def test_more_seeds_go_on_from_those_that_are_there(smoke, tmp_path):
     assert two["rows"] == smoke["asa-fig7"]["rows"]
     assert [(made["seeds"], made["date"]) for made in two["earlier"]] == [(1, one["environment"]["date"])]
     assert "earlier" not in one
+    (entry,) = [entry for entry in ledger.entries(tmp_path) if entry.id == "asa-fig7"]
+    assert "its first 1 seeds by `" in entry.made
 
 
 def test_the_plain_arm_is_one_start_for_both_figures(smoke):

@@ -282,6 +282,9 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
         torch = where["versions"].get("torch", "?")
         device = where["device"] if where["device"] != "cpu" else where["cpu"]["name"]
         said.append(f"`{where['command']}` on {device}, torch {torch}, commit {commit}, {where['date'][:10]}")
+        for one in record.get("earlier", []):
+            made = f"`{one['command']}`, commit {_short(one['commit'])}, {one['date'][:10]}"
+            said.append(f"its first {one['seeds']} seeds by {made}")
         for run in _runs_of(record):
             trained.setdefault(run["device"], {})[_short(run["commit"])] = None
     runs = [f"its runs on {device}, by commit {', '.join(commits)}" for device, commits in trained.items()]

@@ -53,7 +53,9 @@ def test_every_model_is_trained_once_and_fig5_trains_nothing(models, monkeypatch
     assert found["arms"]["vit_base"]["runs"] == record["arms"]["vit_base"]["runs"]
     assert found["verdict on this set"]["verdict"] == "undecided"
     assert any("at the random start" in str(line) for line in asa_table4.CLAIM.lines(record))
-    assert any("higher with graying in" in str(line) for line in asa_fig5.CLAIM.lines(found))
+    lines = list(map(str, asa_fig5.CLAIM.lines(found)))
+    assert any("higher with graying in" in line for line in lines)
+    assert sum("7 matrices beyond float32" in line for line in lines) == 2  # trained, of both
 
 
 def test_groups_are_parts_of_the_images_that_both_ends_are_measured_on(models):
@@ -88,7 +90,8 @@ def record(fall=0.2, *, weak=(), top1=80.0, speed=2000.0, **changes):
         for side, groups in zip(("", "-dct"), kappas(-0.2 if model in weak else fall), strict=True):
             ends = {when: dict.fromkeys(DEFAULT_SITES, groups[0]) for when in ("trained", "untrained")}
             one = {"seed": 0, "status": "finished", "top1": top1, "top5": 98.0, "images per second": speed}
-            one |= {"log_kappa": {**ends, "images": 393}, "log_kappa_groups": groups}
+            capped = {"trained": 7, "untrained": 0}
+            one |= {"log_kappa": {**ends, "images": 393, "capped": capped}, "log_kappa_groups": groups}
             arms[f"{model}{side}"] = {"lr": 3e-4, "runs": [one]}
     return {"data": "imagenette", "scale": "lab", "epochs": 50, "seeds": 1, "arms": arms} | changes
 

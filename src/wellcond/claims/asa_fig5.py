@@ -59,6 +59,8 @@ def summary(found: Comparison) -> Iterable[Line]:
         for when in ("trained", "untrained") if found.measurements(arm) else ():
             means = {site: fmean(found.log_kappa(arm, site, when)[0]) for site in SITES}
             said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
+            if capped := found.measurements(arm)[0]["capped"][when]:
+                said += f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)"
             what = f", {ARMS[arm].title}, {when}"
             yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
     if groups := lowered(found, MODEL):

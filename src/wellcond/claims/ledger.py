@@ -37,11 +37,14 @@ LEAD = """\
 # The claims, and what we found
 
 {counts}
+"""
+CHART = """\
+## Statement by statement
 
 ![{alt}]({chart})
 
 Each dot is a mean with its interval, over paired seeds unless the statement says otherwise (images, rounds, trainings).
-A statement holds if the whole interval lies inside the pale bar. Claims without runs appear only in the table.
+A statement holds if the whole interval lies inside the pale bar. Claims without runs appear only in the table above.
 """
 RULES = """\
 ## How it is decided
@@ -180,9 +183,10 @@ def page(evidence: Path, target: Path, found: Sequence[Entry] | None = None) -> 
     sets = [one for one in IMAGE_SETS.values() if one.respectable]
     respectable = ", ".join(f"{one.title} {100 * one.respectable:g}" for one in sets)
     epochs = ", ".join(f"{one.title} {one.epochs}" for one in sets)
-    lead = LEAD.format(counts=_counts(found), alt=TITLE, chart=_link(evidence / OVERVIEW, target))
+    lead = LEAD.format(counts=_counts(found))
+    chart = CHART.format(alt=TITLE, chart=_link(evidence / OVERVIEW, target))
     rules = RULES.format(evidence=_link(evidence, target), smoke=SMOKE_ONLY, respectable=respectable, epochs=epochs)
-    parts = [lead, _table(found), rules]
+    parts = [lead, _table(found), chart, rules]
     parts += [_section(entry, target) for entry in found if entry.files]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 

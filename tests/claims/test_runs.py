@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 from dataclasses import replace
@@ -11,7 +12,7 @@ from wellcond.claims.measurements import measure_ends
 from wellcond.claims.runs import WEIGHTS, Planned, Runs, config_difference
 from wellcond.models import remove_skip
 from wellcond.numerics import measure_conditioning
-from wellcond.records import read_json
+from wellcond.records import read_json, write_json
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.loop import _Run
@@ -61,6 +62,23 @@ def test_what_is_done_is_not_run_again(runs, monkeypatch):
     monkeypatch.setattr(module, "train", fail)
     assert runs.run(plan()) == first
     assert runs.trained == 1
+
+
+def test_other_data_than_before_are_told_once(tmp_path):
+    console = Console(record=True, width=300, file=io.StringIO())
+    runs = Runs(tmp_path, console=console, device="cpu")
+
+    def train(name, **changes):
+        runs.run(plan(f"digits/vit/both/{name}", epochs=1, **changes))
+        return console.export_text(clear=True).count("these data differ from those of earlier results")
+
+    assert train("seed-0") == 0
+    assert train("seed-1", seed=1) == 0
+    assert train("grid-0", holdout=0.1) == 0  # another part of the set
+    for path in tmp_path.rglob("result.json"):
+        write_json(path, read_json(path) | {"data": "of another order"})
+    assert train("seed-2", seed=2) == 1
+    assert train("seed-3", seed=3) == 0
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(runs, tmp_path, monkeypatch):

@@ -129,6 +129,7 @@ class Runs:
         self.done: int = 0
         self.trained: int = 0
         self._told_done: set[str] = set()  # runs already reported as done
+        self._told_data: set[str] = set()  # sets of which it was said that the data differ
         self.left: list[str] = []
         """Names of runs that there was no time, or not enough, for."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
@@ -307,9 +308,25 @@ class Runs:
         result = records.read_json(self.root / plan.name / RESULT)
         self._told_done.add(plan.name)
         self._note_speed(plan.name, result)
+        self._check_data(plan.name, result)
         if self.kept is not None:
             records.write_json(self.kept / plan.name / RESULT, result)
         return result
+
+    def _check_data(self, name: str, result: Result) -> None:
+        """Say, once for each set, if a run had other samples or another order than earlier runs: they are not paired."""
+        set_ = name.partition("/")[0]
+        earlier = [run for run in self.results(f"{set_}/*/*/*") if run["name"] != name and _part(run) == _part(result)]
+        contents = {run["data"] for run in earlier if run.get("data")}
+        with self._counting:
+            if set_ in self._told_data or not contents or result["data"] in contents:
+                return
+            self._told_data.add(set_)
+        self.console.print(
+            f"{set_}: these data differ from those of earlier results, in content or in order: runs of one seed are "
+            "not paired across the two. Were shards given before, and a folder now?",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
 
     def _told(self, plan: Planned) -> bytes:
         """Return what the run's process reads: the plan, and this process's command line for the result to record."""
@@ -510,6 +527,12 @@ def _curves(folder: Path) -> dict[str, Any]:
 def _content(folder: Path) -> str | None:
     """Return a checksum that is equal for runs trained on the same samples in the same order."""
     return records.Run.open(folder).about.get("data", {}).get("train_content")
+
+
+def _part(result: Result) -> tuple[float, int | None]:
+    """Which part of a set a run was trained on: what is held out depends on the seed."""
+    config = result["config"]
+    return config["holdout"], config["seed"] if config["holdout"] else None
 
 
 def _thinned(rows: Sequence[T], points: int) -> list[T]:

@@ -56,7 +56,7 @@ def test_the_page_says_what_was_measured(output):
     for title in ("Training loss", "Accuracy on new digits", "Spectrum of china", "What is decided", "Larger evidence"):
         assert title in page
     first = read_json(output / "graying.json")["measurements"][0]["kappa"]
-    assert re.search(f"<h1>Graying takes κ .* from {first:,.0f} to [0-9,]+, as proven</h1>", page)
+    assert re.search(f"<h1>Graying lowers κ .* from {first:,.0f} to [0-9,]+, as proven</h1>", page)
 
 
 def test_a_second_run_trains_nothing_and_replaces_the_page(output, capsys):

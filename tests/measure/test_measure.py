@@ -134,7 +134,7 @@ def test_an_untrained_model_says_so() -> None:
     assert first.untrained is None
     assert small().rows == first.rows
     assert small(seed=1).rows != first.rows
-    with pytest.raises(ValueError, match="random weights already"):
+    with pytest.raises(ValueError, match="already has random weights"):
         small(untrained=True)
 
 
@@ -448,7 +448,7 @@ def test_a_run_is_answered_with_the_command_that_measures_it(tmp_path: Path) -> 
             "config": {"model": "lra_text", "model_kwargs": {}, "task": "sequence"},
         },
     )
-    with pytest.raises(ValueError, match=r"is a run.*models of images, wellcond\.Probe those of sequences$"):
+    with pytest.raises(ValueError, match=r"is a run.*image models, wellcond\.Probe sequence models$"):
         measure(str(tmp_path))
 
 
@@ -479,8 +479,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("options", "asked", "why"),
     [
         ({"model_kwargs": {"img_size": 32}}, [NAME], "the hub is asleep"),
-        ({"model_kwargs": {"img_size": 32}, "pretrained": False}, [], "as you asked"),
-        ({}, [], "pretrained ones are for the model as it is, and you gave depth, embed_dim, num_heads"),
+        ({"model_kwargs": {"img_size": 32}, "pretrained": False}, [], "as requested"),
+        ({}, [], "pretrained ones fit only the unchanged model, and you gave depth, embed_dim, num_heads"),
     ],
 )
 def test_random_weights_are_told_above_everything(
@@ -490,7 +490,7 @@ def test_random_weights_are_told_above_everything(
     result = small(**{"samples": 2, "blocks": 0, "console": console, **options})
     assert looked == asked
     text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    said = f"Random weights ({why}): these numbers say how the model starts"
+    said = f"Random weights ({why}): these numbers describe the model before training"
     assert text.index(said) < text.index("log κ (natural) of")
     page = result.page.read_text(encoding="utf-8")
     assert page.index(said) < page.index("mean log κ at sa")
@@ -514,7 +514,7 @@ def test_weights_that_can_be_had_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_
     console = quiet()
     result = measure(name, model_kwargs=settings, samples=2, untrained=True, console=console)
     text: str = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "Taking the pretrained weights of test_vit, from huggingface.co, 2 MB (--no-pretrained" in text
+    assert "Using the pretrained weights of test_vit, from huggingface.co, 2 MB (--no-pretrained" in text
     assert "Random weights" not in text
     save_file(weights, tmp_path / "same.safetensors")
     again = measure(name, model_kwargs=settings, samples=2, checkpoint=tmp_path / "same.safetensors", console=quiet())

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_weights_that_do_not_reach_their_accuracy_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"cifar10_vit reaches .* and its authors say 73.72%"):
+    with pytest.raises(ValueError, match=r"cifar10_vit reaches .* but its authors report 73.72%"):
         measure_trained(CIFAR10_VIT, folder, page=folder / "page.html")
     assert not (folder / "page.html").exists()
 

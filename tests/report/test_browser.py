@@ -392,7 +392,7 @@ def test_without_script_words_and_tables_are_complete(visit, one_run):
     assert not page.get_by_text("Numbers", exact=True).first.is_visible()
     assert page.locator("td", has_text="blocks.4").first.is_visible()
     assert page.locator("figure.chart:visible, .legend:visible").count() == 0  # no empty boxes
-    assert page.get_by_role("heading", name="Words").is_visible()
+    assert page.get_by_role("heading", name="Terms").is_visible()
     assert not page.locator("#attention h2").is_visible()  # which has nothing but charts
 
 

@@ -67,7 +67,7 @@ def test_colours_have_round_steps_and_a_least_span():
 def test_the_csv_has_every_row_and_the_notes_what_is_not_drawn():
     found = chart([(0, 1.0), (1, math.nan), (2, math.inf), (3, 1e-9)])
     assert found.csv == "run,step,loss\na,0,1\na,1,NaN\na,2,Infinity\na,3,1e-09\n"
-    assert found.notes == ["a: 2 of 4 points have no place here, and are not drawn."]
+    assert found.notes == ["a: 2 of 4 points cannot be drawn on these axes."]
     assert chart([(0, 1.0), (1, 0.0)], y=Axis("loss", log=True)).notes
     with pytest.raises(ValueError, match="'T' has no rows"):
         chart([])

@@ -47,7 +47,7 @@ def test_what_is_said_of_them():
 def test_advice_carries_our_own_verdict(monkeypatch):
     monkeypatch.setattr(module, "reference", lambda: MADE_UP)
     assert verdict_on("gray") == "our own verdict: holds, asa-table2"
-    assert verdict_on("restore_skip") == "no verdict of ours yet: asa-fig1c"
+    assert verdict_on("restore_skip") == "we have no verdict yet: asa-fig1c"
 
 
 def test_the_packaged_file_has_what_pages_ask_for():

@@ -80,7 +80,7 @@ def test_charts_of_several_runs_have_a_line_per_run():
     assert points(training, "b") == [(10, 3), (20, 1)]
     assert list(validation.looks) == ["b"]
     assert validation.looks["b"] == training.looks["b"]
-    assert "Measured in b alone" in validation.caption
+    assert "Measured only in b" in validation.caption
 
 
 def test_all_charts_go_from_0_to_the_last_step(probe_rows):
@@ -92,7 +92,7 @@ def test_all_charts_go_from_0_to_the_last_step(probe_rows):
 
 def test_of_many_points_the_highest_are_shown():
     (chart,) = training_charts([run_of("a", [(s, 50.0 if s == 777 else 1.0) for s in range(1, 2001)])], last=2000)
-    assert f"Of 2,000 points {POINTS_MOST} are shown" in chart.caption
+    assert f"{POINTS_MOST} of 2,000 points are shown" in chart.caption
     assert len(chart.rows) == POINTS_MOST
     assert (777, 50) in points(chart, "a")
 

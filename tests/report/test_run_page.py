@@ -52,7 +52,7 @@ def test_one_run_has_all_its_parts(probe_rows):
         "Over training",
         "Singular values",
         "Attention",
-        "Words",
+        "Terms",
     ]
     for heading in headings(html, 2):
         assert f">{heading}</a>" in html  # its contents
@@ -142,14 +142,14 @@ def test_tiles_say_what_is_a_lower_bound(probe_rows):
     assert "≥" not in "".join(tiles(html).values())
     html = conditioning_page({"a": probe_rows(blocks=6, shift=9.0)}).to_html()
     assert "6 blocks, ≥ 15.9 to ≥ 15.9" in html
-    assert "the truth may lie above a line" in html
+    assert "the true value may lie above the line" in html
     outside = conditioning_page({"a": [{**r, "status": "ceiling"} for r in probe_rows(blocks=0, outside=("tokens",))]})
     assert tiles(outside.to_html())["log κ at tokens"] == "≥ 8.6"
 
 
 def test_a_healthy_run_gets_no_advice(probe_rows):
     html = conditioning_page({"a": probe_rows()}).to_html()
-    assert "None of the rules found anything to do" in html
+    assert "None of the rules flagged a block" in html
     for word in ("wellcond.gray", "restore_skip", "replace_attention", "QK-norm"):
         assert word not in html
 
@@ -219,13 +219,13 @@ def _blind(rows, levels):
 def test_a_page_of_nothing_but_ceilings_says_so_first(probe_rows):
     rows = _blind(probe_rows(steps=(0, 100)), 4.85)
     text = unescape(conditioning_page({"blind": rows}).to_html())
-    assert "Nothing but ceilings" in text
-    assert text.index("Nothing but ceilings") < text.index("By block and site", text.index("<main>"))
+    assert "Only lower bounds" in text
+    assert text.index("Only lower bounds") < text.index("By block and site", text.index("<main>"))
     assert "bfloat16" in text
     one_number = [
         {**row, "status": "ok"} if row["name"] == "log_kappa" and row["site"] == "+sa" else row for row in rows
     ]
-    assert "Nothing but ceilings" not in unescape(conditioning_page({"sees": one_number}).to_html())
+    assert "Only lower bounds" not in unescape(conditioning_page({"sees": one_number}).to_html())
 
 
 def test_single_tokens_are_named_and_no_worst_block(probe_rows):
@@ -234,7 +234,7 @@ def test_single_tokens_are_named_and_no_worst_block(probe_rows):
         {**row, "block": "cls.0", "index": 3, "value": math.nan, "status": "single"} for row in probe_rows(blocks=1)
     ]
     html = conditioning_page({"cait": rows}).to_html()
-    assert "one token has no condition number: cls.0" in unescape(html)
+    assert "a single token has no condition number: cls.0" in unescape(html)
     assert tiles(html)["worst block"].startswith("blocks.")
 
 
@@ -278,7 +278,7 @@ def test_what_happened_is_said_before_anything_is_drawn(probe_rows):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_leaves_a_gap(value):
     html = run_page([shown("gap", loss=value)]).to_html()
-    assert "points have no place here, and are not drawn" in html
+    assert "points cannot be drawn on these axes" in html
     only = run_page([Shown(name="lost", train=[TrainRow(step=1, loss=value)])]).to_html()
     assert headings(only, 3) == ["Training loss"]  # what an older run did not write has no chart
     assert tiles(only)["training loss"] in ("NaN", "∞")

@@ -31,7 +31,7 @@ def test_a_run_folder_gets_its_page(make_run):
     text = path.read_text(encoding="utf-8")
     assert "Training of vit_tiny_patch16_224" in text
     assert "Training loss" in text
-    assert "first/metrics.jsonl: 1 rows are of no known kind" in text
+    assert "first/metrics.jsonl: 1 rows of unknown kind" in text
     assert str(run.parent) not in text  # no path of this machine
 
 
@@ -45,8 +45,8 @@ def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_pat
 
     for shapes in ([[65, 192]], [[65, 192]] * 2):
         text = page(shapes)
-        assert "where 90 % of the blocks of ViT-Tinys lie in our evidence" in text
-        assert "Shaded: where 90 % of the blocks of trained ViT-Tinys lie" in text
+        assert "the middle 90 % of the blocks of ViT-Tinys in our evidence" in text
+        assert "Shaded: the middle 90 % of the blocks of trained ViT-Tinys" in text
     assert "Shaded" not in page([[65, 192], [17, 64]])  # of two shapes, one band would be wrong for one of them
     assert "Shaded" not in page([[65, 192]], task="sequence")
     assert "Shaded" not in page([None])
@@ -109,7 +109,7 @@ def test_a_torn_last_line_is_said_on_the_page(make_run):
     run = make_run("torn")
     with open(run / "probe.jsonl", "ab") as file:
         file.write(b'{"run": "r", "st')
-    assert "torn/probe.jsonl: its last line was torn" in report_runs([run]).read_text(encoding="utf-8")
+    assert "torn/probe.jsonl: its last line was cut off" in report_runs([run]).read_text(encoding="utf-8")
 
 
 def test_what_lies_beside_the_rows_may_be_broken(make_run):
@@ -193,7 +193,7 @@ def test_the_page_of_a_measurement_is_made_again_and_no_poorer(measured, tmp_pat
     assert without_date(report_runs([measured], tmp_path / "elsewhere.html")) == before
     with open(measured / "untrained.jsonl", "ab") as file:
         file.write(b'{"run": "r", "st')
-    assert "measured/untrained.jsonl: its last line was torn" in without_date(report_runs([measured]))
+    assert "measured/untrained.jsonl: its last line was cut off" in without_date(report_runs([measured]))
 
 
 def test_the_page_of_a_measurement_is_not_overwritten_by_another(measured, make_run, tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_a_measurement_among_others_keeps_its_notes(measured, make_run, tmp_path
     text = report_runs([make_run("other"), measured], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "measured: vit_tiny: weights of last.pth.tar." in text
     assert "of seed 0" not in text
-    assert "measured: its untrained start is not among these runs; name its untrained.jsonl" in text
+    assert "measured: its untrained start is not among these runs; add its untrained.jsonl" in text
     assert "largest rise from other" in text
 
 

@@ -79,7 +79,7 @@ def gray_photographs(photographs: Sequence[Photograph], console: Console) -> dic
     """Gray and measure every photograph by every method and epsilon; each list begins with the photograph as it is."""
     work = [(photo, method, epsilon) for photo in photographs for method, epsilon in _settings()]
     if not console.is_terminal:
-        console.print(f"Graying {len(photographs)} photographs in {len(work)} ways …", highlight=False)
+        console.print(f"Graying {len(photographs)} photographs: {len(work)} measurements …", highlight=False)
     results: dict[str, list[Grayed]] = {photo.name: [] for photo in photographs}
     for photo, method, epsilon in track(
         work, "Graying", console=console, transient=True, disable=not console.is_terminal

@@ -73,9 +73,9 @@ def build(
     hero = photographs[0].name
     plain, one = grayed[hero][0], _pick(grayed[hero], "svd", EPSILONS[0])
     page = Page(
-        f"Graying takes κ of a photograph's tokens from {plain.kappa:,.0f} to {one.kappa:,.0f}, as proven",
-        f"SVD graying turns κ into κ^ε, exactly; ε = {EPSILONS[0]:g} here. What that and a skip connection do for "
-        "training is measured below, and said where it is not known.",
+        f"Graying lowers κ of a photograph's tokens from {plain.kappa:,.0f} to {one.kappa:,.0f}, as proven",
+        f"SVD graying turns κ into exactly κ^ε; here ε = {EPSILONS[0]:g}. Below we measure what graying and skip "
+        "connections do for training, and say where that is not known.",
         about="wellcond demo",
         footer=_footer(),
     )
@@ -99,7 +99,7 @@ def _hero_section(name: str, found: list[Grayed]) -> Html:
             pictures.append((method, epsilon, _picture(one.pixels, alt)))
         rule = f"; κ^ε is {found[0].kappa ** epsilon:,.0f}"
         text = (
-            f"κ = {both['svd'].kappa:,.0f} by SVD{rule}. By DCT, which has no such rule, κ = {both['dct'].kappa:,.0f}."
+            f"κ = {both['svd'].kappa:,.0f} by SVD{rule}. κ = {both['dct'].kappa:,.0f} by DCT, which has no such rule."
         )
         told.append(tag("p", text, data_epsilon=f"{epsilon:g}", hidden=epsilon != EPSILONS[0], class_="told"))
     images = [
@@ -117,10 +117,10 @@ def _hero_section(name: str, found: list[Grayed]) -> Html:
     n, d = (SIZE // PATCH) ** 2, 3 * PATCH**2
     about = paragraph(
         f"A transformer reads {SIZE} × {SIZE} pixels as {n} patches, each a row of {d} values: the token matrix X. "
-        "Its singular values σ are the strengths of its directions, and κ is the largest over the smallest. "
-        "Graying raises them, relative to the largest, to the power ε, or does so to the coefficients of a cosine "
-        "transform, which is cheaper. At ε = 1 nothing changes; in the pictures brightness and contrast are those "
-        "of the photograph."
+        "Its singular values σ say how strong its directions are; κ is the largest divided by the smallest. SVD "
+        "graying raises them, relative to the largest, to the power ε. DCT graying does the same to the coefficients "
+        "of a cosine transform, which is cheaper. At ε = 1 nothing changes. The pictures keep the photograph's "
+        "brightness and contrast."
     )
     return section(
         "A photograph, grayed",
@@ -156,7 +156,7 @@ def _spectrum(name: str, found: list[Grayed], epsilons: Sequence[float]) -> Char
         looks=looks,
         steps=[*epsilons, EPSILONS[0]],
         signal="epsilon",
-        caption="The right end of a line is 1/κ: the flatter, the better conditioned.",
+        caption="The right end of a line is 1/κ: the flatter the line, the better conditioned.",
     )
 
 
@@ -180,7 +180,7 @@ def _evidence_section(evidence: Path | None) -> Html:
     entries = ledger.entries(evidence) if evidence is not None else []
     decided = [entry for entry in entries if entry.verdict in VERDICTS]
     if not decided:
-        text = "There is no larger evidence at hand yet; wellcond reproduce asa-fig1c --scale lab makes it."
+        text = "There is no larger evidence here yet; wellcond reproduce asa-fig1c --scale lab produces some."
         return section("What is decided", text)
     verdicts = [entry.verdict for entry in decided]
     counted = ", ".join(f"{verdicts.count(one)} {one}" for one in VERDICTS if one in verdicts)
@@ -195,8 +195,8 @@ def _evidence_section(evidence: Path | None) -> Html:
     )
     return section(
         "What is decided",
-        "Of the statements of Always Skip Attention and Skyformer these are decided, by rules set before: real data, "
-        f"tuned rates, paired seeds, intervals. {counted[0].upper()}{counted[1:]}; docs/claims.md has all.",
+        "These statements from Always Skip Attention and Skyformer have a verdict, by rules set in advance: real data, "
+        f"tuned learning rates, paired seeds, intervals. {counted[0].upper()}{counted[1:]}; docs/claims.md has all.",
         chart,
     )
 
@@ -230,10 +230,10 @@ def _arms_sections(arms: Sequence[TrainedArm]) -> list[Html]:
     return [
         section(
             "Four small transformers",
-            f"Trained on this computer, {epochs} each: handwritten digits of {size['img_size']} × {size['img_size']} "
-            f"pixels, {size['depth']} blocks, {size['embed_dim']} wide. A block adds to its tokens what its attention "
-            "found, then what its MLP made of that; “adds” is the skip connection. One has no skip around attention, "
-            "one none around the MLP, and one reads DCT-grayed tokens, ε = 0.95.",
+            f"Trained on this computer for {epochs} each, on handwritten digits of {size['img_size']} × "
+            f"{size['img_size']} pixels: {size['depth']} blocks, {size['embed_dim']} wide. A block adds its "
+            "attention's output to its tokens, then its MLP's output; these additions are the skip connections. One model has no "
+            "skip around attention, one has none around the MLP, and one reads DCT-grayed tokens (ε = 0.95).",
             _headline(arms),
             bullets(*_seen(arms)),
             slider("step", steps, "step"),
@@ -245,10 +245,10 @@ def _arms_sections(arms: Sequence[TrainedArm]) -> list[Html]:
         section(
             "What this does not show",
             bullets(
-                f"Which model is more accurate ({said}): one seed, one learning rate, tuned for none of them, and "
-                f"{DIGITS} test digits leave an error of ± {100 * error:.0f} points.",
+                f"Which model is more accurate ({said}): there is one seed and one learning rate, tuned for none of "
+                f"them, and {DIGITS} test digits leave an error of ± {100 * error:.0f} points.",
                 "That graying helps training: the paper reports 81.0 → 81.3 % top-1 for a ViT-B on ImageNet-1K, a "
-                "difference that cannot be seen here.",
+                "difference too small to see here.",
             ),
         ),
     ]
@@ -270,7 +270,7 @@ def _headline(arms: Sequence[TrainedArm]) -> Html:
     found = []
     for arm in arms:
         means, metrics = mean_log_kappa(arm, "trained"), arm.result["metrics"]
-        accuracy = f"{metrics['top1']:.0%} of the digits right" if metrics else "diverged"
+        accuracy = f"{metrics['top1']:.0%} of the digits correct" if metrics else "diverged"
         found.append((arm.title, f"log κ {means['+sa']:.1f}" if means else "–", f"after attention; {accuracy}"))
     return tiles(*found)
 
@@ -287,8 +287,8 @@ def _seen(arms: Sequence[TrainedArm]) -> list[str]:
     if without:
         start = mean_log_kappa(arms[0], "untrained")
         seen.append(
-            f"Without the attention skip log κ stays at {without['+sa']:.1f}, and every later block gets such tokens. "
-            f"It is attention itself, not what it learned: at the random start log κ at sa is {start['sa']:.1f}."
+            f"Without the attention skip, log κ stays at {without['+sa']:.1f}, and every later block gets such tokens. "
+            f"The cause is attention itself, not what it learned: at the random start, log κ at sa is {start['sa']:.1f}."
         )
     return seen
 
@@ -312,8 +312,8 @@ def _table(arms: Sequence[TrainedArm]) -> Html:
         rows,
         numeric={2, 3, 4, 5, 6},
         groups=True,
-        caption=f"Mean log κ over the blocks, of {images} digits that were not trained on, in a forward pass of its "
-        "own in float32. Natural logarithm; 15.9 is the most that float32 can tell.",
+        caption=f"Mean log κ over the blocks, on {images} digits not used in training, in a separate float32 forward "
+        "pass. Natural logarithm; 15.9 is the most that float32 can resolve.",
     )
 
 
@@ -350,7 +350,7 @@ def _more(folder: Path) -> Html:
     target = os.path.relpath(guide, folder.resolve()) if inside else None  # elsewhere the link would lead nowhere
     name = "docs/graying.md"
     link = tag("a", name, href=Path(target).as_posix()) if target else f"{name} of the project"
-    return paragraph("More, on supported models, checkpoints, compile and export: ", link, ".")
+    return paragraph("More on supported models, checkpoints, compile and export: ", link, ".")
 
 
 def _footer() -> list[str]:
@@ -362,5 +362,5 @@ def _footer() -> list[str]:
         f"Written by wellcond demo on {facts['date'][:10]} with {versions}, on the CPU.",
         "The digits and the photographs come with scikit-learn; the photographs are china.jpg by danielbuechele and "
         "flower.jpg by vultilion, on Flickr, CC BY 2.0; cropped, resized and grayed.",
-        "The ablation and Token Graying are those of Always Skip Attention, figure 1 and algorithms 1 and 2.",
+        "The ablation and Token Graying come from Always Skip Attention, figure 1 and algorithms 1 and 2.",
     ]

@@ -118,15 +118,15 @@ def measure(
     _refuse_run(model_name)
     _check_folder(folder)
     if epsilon is not None and gray is None:
-        raise ValueError("epsilon is the exponent of graying, and nothing is grayed: name the method, svd or dct, too")
+        raise ValueError("epsilon is the exponent of graying, and nothing is grayed: also name a method, svd or dct")
     if exact not in EXACT:
-        raise ValueError(f"exact is {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
+        raise ValueError(f"exact must be one of {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
     settings = dict(model_kwargs or {})
     weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
     built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
     if untrained and not built.trained:
         raise ValueError(
-            f"{name} has random weights already ({why_random}): drop untrained, or give it a checkpoint or pretrained"
+            f"{name} already has random weights ({why_random}): drop untrained, or give a checkpoint or pretrained"
         )
     notes = [f"{name}: {', '.join(built.notes)}."]
     notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
@@ -145,7 +145,7 @@ def measure(
         _forget_training(built, model_name, settings, seed)
         _settle_norms(built.model, sample, where)
         start, _, _ = _measure(built.model, UNTRAINED, probed, sample, where, exact, console)
-        notes.append(f"{UNTRAINED}: the same model with random weights, of seed {seed}.")
+        notes.append(f"{UNTRAINED}: the same model with random weights, seed {seed}.")
     notes += [*said, *_about_images(sample, data_dir), _about_values([*rows, *(start or ())], where)]
     measured = Measured(
         model=name, trained=built.trained, why_random=why_random, shape=shape, rows=rows, untrained=start, notes=notes
@@ -163,7 +163,8 @@ def measure(
         say(line)
     written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
     page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed)
-    say(f"The page: {page}" if page else f"No page, without Altair; `wellcond report {folder}` draws it where it is.")
+    no_page = f"No page: Altair is not installed. `wellcond report {folder}` draws it where Altair is installed."
+    say(f"The page: {page}" if page else no_page)
     return Measurement(rows=rows, untrained=start, notes=notes, page=page)
 
 
@@ -173,7 +174,7 @@ def _device(wanted: str | None) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         why = str(error).splitlines()[0]
-        raise ValueError(f"there is no device {wanted!r} here ({why}); wellcond info lists what there is") from error
+        raise ValueError(f"there is no device {wanted!r} here ({why}); wellcond info lists the devices") from error
     return device
 
 
@@ -191,10 +192,12 @@ def _refuse_run(name: str) -> None:
     config, states = records.Run.open(name).config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
     shows = f"{name} is a run. `wellcond report {name}` shows what was measured while it trained"
     if config.get("task") == "sequence":
-        raise ValueError(f"{shows}; this command measures models of images, wellcond.Probe those of sequences")
+        raise ValueError(f"{shows}; this command measures image models, wellcond.Probe sequence models")
     given = ",".join(f"{key}={value}" for key, value in config["model_kwargs"].items())
     command = f"wellcond measure {config['model']}{f' --model-kwargs {given}' if given else ''}"
-    raise ValueError(f"{shows}; on other images: {command} --checkpoint {states[-1] if states else 'FILE'}")
+    raise ValueError(
+        f"{shows}; to measure it on other images: {command} --checkpoint {states[-1] if states else 'FILE'}"
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -216,17 +219,17 @@ def _build_with_weights(
     """Return the model, and why its weights are random; "" if they are not."""
     if weights["checkpoint"] is not None or weights["ema"] or pretrained:
         return _build(model_name, seed, model_kwargs=settings, pretrained=bool(pretrained), **weights), ""
-    why = "as you asked" if pretrained is False else ""
+    why = "as requested" if pretrained is False else ""
     odd = [key for key in settings if key not in FITTING]
     if not why and odd:
-        why = f"pretrained ones are for the model as it is, and you gave {', '.join(odd)}"
+        why = f"pretrained ones fit only the unchanged model, and you gave {', '.join(odd)}"
     if not why:
         found = find_pretrained(model_name)
         why = "" if found.there else found.why
         if why and model_name.startswith(HUB):  # without an answer not even the architecture is known
-            raise ValueError(f"{model_name} cannot be had: {why}")
+            raise ValueError(f"{model_name} is not available: {why}")
         if found.there and not model_name.startswith(FOLDER):
-            said = f"Taking the pretrained weights of {model_name}, {found.why} (--no-pretrained takes random ones)."
+            said = f"Using the pretrained weights of {model_name}, {found.why} (--no-pretrained uses random ones)."
             console.print(said, highlight=False, markup=False, soft_wrap=True)
     if not why:
         try:
@@ -287,14 +290,14 @@ def _measure(
         return rows, notes, probe.shape
     sites = [site for site in SITES if site in beyond]
     if device.type == "mps":  # it has no float64
-        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; device=cpu can see it."], probe.shape
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; device=cpu can measure it."], probe.shape
     finer = Probe(model, run=run, exact="float64", **{**probed, "sites": sites})
     try:
         _run(finer, sample, device, console, f"{', '.join(sites)} again, in float64")
     except ValueError as error:  # no memory for it
-        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32, and in float64 {error}"], probe.shape
+        return rows, [*notes, f"κ at {', '.join(sites)} is beyond float32; in float64, {error}"], probe.shape
     seen = {_key(row): row for row in finer.rows()}
-    notes.append(f"{', '.join(sites)}: in float64, since κ of some samples is beyond what float32 can see.")
+    notes.append(f"{', '.join(sites)}: in float64, because κ of some samples is beyond what float32 can resolve.")
     return [seen.get(_key(row), row) for row in rows], notes, probe.shape
 
 
@@ -313,7 +316,7 @@ def _settle_norms(model: nn.Module, sample: ImageSample, device: torch.device) -
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
     model.eval()
-    return ["Its batch norms have the statistics of these images, since random weights come without any."]
+    return ["Its batch norms use the statistics of these images, because random weights come without any."]
 
 
 def _key(row: records.Row) -> tuple[Any, ...]:
@@ -330,7 +333,7 @@ def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Conso
             model(sample.images.to(device))
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"{len(sample.names)} images are too many for the memory of {device}: take fewer samples, or fewer blocks "
+            f"{len(sample.names)} images do not fit into the memory of {device}: use fewer samples, or fewer blocks "
             "or sites at a time"
         ) from error
 
@@ -355,7 +358,7 @@ def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int)
         return measured.page().write(folder / PAGE) if can_draw() else None
     except OSError as error:  # it was writable before
         raise ValueError(
-            f"{folder} can no longer be written to ({error.strerror}); the table is all there is"
+            f"{folder} can no longer be written to ({error.strerror}); the table above is all you get"
         ) from None
 
 

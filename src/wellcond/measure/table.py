@@ -91,9 +91,9 @@ def legend(console: Console, rows: Sequence[Row], untrained: Sequence[Row] | Non
         lines.append(Text("In brackets: the same model with random weights."))
     used = "".join(marks(kappas.rows.values(), kappas.bounds) for kappas in (_Kappas(rows), _Kappas(untrained or ())))
     if "≥" in used:
-        lines.append(Text("≥ some samples are beyond what the dtype can see, and count as that ceiling."))
+        lines.append(Text("≥ some samples are beyond what the dtype can resolve and count as that ceiling."))
     if "!" in used:
-        lines.append(Text("! some samples are NaN, infinite or all zero, and are left out."))
+        lines.append(Text("! some samples are NaN, infinite or all zero and are left out."))
     return lines
 
 

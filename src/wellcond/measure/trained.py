@@ -82,7 +82,7 @@ CIFAR10_VIT = Trained(
 GALILEO_NANO = Trained(
     name="galileo_nano",
     about="Galileo-Nano's encoder, pre-norm, 128 wide, 4 deep, 8 heads, trained on satellite data; here 144 tokens of "
-    "photographs in the place of its bands blue, green and red: plausible input, not what it was trained on",
+    "photographs in place of its blue, green and red bands: plausible input, not what it was trained on",
     source="public repository nasaharvest/galileo (MIT), data/models/nano/encoder.pt",
     weights=_renamed,
     data=None,
@@ -112,8 +112,8 @@ def measure_trained(
             reached = accuracy(built, data)
             if abs(reached - trained.accuracy) > 1e-3:
                 raise ValueError(
-                    f"{trained.name} reaches {reached:.2%} of {data.name}, and its authors say {trained.accuracy:.2%}: "
-                    "other weights, other images, or weights in wrong places"
+                    f"{trained.name} reaches {reached:.2%} of {data.name}, but its authors report "
+                    f"{trained.accuracy:.2%}: wrong weights, wrong images, or weights in the wrong places"
                 )
         done = measure(
             trained.name,
@@ -246,5 +246,5 @@ def run(
 
 if __name__ == "__main__":
     _parser = argparse.ArgumentParser(description="Measure two trained models, each beside its random start.")
-    _parser.add_argument("folder", type=Path, help="where their weights and images are, see trained_models.py")
+    _parser.add_argument("folder", type=Path, help="folder with their weights and images; see trained_models.py")
     run(_parser.parse_args().folder)

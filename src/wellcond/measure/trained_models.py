@@ -139,10 +139,10 @@ def galileo_nano(pretrained: bool = False, **settings: Any) -> GalileoNano:
 
 def _config(model: Any, pretrained: bool, settings: dict[str, Any], side: int, **more: Any) -> dict[str, Any]:
     if pretrained:
-        raise ValueError("these weights are not to be had by name; give the file as the checkpoint")
+        raise ValueError("these weights cannot be loaded by name; give the file as the checkpoint")
     given = {name: value for name, value in settings.items() if value is not None}
     if given.pop("num_classes", model.num_classes) != model.num_classes or given:
-        raise ValueError(f"{type(model).__name__} is built as its weights are, and takes no settings, not {settings}")
+        raise ValueError(f"{type(model).__name__} has the shape of its weights and takes no settings, not {settings}")
     return {"input_size": (3, side, side), "crop_pct": 1.0, "interpolation": "bilinear", "classifier": None, **more}
 
 

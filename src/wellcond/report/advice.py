@@ -128,7 +128,7 @@ def non_finite(state: BlockState) -> str | None:
     step, block, site = state.began
     if block == state.block:
         return f"NaN or infinity was first seen here, at {site} in step {step:,}: look at the steps just before it."
-    return f"Some values are NaN or infinite, which began at {f'{block}, ' if block else ''}{site}: look there first."
+    return f"Some values are NaN or infinite, first seen at {f'{block}, ' if block else ''}{site}: look there first."
 
 
 def all_zero(state: BlockState) -> str | None:
@@ -136,8 +136,8 @@ def all_zero(state: BlockState) -> str | None:
     if not sites:
         return None
     return (
-        f"The tokens at {' and '.join(sites)} are all zero: the branch is dead. Look at its LayerScale and its last "
-        "weights, above all where a skip was removed."
+        f"The tokens at {' and '.join(sites)} are all zero: the branch is dead. Check its LayerScale and the "
+        "weights of its last layer, especially if a skip was removed."
     )
 
 
@@ -151,12 +151,12 @@ def skip_does_not_help(state: BlockState) -> str | None:
         if before >= HIGH and after >= HIGH and after > before - SKIP_GAIN and (alike or not state.entering >= HIGH):
             name = "attention" if site == "sa" else "MLP"
             if all(unseen):
-                what = f"κ is beyond the ceiling before the {name}'s add, and after it too"
+                what = f"κ is beyond the ceiling both before and after the {name}'s add"
             else:
-                what = f"κ is as large after the {name}'s add as before it"
+                what = f"κ hardly drops, or even rises, at the {name}'s add"
             return (
                 f"{what}: if the skip was removed, restore it (wellcond.restore_skip; {verdict_on('restore_skip')}); "
-                "if not, the branch outweighs it."
+                "otherwise the branch outweighs it."
             )
     return None
 
@@ -165,7 +165,7 @@ def tokens_come_in_badly(state: BlockState) -> str | None:
     if not (state.entering >= HIGH and (state.after_attention >= HIGH or math.isnan(state.after_attention))):
         return None
     return (
-        "What enters the block is ill-conditioned already: look at the blocks before it; graying the tokens "
+        "The block's input is already ill-conditioned: look at the blocks before it. Graying the tokens "
         f"(wellcond.gray) may help too, as Always Skip Attention reports for trained ViTs ({verdict_on('gray')})."
     )
 
@@ -176,8 +176,8 @@ def attention_makes_it_worse(state: BlockState) -> str | None:
         add = "+sa" if "+sa" in state.cells else "+mlp"
         left = bounded(after, state.lower_bound(add))
         return (
-            f"Attention puts out log κ {bounded(before, state.lower_bound('sa'))}, and {left} is left after the add: "
-            "another attention (wellcond.replace_attention) may help; Skyformer claims it of its kernel "
+            f"Attention's output has log κ {bounded(before, state.lower_bound('sa'))}, and {left} remains after the "
+            "add: another attention (wellcond.replace_attention) may help. Skyformer claims this for its kernel "
             f"({verdict_on('replace_attention')})."
         )
     return None
@@ -187,8 +187,8 @@ def logits_are_large(state: BlockState) -> str | None:
     if not state.logit >= LARGE_LOGIT:
         return None
     return (
-        f"The largest attention logit is {format_number(state.logit)}, where softmax tends to give all to one token: "
-        "QK-norm bounds the logits (timm: qk_norm=True, for a new training)."
+        f"The largest attention logit is {format_number(state.logit)}: at this size, softmax tends to put all its "
+        "weight on one token. QK-norm bounds the logits (timm: qk_norm=True, for a new training run)."
     )
 
 
@@ -196,8 +196,8 @@ def attention_has_collapsed(state: BlockState) -> str | None:
     if not state.entropy <= LOW_ENTROPY or state.logit >= LARGE_LOGIT:  # with large logits, that rule has said it
         return None
     return (
-        f"Attention entropy is {state.entropy:.2f} nats, so that queries look at little more than one token: QK-norm "
-        "or a lower learning rate may help, if it was not meant so."
+        f"Attention entropy is {state.entropy:.2f} nats: the average query attends to little more than one token. If "
+        "that is not intended, QK-norm or a lower learning rate may help."
     )
 
 
@@ -209,10 +209,8 @@ def beyond_the_ceiling(state: BlockState) -> str | None:
     site = max(sites, key=lambda name: state.capped.get(name, 0))
     cell = state.cells[site]
     share = f"{state.capped[site]:,.0f} of {cell.samples:,} samples" if state.capped.get(site) else "samples"
-    return (
-        f"At {site} κ of {share} is beyond what {cell.dtype} can see: the number is a lower bound, and a "
-        "measurement in float64 would tell more."
-    )
+    more = "" if cell.dtype == "float64" else " Measuring in float64 would show more."
+    return f"At {site}, κ of {share} is beyond what {cell.dtype} can resolve: the number is a lower bound.{more}"
 
 
 RULES: tuple[Callable[[BlockState], str | None], ...] = (
@@ -234,8 +232,8 @@ def advise_run(readings: Readings, step: int) -> list[str]:
         when, block, site = failure
         where = f"{site} of {block}" if block else site
         said.append(
-            f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes after that, in the "
-            "model and in time, may only follow from it."
+            f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes later, in the model "
+            "or in training, may just be a consequence."
         )
     places = [(block.name, site) for block in readings.blocks for site in readings.sites]
     cells = [c for place in [*places, *(("", s) for s in readings.outside)] if (c := readings.log_kappa(step, *place))]
@@ -243,15 +241,15 @@ def advise_run(readings: Readings, step: int) -> list[str]:
     if low:
         many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
         said.append(
-            f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can both hide "
-            "and invent large κ. Probe(model), without exact=False, measures a pass of its own in float32."
+            f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can hide a large "
+            "κ or produce a false one. Probe(model), without exact=False, measures in a separate float32 pass."
         )
     tokens = readings.value("log_kappa", step, "", "tokens")
     if tokens >= HIGH:
         bound = readings.lower_bound(step, "", "tokens")
         said.append(
             f"The raw tokens have log κ {bounded(tokens, bound)}. Graying (wellcond.gray) lowers it, SVD graying with "
-            f"ε = 0.95 to {bounded(0.95 * tokens, bound)}; whether that helps training is for a trial to say "
+            f"ε = 0.95 to {bounded(0.95 * tokens, bound)}. Whether that helps training, only a trial can tell "
             f"({verdict_on('gray')})."
         )
     return said

@@ -47,7 +47,7 @@ def altair() -> Any:
         import vl_convert  # noqa: F401 (what makes an SVG of a chart, and the script of a page)
     except ImportError as missing:
         raise ValueError(
-            f"charts are drawn with Altair, and there is no {missing.name} here: pip install altair vl-convert-python"
+            f"charts need Altair, and {missing.name} is not installed: pip install altair vl-convert-python"
         ) from None
     return altair
 
@@ -482,10 +482,7 @@ TOLD = {"block": "block", "site": "site", "number": "log κ", "status": "status"
 def _notes(rows: Sequence[Row], lost: Sequence[Row], by: str) -> list[str]:
     """Say which points are not drawn, line by line."""
     count, gone = Counter(row[by] for row in rows), Counter(row[by] for row in lost)
-    return [
-        f"{name}: {number} of {count[name]} points have no place here, and are not drawn."
-        for name, number in gone.items()
-    ]
+    return [f"{name}: {number} of {count[name]} points cannot be drawn on these axes." for name, number in gone.items()]
 
 
 def _cell(value: Any) -> str:

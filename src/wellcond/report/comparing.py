@@ -26,7 +26,7 @@ SENSES = {  # of a change, by whether the first and the other number are lower b
     (True, False): "at most",
     (True, True): "not known",
 }
-BOUND = "≥: some samples were at the ceiling, so that it is a lower bound."
+BOUND = "≥: a lower bound, because some samples were at the ceiling."
 
 
 class Difference(NamedTuple):
@@ -143,20 +143,18 @@ def differences(runs: Sequence[Readings]) -> list[Html]:
     """Return a table of the worst changes, and a link to all of them as CSV."""
     found = compare(runs)
     if not found:
-        return [
-            paragraph(f"No block and site of {runs[0].run} was measured in another run, so nothing can be compared.")
-        ]
+        return [paragraph(f"No other run measured a block and site of {runs[0].run}, so there is nothing to compare.")]
     several = len(runs) > 2
     rows = [[*([d.run] if several else []), d.block or "–", d.site, str(d), *_texts(d)] for d in found[:ROWS_MOST]]
     names = [runs[0].run, "this run" if several else runs[1].run]
     header = [*(["run"] if several else []), "block", "site", "change", *names]
     start = 3 if several else 2
     more = f" These are the first {ROWS_MOST} of {len(found)}." if len(found) > ROWS_MOST else ""
-    caption = f"log κ at each run's last step, the worst change first.{more}"
+    caption = f"log κ at each run's last step, worst change first.{more}"
     if any(d.first_bound or d.other_bound for d in found):
         unknown = sum(d.sense == "not known" for d in found)
-        at = f"at {unknown} of {len(found)} places, which come last"
-        last = f" Between two of them the change is not known: {at}." if unknown else ""
+        at = f"at {unknown} of {len(found)} places, listed last"
+        last = f" Between two lower bounds the change is not known: {at}." if unknown else ""
         caption += f" {BOUND}{last}"
     link = tag("p", data_link("All differences as CSV", "differences.csv", "text/csv", _csv(runs[0].run, found)))
     return [table(header, rows, numeric=set(range(start, len(header))), caption=caption), link]

@@ -80,8 +80,8 @@ class Measured:
             return ""
         why = f" ({self.why_random})" if self.why_random else ""
         return (
-            f"Random weights{why}: these numbers say how the model starts, not what training made of it. "
-            "--checkpoint FILE measures trained ones."
+            f"Random weights{why}: these numbers describe the model before training, not after it. "
+            "--checkpoint FILE measures trained weights."
         )
 
     @property

@@ -27,7 +27,7 @@ __all__ = ["Page", "bullets", "code_block", "note", "paragraph", "section", "sli
 
 TILES_MANY = 3  # with more tiles, a phone shows two columns, and their numbers wrap
 CHARTS_ALONE = "figure.chart, .multiples, section:not(:has(> :not(h2, .chart, .multiples, [hidden])))"
-WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; words and tables are complete without."
+WITHOUT_SCRIPT = "The charts need JavaScript, which is switched off; text and tables are complete without it."
 
 
 class Page:

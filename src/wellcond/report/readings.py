@@ -21,11 +21,11 @@ from wellcond.words import BLOCK_SITES, OUTSIDE_SITES
 __all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
 
 SITE_WORDS = {
-    "in": "the normed input of attention",
+    "in": "attention's input, after any norm",
     "sa": "the attention's output, before the add",
-    "+sa": "the stream after that add",
+    "+sa": "the stream after the attention's add",
     "mlp": "the MLP's output, before the add",
-    "+mlp": "the stream after that add: the block's output",
+    "+mlp": "the stream after the MLP's add: the block's output",
     "tokens": "the raw patches",
     "embed": "the embedded tokens, before the first block",
 }
@@ -123,7 +123,7 @@ class Readings:
                 if inside:
                     indexes.setdefault(block, index)
         if not number:
-            raise ValueError(f"the run {run!r} has no rows; was the probe ever switched on, or the file cut off?")
+            raise ValueError(f"the run {run!r} has no rows; was the probe ever switched on, or was the file cut off?")
         steps = sorted({step for name, step, _, _ in cells if name == "log_kappa"})
         if not steps:
             raise ValueError(
@@ -225,7 +225,9 @@ def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, C
         cell = Cell(float(row["value"]), int(row["count"]), str(row["dtype"]), str(row["status"]))
         return name, step, block, site, int(row["index"]), cell
     except KeyError as error:
-        raise ValueError(f"row {number} of the run {run!r} has no field {error}; is it a file of a probe?") from None
+        raise ValueError(
+            f"row {number} of the run {run!r} has no field {error}; was this file written by a probe?"
+        ) from None
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"row {number} of the run {run!r} is not a measurement ({error}); it is {row!r}"[:300]
@@ -243,9 +245,9 @@ def _notes(run: str, unknown: Counter[str], single: list[str]) -> list[str]:
     found = []
     if single:
         more = f" and {len(single) - NAMED_MOST} more" if len(single) > NAMED_MOST else ""
-        found = [f"{run}: one token has no condition number: {', '.join(single[:NAMED_MOST])}{more}."]
+        found = [f"{run}: a single token has no condition number: {', '.join(single[:NAMED_MOST])}{more}."]
     if not unknown:
         return found
     named = ", ".join(f"{what} ({count} rows)" for what, count in unknown.most_common(NAMED_MOST))
     more = f" and {len(unknown) - NAMED_MOST} more" if len(unknown) > NAMED_MOST else ""
-    return [*found, f"{run}: this version does not know {named}{more}, and leaves them out."]
+    return [*found, f"{run}: left out, because this version does not know them: {named}{more}."]

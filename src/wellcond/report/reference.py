@@ -3,7 +3,7 @@
     like = reference().nearest(tokens=197, width=192)      # the models whose token matrices have the nearest shape
     like.trained["sa"]                                     # Band(low=10.5, median=11.7, high=13.2)
     like.about                                             # "11 runs on CIFAR-10, CIFAR-100, …, 65 tokens of …"
-    verdict_on("gray")                                     # "no verdict of ours yet: asa-table2"
+    verdict_on("gray")                                     # "we have no verdict yet: asa-table2"
 
 All of it comes from reference.json, which `wellcond ledger` writes from evidence/ and `--check` compares with it.
 """
@@ -64,10 +64,10 @@ class ReferenceModels:
     def beside(self, shape: tuple[int, int], which: Iterable[str]) -> str:
         """Explain the bands of `which` (trained, untrained) that are shown beside matrices of this shape."""
         tokens, width = shape
-        other = f"; here {tokens} of {width}, and κ grows as a matrix comes near to square"
+        other = f"; here {tokens} of {width}, and κ grows as a matrix gets closer to square"
         other = "" if shape == (self.tokens, self.width) else other
         them = self.them if self.runs > 1 else f"a {self.them}"
-        return f"{', '.join(which)}: where 90 % of the blocks of {them} lie in our evidence, {self.about}{other}."
+        return f"{', '.join(which)}: the middle 90 % of the blocks of {them} in our evidence, {self.about}{other}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,4 +112,4 @@ def verdict_on(advice: str) -> str:
     found = reference().advice[advice]
     if found["verdict"] in VERDICTS:
         return f"our own verdict: {found['verdict']}, {found['claim']}"
-    return f"no verdict of ours yet: {found['claim']}"
+    return f"we have no verdict yet: {found['claim']}"

@@ -37,20 +37,24 @@ KAPPA = Axis("log_kappa", "log κ", least=3.0)
 METRICS = {"loss": "validation loss", "top1": "top-1", "top5": "top-5"}
 """Names of validation metrics on a page; others keep their own."""
 MAP, BY_BLOCK = "log κ by block and site", "log κ by block, {}"  # titles of a run's heat map, and of a site's lines
-VALIDATED = "Over the validation set; over the next part of it each time, where eval_batches says so."
+VALIDATED = "Over the validation set; with eval_batches, over its next part each time."
 OTHERS = {
-    "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's groups."),
+    "lr": ("Learning rate", Axis("lr", "learning rate"), "The largest of the optimiser's parameter groups."),
     "gradient_norm": ("Gradient norm", Axis("gradient_norm", "norm", log=True), "Of all gradients, before clipping."),
 }
 """Fields of a training row with a chart of their own: title, axis and caption."""
 ATTENTION = {
-    "attention_entropy": ("Attention entropy by block", "entropy (nats)", "0 is one token alone, ln n all n alike."),
+    "attention_entropy": (
+        "Attention entropy by block",
+        "entropy (nats)",
+        "0: all weight on one token. ln n: equal weight on all n.",
+    ),
     "largest_logit": ("Largest attention logit by block", "largest logit", "Before softmax, over heads and samples."),
 }
 OUTSIDE = Block("", -1)  # placeholder for what comes before the first block
 MARKS = (
-    "≥: some samples were at the ceiling, so that the mean is a lower bound. !: samples that were not finite, or all "
-    "zero, are left out."
+    "≥: the mean is a lower bound, because some samples were at the ceiling. !: samples that were not finite or all "
+    "zero are left out."
 )
 Points = Sequence[tuple[int, float]]
 
@@ -188,14 +192,14 @@ def _sentence(words: str) -> str:
 def _alone(names: Iterable[str], runs: Sequence[Any]) -> str:
     """Say which run was measured if a chart of several runs has only one line."""
     names = list(names)
-    return f" Measured in {names[0]} alone." if len(runs) > 1 and len(names) == 1 else ""
+    return f" Measured only in {names[0]}." if len(runs) > 1 and len(names) == 1 else ""
 
 
 def _below_truth(runs: Sequence[Readings], *sites: str) -> str:
     """Return a caveat for lines at these sites if some of their points are lower bounds."""
     if not any(run.capped_sites & set(sites) for run in runs):
         return ""
-    return " Some samples were at the ceiling: near it, the truth may lie above a line."
+    return " Some samples were at the ceiling: near it, the true value may lie above the line."
 
 
 # ---- over training
@@ -218,11 +222,11 @@ def training_charts(runs: Sequence[Shown], *, last: int) -> list[Chart]:
         ]
 
     names = list(dict.fromkeys(name for run in runs for row in run.validation for name in row.metrics))
-    charts = chart("Training loss", Axis("loss"), lambda run: run.trained("loss"), "Of the batch of each logged step.")
+    charts = chart("Training loss", Axis("loss"), lambda run: run.trained("loss"), "Of the batch at each logged step.")
     for name in names:
         title = {"loss": "Validation loss", "top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}.get(name)
         field, share = name if name.isidentifier() else "value", name in ("top1", "top5")
-        y = Axis(field, "share right", least=0.1) if share else Axis(field, name)
+        y = Axis(field, "share correct", least=0.1) if share else Axis(field, name)
         charts += chart(title or f"Validation {name}", y, lambda run, name=name: run.metric(name), VALIDATED)
     for field, (title, y, caption) in OTHERS.items():
         charts += chart(title, y, lambda run, field=field: run.trained(field), caption)
@@ -257,7 +261,7 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
             block.name: [(step, run.value("log_kappa", step, block.name, site)) for step in run.steps]
             for block in sorted(ranked, key=lambda block: block.place)
         }
-        caption = f"The site that is worst at the last step, {site}, and the {len(lines)} blocks worst there."
+        caption = f"The worst site at the last step, {site}, and the {len(lines)} worst blocks there."
         caption += _below_truth([run], site)
         title = f"log κ over training, {site}"
         looks = looks_of(list(lines))
@@ -290,7 +294,7 @@ def _over_steps(
     longest = max(len(points) for points in lines.values())
     if longest > POINTS_MOST:
         caption += (
-            f" Of {longest:,} points {POINTS_MOST} are shown, the highest of each stretch; the run's files have all."
+            f" {POINTS_MOST} of {longest:,} points are shown, the highest of each stretch; the run's files have all."
         )
     rows = [
         {by: name, "step": step, y.field: value}
@@ -323,11 +327,11 @@ def spectra(runs: Sequence[Readings]) -> list[Chart]:
         elif len(runs) == 1:
             rows = [row for block in chosen for row in _spectrum(run, step, block, site, {"block": block.name})]
             by, here = "block", {b.name: Look(color) for b, color in zip(chosen, RAMP, strict=False)}
-            caption += f" Step {step:,}. The flatter a line, the better conditioned."
+            caption += f" Step {step:,}. The flatter the line, the better conditioned."
         else:
             block = _worst(run, step, site)
             rows = [row for run, step in found for row in _spectrum(run, step, block, site, {"run": run.run})]
-            title, caption = f"Spectrum at {site}, {block.name}", f"The block that is worst there in {run.run}."
+            title, caption = f"Spectrum at {site}, {block.name}", f"The worst block at this site in {run.run}."
         here = {name: look for name, look in here.items() if any(row[by] == name for row in rows)}
         caption += (_alone(here, runs) if by == "run" else "") + " Geometric mean over samples."
         if rows:

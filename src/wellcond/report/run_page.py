@@ -48,8 +48,8 @@ SENTENCES_MOST = 2  # per row
 BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
 EVENTS_MOST = 12  # per run; metrics.jsonl has all
 KAPPA = (
-    "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. Large means "
-    "that some directions among the tokens have almost vanished, and training has a hard time with them."
+    "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. A large "
+    "value means that some directions among the tokens have almost vanished, which may make training harder."
 )
 SITE_NAMES = {
     "in": "attention input", "sa": "attention output", "+sa": "stream after attention", "mlp": "MLP output",
@@ -92,12 +92,12 @@ def run_page(
     page = Page(found, sentence, about=title or _subject(runs, logged), card=card, footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
-        notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables have all.")
+        notes.append(f"The charts show the first {RUNS_MOST} of {len(runs)} runs; the tables list them all.")
     drawn = measured[:RUNS_MOST]
     if warning:
         page.add(note("Before you read on", paragraph(warning)))
     if blind := [run for run in measured if run.only_ceilings]:
-        page.add(note("Nothing but ceilings", paragraph(_blind(blind))))
+        page.add(note("Only lower bounds", paragraph(_blind(blind))))
     steps = shown_steps(drawn) if drawn else []
     if maps := heat_maps(drawn, steps):
         page.add(section("By block and site", *_map_section(drawn, maps, steps, reference or {})))
@@ -140,7 +140,7 @@ def _map_section(
     """Return the heat maps, their slider, and the same numbers as lines, with the first of `reference` shaded."""
     name, spans = next(iter(reference.items()), ("", {}))
     bands = {
-        site: Shaded(span.low, span.high, f"where 90 % of the blocks of {name} lie") for site, span in spans.items()
+        site: Shaded(span.low, span.high, f"the middle 90 % of the blocks of {name}") for site, span in spans.items()
     }
     beside = len(maps) > 1 and max(len(run.blocks) for run in drawn) <= BESIDE_MOST
     shown = [grid(*maps)] if beside else maps
@@ -148,7 +148,7 @@ def _map_section(
     if len(steps) > 1:
         text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
         if len(drawn) > 1:
-            text += " Each run shows its latest measurement up to that step."
+            text += " Each run shows its latest measurement up to the chosen step."
         if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
             text += f" It stops at {len(steps)} of {all_of:,} steps, the worst of each stretch; probe.jsonl has all."
         parts.append(tag("p", text, class_="caption needs-script", hidden=True))
@@ -178,9 +178,9 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     for run in runs:
         if failure := first_failure(run):
             step, block, site = failure
-            of = f" of {run.run}" if len(runs) > 1 else ""
+            of = f" in {run.run}" if len(runs) > 1 else ""
             where = _place(run, block, site)
-            return f"NaN or infinity from step {step:,} on{of}, first in {where}", _sentence(first), card(run)
+            return f"NaN or infinity{of} from step {step:,} on, first in {where}", _sentence(first), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -225,20 +225,20 @@ def _sentence(run: Readings, other: Readings | None = None) -> str:
         return f"From {run.run} to {other.run}, log κ (natural logarithm, mean over blocks) goes from {changes}."
     when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
     said = [
-        f"{texts[site]} where {name} puts out its tokens and {texts[f'+{site}']} after its skip"
+        f"{texts[site]} at {name}'s output and {texts[f'+{site}']} after its skip"
         for site, name in (("sa", "attention"), ("mlp", "the MLP"))
         if site in texts and f"+{site}" in texts
     ]
     if not said:
         said = [f"{text} at {site}" for site, text in texts.items()]
     if not said:
-        return f"{when}, nothing inside of blocks was measured."
+        return f"{when}, nothing inside the blocks was measured."
     return f"{when}, log κ (natural logarithm, mean over blocks) is {'; '.join(said)}."
 
 
 def _training_finding(runs: Sequence[Shown]) -> tuple[str, str]:
     """Return how far training got, or that it diverged, as title and sentence; for several runs, which is best."""
-    sentence = "How the training went, from the rows of metrics.jsonl; no condition numbers were measured."
+    sentence = "How training went, from metrics.jsonl; no condition numbers were measured."
     lost = [(run, event) for run in runs for event in run.events if event.event.startswith("diverged")]
     if lost and not any(run.train and run.train[-1].step > event.step for run, event in lost):
         run, event = lost[0]
@@ -266,7 +266,7 @@ def _written() -> str:
 
 def _training_tiles(run: Shown) -> list[tuple[str, str, str]]:
     """Return the last step, the losses and the accuracy, each with its best value."""
-    found = [("steps", f"{run.last_step:,}", "the last with a row")] if run.logged else []
+    found = [("steps", f"{run.last_step:,}", "the last one logged")] if run.logged else []
     for name, points, best in (
         ("training loss", run.trained("loss"), min),
         (metric_name("loss"), run.metric("loss"), min),
@@ -275,7 +275,7 @@ def _training_tiles(run: Shown) -> list[tuple[str, str, str]]:
         if points:
             finite = [(value, step) for step, value in points if math.isfinite(value)]
             value, at = best(finite, default=(math.nan, 0))
-            about = f"at step {points[-1][0]:,}; the best was {_value(name, value)}, at {at:,}" if finite else ""
+            about = f"at step {points[-1][0]:,}; best {_value(name, value)}, at step {at:,}" if finite else ""
             found.append((name, _value(name, points[-1][1]), about))
     return found
 
@@ -319,7 +319,7 @@ def _training_table(runs: Sequence[Shown]) -> Html:
     for run in runs:
         losses = [last("training loss", run.trained("loss")), *(last(metric_name(n), run.metric(n)) for n in names)]
         rows.append([run.name, *([run.model] if with_models else []), f"{run.last_step:,}", *losses])
-    caption = "The last of each: a step's loss in training, and the last validation."
+    caption = "Last values of each run: one step's training loss, and the last validation."
     return table(header, rows, numeric=set(range(2 if with_models else 1, len(header))), caption=caption)
 
 
@@ -327,8 +327,8 @@ def _how_to_probe(run: Shown) -> Html:
     """Say how to switch the probe on: in another folder, since that is another configuration."""
     return section(
         "Condition numbers",
-        "Trained without a probe: nothing is known of how well-conditioned the blocks were. With probe_every the same "
-        "command measures them as it trains, and its page shows them, block by block:",
+        "Trained without a probe, so the conditioning of the blocks is not known. With probe_every, the same command "
+        "measures it during training, and its page shows it block by block:",
         code_block(f"wellcond train {run.recipe or 'RECIPE'} … --set probe_every=100 --output runs/{run.name}-probed"),
     )
 
@@ -339,10 +339,10 @@ def _how_to_probe(run: Shown) -> Html:
 def _blind(runs: Sequence[Readings]) -> str:
     dtypes = sorted({cell.dtype for run in runs for (name, *_), cell in run.cells.items() if name == "log_kappa"})
     return (
-        f"Every number of {', '.join(run.run for run in runs)} is the ceiling of its dtype ({', '.join(dtypes)}): κ is "
-        "larger, by how much is not known, and no curve below shows what the model did. Measure again in a pass of its "
-        'own: Probe(model), which computes in float32, or Probe(model, exact="float64"); in wellcond train '
-        "probe_exact=float64."
+        f"Every number of {', '.join(run.run for run in runs)} is a lower bound, because samples were at the ceiling "
+        f"of their dtype ({', '.join(dtypes)}): κ is larger by an unknown amount, and no curve below shows what the "
+        'model did. Measure again in a separate pass: Probe(model) computes in float32, Probe(model, exact="float64") in '
+        "float64; in wellcond train, set probe_exact=float64."
     )
 
 
@@ -377,7 +377,7 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
     if len(runs) == 1:
         run = runs[0]
         share, counted = share_at_ceiling(run, last)
-        items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can see"))
+        items.append(("at the ceiling", share, f"{counted}: κ beyond what their dtype can resolve"))
         items += [_site_tile(run, site, reference) for site in run.sites]
     else:
         if found := largest_rise(compare(runs)):
@@ -420,7 +420,7 @@ def _first_section(runs: Sequence[Readings]) -> Html:
     ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", _rank(item[1][0])), reverse=True)
     parts: list[Any] = [note("For the whole run", bullets(*general))] if general else []
     if all(said.startswith("–") for _, said in groups):
-        parts.append("None of the rules found anything to do in a block.")
+        parts.append("None of the rules flagged a block.")
     if ordered:
         parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=len(ordered) - ADVISED_MOST))
     return section("Worst blocks first", *parts)
@@ -435,12 +435,12 @@ def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *,
         name = [first.block, more if len(states) > 1 else None]
         cells = [name, first.worst_site, _number(first), *(["–" if said.startswith("–") else said] if advised else ())]
         rows.append([run, *cells] if several else cells)
-    caption = "At the last step, each block where it is worst."
+    caption = "Each block at its worst site, at the last step."
     caption += f" {left_out} more rows are left out." if left_out > 0 else ""
     if advised:
         caption += (
-            " The sentences are rules of thumb: a log κ of 10 or more after an add, a logit of 50 or more, and the "
-            "like. They name what may help, not what will."
+            " The advice follows rules of thumb, such as a log κ of 10 or more after an add or a logit of 50 or more. "
+            "It says what may help, not what will."
         )
     start = 1 if several else 0
     header = [*(["run"] if several else []), "block", "worst at", "log κ", *(["what to do"] if advised else ())]
@@ -454,12 +454,12 @@ def _words_section(runs: Sequence[Readings]) -> Html:
     dtypes = sorted({cell.dtype for run in runs for cell in run.cells.values()})
     items = [[tag("code", site), f": {text}"] for site, text in SITE_WORDS.items() if site in sites]
     return section(
-        "Words",
+        "Terms",
         KAPPA,
         bullets(*items),
         paragraph(
-            f"Measured on {', '.join(dtypes)} tensors. A κ above 1/eps of the tensor's dtype cannot be seen, and "
-            "counts as that ceiling (15.9 in log scale for float32). The attention's output is ill-conditioned in "
-            "healthy models too, untrained ones included; what counts is what the skip leaves of it."
+            f"Measured on {', '.join(dtypes)} tensors. A κ above 1/eps of the tensor's dtype cannot be "
+            "resolved and counts as that ceiling (log κ = 15.9 for float32). The attention's output is ill-conditioned "
+            "in healthy models too, even untrained ones; what matters is how much of it is left after the skip."
         ),
     )

@@ -68,7 +68,7 @@ def _open(path: str | Path) -> Run:
     run = Run.open(path)
     if not run.probe_file.is_file() and not (run.path / METRICS).is_file():
         inside = sorted(str(file.parent) for name in (METRICS, PROBE) for file in run.path.glob(f"*/{name}"))
-        runs = f"name its runs: {' '.join(dict.fromkeys(inside))}" if inside else "has a run been trained there?"
+        runs = f"name its runs: {' '.join(dict.fromkeys(inside))}" if inside else "was a run trained there?"
         raise ValueError(f"the folder {path} has no {METRICS} and no {PROBE}; {runs}")
     return run
 
@@ -107,7 +107,7 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
     try:
         train, validation, events = _read(metrics, lambda: (run.train, run.validation, run.events), notes)
         if run.unknown_rows:
-            notes.append(f"{_short(metrics)}: {run.unknown_rows} rows are of no known kind, and left out.")
+            notes.append(f"{_short(metrics)}: {run.unknown_rows} rows of unknown kind are left out.")
     except ValueError as error:
         if not rows:
             raise
@@ -123,7 +123,7 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
         return replace(shown, probe=rows, shape=tuple(shape) if shape else None)
     if not shown.logged or run.probe_file.name != PROBE:  # a single file was requested
         raise ValueError(
-            f"{run.probe_file if run.probe_file.is_file() else metrics} has no rows yet; nothing is there to draw"
+            f"{run.probe_file if run.probe_file.is_file() else metrics} has no rows yet; there is nothing to draw"
         )
     return shown
 
@@ -135,7 +135,7 @@ def _measured_notes(name: str, file: Path) -> list[str]:
         return []
     notes = [f"{name}: {text}" for text in config.get("notes") or () if not str(text).startswith(f"{UNTRAINED}:")]
     if file.with_name(UNTRAINED_ROWS).exists():
-        notes.append(f"{name}: its untrained start is not among these runs; name its {UNTRAINED_ROWS} to have it.")
+        notes.append(f"{name}: its untrained start is not among these runs; add its {UNTRAINED_ROWS} to include it.")
     return notes
 
 
@@ -167,7 +167,7 @@ def _read(file: Path, read: Callable[[], T], notes: list[str]) -> T:
             found = read()
         except OSError as error:
             raise ValueError(f"{file} cannot be read ({error.strerror})") from None
-    notes += [f"{_short(file)}: its last line was torn, and is left out." for _ in caught]
+    notes += [f"{_short(file)}: its last line was cut off and is left out." for _ in caught]
     return found
 
 
@@ -192,6 +192,6 @@ def _target(files: Sequence[Path], output: str | Path | None) -> Path:
     rows = target.with_name(PROBE)
     if target.name == REPORT and measured_config(target.parent) and [f.resolve() for f in files] != [rows.resolve()]:
         raise ValueError(
-            f"{target} is the page that wellcond measure wrote, and would be lost; choose another --output"
+            f"{target} is the page that wellcond measure wrote and would be overwritten; choose another --output"
         )
     return target

@@ -314,7 +314,7 @@ class Runs:
         return result
 
     def _check_data(self, name: str, result: Result) -> None:
-        """Say, once for each set, if a run had other samples or another order than earlier runs: they are not paired."""
+        """Say, once for each set, if a run had other samples or another order than earlier runs, so not paired."""
         set_ = name.partition("/")[0]
         earlier = [run for run in self.results(f"{set_}/*/*/*") if run["name"] != name and _part(run) == _part(result)]
         contents = {run["data"] for run in earlier if run.get("data")}

@@ -569,7 +569,7 @@ def test_beyond_the_ceiling_of_float32_it_looks_in_float64(checkpoint: Path) -> 
 def test_batch_norms_that_never_saw_data_do_not_hide_the_model() -> None:
     register_model(small_convmixer)
     result = measure("small_convmixer", samples=2, console=quiet())
-    assert any("batch norms have the statistics of these images" in note for note in result.notes)
+    assert any("batch norms use the statistics of these images" in note for note in result.notes)
     sample = sample_images(build_model("small_convmixer").transform(), limit=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -45,7 +46,11 @@ def test_a_missing_skip_is_named_whatever_comes_in():
 
 
 def test_what_comes_in_badly_is_not_blamed_on_the_block():
-    only(advise(state(sa=13.0, plus_sa=12.5, mlp=9.0, plus_mlp=8.0, entering=12.6)), "input is already ill-conditioned", "wellcond.gray")
+    only(
+        advise(state(sa=13.0, plus_sa=12.5, mlp=9.0, plus_mlp=8.0, entering=12.6)),
+        "input is already ill-conditioned",
+        "wellcond.gray",
+    )
     assert advise(state(sa=13.0, plus_sa=6.0, mlp=9.0, plus_mlp=6.0, entering=12.6)) == []
 
 
@@ -86,6 +91,9 @@ def test_large_logits_and_collapsed_entropy_are_said_once():
 
 def test_a_ceiling_after_an_add_asks_for_float64():
     only(advise(state(sa=5.0, plus_sa=9.0, capped={"+sa": 7})), "7 of 64 samples", "float64", "lower bound")
+    finest = dataclasses.replace(state(), cells={"+sa": Cell(9.0, 64, "float64", "ok")}, capped={"+sa": 7})
+    only(advise(finest), "7 of 64 samples", "beyond what float64 can resolve", "lower bound")
+    assert "Measuring" not in advise(finest)[0]  # there is nothing finer
 
 
 def test_beside_nan_nothing_else_is_said():

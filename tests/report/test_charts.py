@@ -111,7 +111,7 @@ def test_a_picture_has_its_title_and_its_names():
 
 def test_without_altair_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(ValueError, match="no altair here: pip install altair vl-convert-python"):
+    with pytest.raises(ValueError, match="altair is not installed: pip install altair vl-convert-python"):
         altair()
     monkeypatch.delitem(sys.modules, "altair")
     assert can_draw()

@@ -129,7 +129,7 @@ def test_mistakes_are_named_and_leave_the_old_page(make_run, tmp_path):
     append_rows(tmp_path / "none" / "probe.jsonl", [])
     (tmp_path / "text.jsonl").write_text("hello\nthere\n")
     for wrong, message in (
-        (tmp_path / "empty", "empty has no metrics.jsonl and no probe.jsonl; has a run been trained there"),
+        (tmp_path / "empty", "empty has no metrics.jsonl and no probe.jsonl; was a run trained there"),
         (tmp_path, f"name its runs: {re.escape(str(run))}"),
         (tmp_path / "nowhere", "there is no .*nowhere; give a run folder, with metrics.jsonl or probe.jsonl"),
         (tmp_path / "none", "has no rows"),

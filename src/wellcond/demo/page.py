@@ -118,7 +118,7 @@ def _hero_section(name: str, found: list[Grayed]) -> Html:
     about = paragraph(
         f"A transformer reads {SIZE} × {SIZE} pixels as {n} patches, each a row of {d} values: the token matrix X. "
         "Its singular values σ say how strong its directions are; κ is the largest divided by the smallest. SVD "
-        "graying raises them, relative to the largest, to the power ε. DCT graying does the same to the coefficients "
+        "graying raises each σ, relative to the largest, to the power ε. DCT graying does the same to the coefficients "
         "of a cosine transform, which is cheaper. At ε = 1 nothing changes. The pictures keep the photograph's "
         "brightness and contrast."
     )
@@ -232,8 +232,9 @@ def _arms_sections(arms: Sequence[TrainedArm]) -> list[Html]:
             "Four small transformers",
             f"Trained on this computer for {epochs} each, on handwritten digits of {size['img_size']} × "
             f"{size['img_size']} pixels: {size['depth']} blocks, {size['embed_dim']} wide. A block adds its "
-            "attention's output to its tokens, then its MLP's output; these additions are the skip connections. One model has no "
-            "skip around attention, one has none around the MLP, and one reads DCT-grayed tokens (ε = 0.95).",
+            "attention's output to its tokens, then its MLP's output; these additions are the skip connections. One "
+            "model has no skip around attention, one has none around the MLP, and one reads DCT-grayed tokens "
+            "(ε = 0.95).",
             _headline(arms),
             bullets(*_seen(arms)),
             slider("step", steps, "step"),
@@ -288,7 +289,8 @@ def _seen(arms: Sequence[TrainedArm]) -> list[str]:
         start = mean_log_kappa(arms[0], "untrained")
         seen.append(
             f"Without the attention skip, log κ stays at {without['+sa']:.1f}, and every later block gets such tokens. "
-            f"The cause is attention itself, not what it learned: at the random start, log κ at sa is {start['sa']:.1f}."
+            "The cause is attention itself, not what it learned: at the random start, log κ at sa is "
+            f"{start['sa']:.1f}."
         )
     return seen
 

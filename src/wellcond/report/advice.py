@@ -208,7 +208,7 @@ def beyond_the_ceiling(state: BlockState) -> str | None:
         return None
     site = max(sites, key=lambda name: state.capped.get(name, 0))
     cell = state.cells[site]
-    share = f"{state.capped[site]:,.0f} of {cell.samples:,} samples" if state.capped.get(site) else "samples"
+    share = f"{state.capped[site]:,.0f} of {cell.samples:,} samples" if state.capped.get(site) else "some samples"
     more = "" if cell.dtype == "float64" else " Measuring in float64 would show more."
     return f"At {site}, κ of {share} is beyond what {cell.dtype} can resolve: the number is a lower bound.{more}"
 

@@ -341,8 +341,8 @@ def _blind(runs: Sequence[Readings]) -> str:
     return (
         f"Every number of {', '.join(run.run for run in runs)} is a lower bound, because samples were at the ceiling "
         f"of their dtype ({', '.join(dtypes)}): κ is larger by an unknown amount, and no curve below shows what the "
-        'model did. Measure again in a separate pass: Probe(model) computes in float32, Probe(model, exact="float64") in '
-        "float64; in wellcond train, set probe_exact=float64."
+        'model did. Measure again in a separate pass: Probe(model) computes in float32, Probe(model, exact="float64") '
+        "in float64; in wellcond train, set probe_exact=float64."
     )
 
 

@@ -183,7 +183,7 @@ def _evidence_section(evidence: Path | None) -> Html:
         text = "There is no larger evidence here yet; wellcond reproduce asa-fig1c --scale lab produces some."
         return section("What is decided", text)
     verdicts = [entry.verdict for entry in decided]
-    counted = ", ".join(f"{verdicts.count(one)} {one}" for one in VERDICTS if one in verdicts)
+    counted = ", ".join(f"{one}: {verdicts.count(one)}" for one in VERDICTS if one in verdicts)
     rows = overview_rows(decided)
     chart = Chart(
         title="Larger evidence, statement by statement",
@@ -196,7 +196,7 @@ def _evidence_section(evidence: Path | None) -> Html:
     return section(
         "What is decided",
         "These statements from Always Skip Attention and Skyformer have a verdict, by rules set in advance: real data, "
-        f"tuned learning rates, paired seeds, intervals. {counted[0].upper()}{counted[1:]}; docs/claims.md has all.",
+        f"tuned learning rates, paired seeds, intervals. {counted.capitalize()}; docs/claims.md has all.",
         chart,
     )
 

@@ -83,6 +83,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
             finally:
                 run.states.close()
                 run.tracker.close()
+                run.parts.release()
     finally:
         here.leave()
 

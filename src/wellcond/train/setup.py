@@ -54,6 +54,14 @@ class Parts:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def release(self) -> None:
+        """Free DDP's reducer, which must not outlive the process group: if it held the last reference, its destructor
+        would end Gloo's threads while holding the GIL that they wait for (seen with torch 2.11)."""
+        inner: Any = getattr(self.called, "_orig_mod", self.called)
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            ddp: Any = inner
+            ddp.logger = ddp.reducer = None
+
     def saved(
         self, step: int, counters: Mapping[str, Any], config: Mapping[str, Any] | None = None, *,
         take: Callable[[Tensor], Tensor] = gathered,

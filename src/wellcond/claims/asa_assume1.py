@@ -10,14 +10,13 @@ count: without one, a norm makes the block and the network singular, which prove
 resampling the trainings.
 """
 
-import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, titled
+from wellcond.claims.measurements import at_ceiling
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import MODELS, SKIPLESS, measure_models
 from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches, written
@@ -25,7 +24,6 @@ from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reac
 __all__ = ["CLAIM", "pairs"]
 
 BOUND = 0.7
-CEILING = -math.log(sys.float_info.epsilon)  # the largest log κ in float64
 BY = {"skip": "by input", "params": "by parameters"}
 
 
@@ -88,7 +86,7 @@ def summary(record: Record) -> Iterable[str]:
             f", {title}: rank correlation {found} over {len(states)} states of {found.count} trainings; the worst is "
             f"an attention in {attention}; the network's κ is above its worst block's in {larger}"
         )
-    full = sum(worst > CEILING - 0.01 for training in pairs(record, "params") for worst, _ in training)
+    full = sum(at_ceiling(worst) for training in pairs(record, "params") for worst, _ in training)
     if full:
         yield f", by parameters: {full} of the worst blocks are beyond float64, and counted as its ceiling"
     whole = {**record, "rows": [row for row in record["rows"] if row["model"] not in SKIPLESS]}

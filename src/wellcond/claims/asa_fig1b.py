@@ -9,7 +9,6 @@ trained, their condition numbers are shown too.
 """
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -20,6 +19,7 @@ from wellcond.claims.asa_table3 import PAPER as TABLE3
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import SKIPS, Comparison, ends_of
 from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
+from wellcond.claims.measurements import FLOAT64_CEILING, at_ceiling
 from wellcond.verdicts import Interval, Part, in_most, written
 from wellcond.words import BRANCH_SITES
 from wellcond.words import DEFAULT_SITES as SITES
@@ -29,7 +29,6 @@ __all__ = ["CLAIM", "gaps"]
 GAP, SHARE = 1.5, 10 / 12  # log κ(sa) − the largest of the others, in this share of the blocks
 PAPER = {"sa": 6.0, "+sa": 3.0, "mlp": 3.0, "+mlp": 3.0}  # log κ, "near", in every layer
 NEAR = 0.05  # how much log κ in float32 may differ from float64
-CEILING = -math.log(sys.float_info.epsilon)  # the largest log κ in float64
 
 
 def judge(found: Comparison) -> Iterable[Part]:
@@ -107,9 +106,10 @@ def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
     """Return the means over blocks and runs, and how many blocks are at the ceiling even of float64."""
     blocks = {site: [value for run in runs for value in run[when][site]] for site in SITES}
     said = ", ".join(f"{site} {fmean(values):.2f}" for site, values in blocks.items())
-    full = {site: sum(value > CEILING - 0.01 for value in values) for site, values in blocks.items()}
+    full = {site: sum(map(at_ceiling, values)) for site, values in blocks.items()}
     worst = ", ".join(f"{site} in {number} of {len(blocks[site])}" for site, number in full.items() if number)
-    return f"{said}{f'; at the ceiling of float64 itself, {CEILING:.1f}, by block and seed: {worst}' if worst else ''}"
+    ceiling = f"; at the ceiling of float64 itself, {FLOAT64_CEILING:.1f}, by block and seed: {worst}"
+    return f"{said}{ceiling if worst else ''}"
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

@@ -17,6 +17,8 @@ all runs. The random start is rebuilt from the seed, so it is the one that was t
 `images_of(options, data, 64)` returns images for claims that measure something without training.
 """
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,10 @@ from wellcond.train.tasks import make_task
 from wellcond.words import BLOCK_SITES
 
 __all__ = [
+    "FLOAT64_CEILING",
     "MEASUREMENTS",
     "Measurement",
+    "at_ceiling",
     "by_site",
     "images_of",
     "log_kappa_rows",
@@ -48,6 +52,7 @@ __all__ = [
     "some_images",
 ]
 
+FLOAT64_CEILING = -math.log(sys.float_info.epsilon)  # the largest log κ in float64
 EVERY = 10  # every tenth validation image: 10 % of them
 BATCH = 125
 CHECKED = 32  # images whose κ is also computed in float64
@@ -183,6 +188,11 @@ def by_site(rows: Sequence[Row]) -> dict[str, list[float]]:
 def _capped(rows: Sequence[Row]) -> int:
     """Return how many matrices have a κ beyond the dtype's ceiling, so that the ceiling counts as theirs."""
     return int(sum(row["value"] for row in rows if row["name"] == "capped"))
+
+
+def at_ceiling(log_kappa: float) -> bool:
+    """Whether a log κ measured in float64 is only a lower bound."""
+    return log_kappa > FLOAT64_CEILING - 0.01
 
 
 def _distance(singles: Sequence[Row], doubles: Sequence[Row]) -> dict[str, float | None]:

@@ -28,7 +28,8 @@ from wellcond.words import VERDICTS
 __all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, largest first
-NO_EVIDENCE, SMOKE_ONLY = "no evidence yet", "smoke only"
+NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY = "no evidence yet", "not built yet", "smoke only"
+WITHOUT_EVIDENCE = (NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY)
 HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra", "sky-time")
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """Where the README's table stands; HEADLINES are its claims."""
@@ -198,7 +199,7 @@ def _claim(evidence: Path, one: Claim) -> Entry:
     """Return a claim's entry, from its evidence at the largest scale there is, over all data sets."""
     scale, found = _deciding(evidence, one)
     if not found:
-        return Entry(id=one.id, verdict=NO_EVIDENCE)
+        return Entry(id=one.id, verdict=NO_EVIDENCE if one.built else NOT_BUILT)
     files, made = tuple(found), _made(list(found.values()))
     if scale == "smoke":
         return Entry(id=one.id, verdict=SMOKE_ONLY, files=files, made=made)
@@ -313,14 +314,16 @@ def _counts(found: Sequence[Entry]) -> str:
     """Return a sentence that says how many claims have which verdict."""
     verdicts = [entry.verdict for entry in found]
     counted = [f"{one}: {verdicts.count(one)}" for one in VERDICTS if one in verdicts]
-    missing = sum(verdict in (NO_EVIDENCE, SMOKE_ONLY) for verdict in verdicts)
+    unbuilt = verdicts.count(NOT_BUILT)
+    missing = sum(verdict in WITHOUT_EVIDENCE for verdict in verdicts) - unbuilt
     waiting = sum(entry.waits for entry in found)
     if waiting:
         counted = [f"{one} ({waiting} for want of runs)" if one.startswith("undecided") else one for one in counted]
     said = ", ".join(counted) or "none is decided"
     return (
         f"{len(found)} claims: of the two papers, of those that followed them, and of our own. **{said.capitalize()}"
-        f"{f'; no evidence yet: {missing}' if missing else ''}.** Each has an experiment that anyone can repeat."
+        f"{f'; no evidence yet: {missing}' if missing else ''}{f'; not built yet: {unbuilt}' if unbuilt else ''}.** All "
+        "that are built can be repeated, with one command each."
     )
 
 
@@ -329,7 +332,7 @@ def _table(found: Sequence[Entry]) -> str:
     for entry in found:
         claim = CLAIMS[entry.id]
         name = f"[{entry.id}](#{entry.id.lower()})" if entry.files else entry.id
-        bold = f"**{entry.verdict}**" if entry.verdict not in (NO_EVIDENCE, SMOKE_ONLY) else entry.verdict
+        bold = f"**{entry.verdict}**" if entry.verdict not in WITHOUT_EVIDENCE else entry.verdict
         bold += ", runs missing" if entry.waits else ""
         finding = entry.finding.partition(". ")[0].rstrip(".")
         lines.append(f"| {name} | {_cell(claim.claim)} | {_cell(finding)} | {bold} |")

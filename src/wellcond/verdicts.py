@@ -14,7 +14,7 @@ smallest effect that these runs would have detected four times out of five. Theo
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Final
@@ -42,7 +42,9 @@ __all__ = [
     "out_of_reach",
     "rank_correlation",
     "reaches",
+    "resampled",
     "smallest_effect",
+    "stays_below",
     "undecided",
     "within",
 ]
@@ -125,11 +127,12 @@ def clopper_pearson(failures: int, draws: int, confidence: float = CONFIDENCE) -
     return low, high
 
 
-def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]], *, confidence: float = CONFIDENCE) -> Interval:
+def rank_correlation(groups: Sequence[Sequence[tuple[float, ...]]], *, confidence: float = CONFIDENCE) -> Interval:
     """Return Spearman's correlation of all pairs of numbers, with an interval from resampling whole groups.
 
     Pairs of one group, such as the blocks and states of one training, are alike, so they are drawn together
-    (a cluster bootstrap, the same for the same numbers). Raises ValueError if all pairs have one value.
+    (a cluster bootstrap, the same for the same numbers). Of triples, the third numbers are held constant: a partial
+    correlation. Raises ValueError if all pairs have one value, or the third numbers tell one of the others.
     """
     return _rank_correlation(tuple(tuple(map(tuple, group)) for group in groups if len(group)), confidence)
 
@@ -139,18 +142,37 @@ def _rank_correlation(groups: tuple[tuple[tuple[float, ...], ...], ...], confide
     import numpy as np
     from scipy.stats import rankdata
 
-    def correlation(chosen: Sequence[int]) -> float:
-        pairs = np.concatenate([parts[index] for index in chosen])
+    def correlation(pairs: Any) -> float:
         ranks = rankdata(pairs, axis=0) - (len(pairs) + 1) / 2
-        scale = float(np.sqrt((ranks**2).sum(0).prod()))
-        return float(ranks.prod(1).sum()) / scale if scale else math.nan
+        sizes = (ranks**2).sum(0)
+        for given in range(2, ranks.shape[1]):
+            ranks[:, :2] -= ranks[:, [given]] * (ranks[:, [given]] * ranks[:, :2]).sum(0) / (sizes[given] or 1.0)
+        left = (ranks[:, :2] ** 2).sum(0)
+        told = (left <= 1e-9 * sizes[:2]).any()
+        return math.nan if told else float(ranks[:, :2].prod(1).sum() / np.sqrt(left.prod()))
+
+    found = resampled(groups, correlation, confidence=confidence)
+    if not math.isfinite(found.mean):
+        raise ValueError("a rank correlation needs several pairs, of more than one value each")
+    return found
+
+
+def resampled(
+    groups: Sequence[Sequence[tuple[float, ...]]], statistic: Callable[[Any], float], *, confidence: float = CONFIDENCE
+) -> Interval:
+    """Return a statistic of all rows of numbers, with its interval from resampling whole groups of them.
+
+    `statistic` gets an array of rows. It may return nan for a sample that it cannot tell anything of.
+    """
+    import numpy as np
 
     parts = [np.asarray(group, dtype=float) for group in groups]
-    found = correlation(range(len(parts))) if parts else math.nan
+    found = statistic(np.concatenate(parts)) if parts else math.nan
     if not math.isfinite(found):
-        raise ValueError("a rank correlation needs several pairs, of more than one value each")
+        return Interval(mean=math.nan, low=-math.inf, high=math.inf, count=len(parts))
     draw = np.random.default_rng(0)
-    drawn = [correlation(draw.integers(len(parts), size=len(parts)).tolist()) for _ in range(DRAWS)]
+    chosen = (draw.integers(len(parts), size=len(parts)).tolist() for _ in range(DRAWS))
+    drawn = [statistic(np.concatenate([parts[index] for index in indices])) for indices in chosen]
     low, high = np.nanquantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
     return Interval(mean=found, low=low, high=high, count=len(parts))
 
@@ -185,14 +207,18 @@ def at_most(
     of: str = "seeds",
 ) -> Part:  # fmt: skip
     """Test whether the mean is at most `bound`, like `at_least`."""
-    found, asked = interval(values, confidence=confidence), f"asked: at most {_signed(bound)}{unit}"
-    part = _inside(name, found, (-math.inf, bound), asked, unit=unit)
+    part = stays_below(name, interval(values, confidence=confidence), bound, unit=unit)
     return _with_power(part, values, unit, confidence, of)
 
 
 def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
     """Test whether a mean is at least `bound`, like `at_least`, given its interval."""
     return _inside(name, found, (bound, math.inf), f"asked: at least {_signed(bound)}{unit}", unit=unit)
+
+
+def stays_below(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
+    """Test whether a mean is at most `bound`, like `at_most`, given its interval."""
+    return _inside(name, found, (-math.inf, bound), f"asked: at most {_signed(bound)}{unit}", unit=unit)
 
 
 def within(

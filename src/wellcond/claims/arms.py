@@ -453,7 +453,7 @@ class TrainedArms(Claim):
     def _broken_rules(self, found: Comparison, about: Sequence[str] = ()) -> list[str]:
         """Return the rules that are not met, in words. `about`: the arms to check, by default all that are needed."""
         record, set_, problems = found.record, found.set, []
-        about = about or self.needed
+        about = about or [arm for arm in self.needed if set_.name not in self.arms[arm].not_on]
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
         seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in about))

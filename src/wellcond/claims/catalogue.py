@@ -120,27 +120,9 @@ _ORDER: tuple[str | Claim, ...] = (
     _stated("spec-attn", "spectral conditioning of attention's weights improves accuracy", _SAME, _GAIN),
     _stated("cond-tokens", "conditioned tokens improve accuracy", _SAME, _GAIN),
     _stated("pre-attn", "preconditioned attention improves accuracy", _SAME, _GAIN),
-    _stated(
-        "new-kappa-predicts",
-        "κ at the start, or after 5 % of training, tells which arm ends better",
-        "arms of equal skips, set and budget, over all claims",
-        "log κ tells more than the loss at the same step does: partial rank correlation with final accuracy, interval "
-        "below 0; at least 15 arms a group, otherwise undecided",
-    ),
-    _stated(
-        "new-kernel-skip",
-        "kernelized attention loses less than softmax when its skip goes (nobody has published this)",
-        "softmax / linear / kernelized / Skyformer × skip or not, CIFAR-10; softmax and kernelized on Tiny-ImageNet",
-        "interval of drop(softmax) − drop(kernelized) above 0",
-    ),
-    _stated(
-        "new-early-warning",
-        "κ of early steps predicts the arms that will diverge",
-        "every run, κ and the other quantities at 5 % of training; diverged: given up, or a loss that ends above its "
-        "start",
-        "AUC's interval above .7, and above that of the loss at the same step; at least 15 diverged, otherwise "
-        "undecided",
-    ),
+    "new-kappa-predicts",
+    "new-kernel-skip",
+    "new-early-warning",
 )
 CLAIMS: dict[str, Claim] = {}
 """All claims by id: ours in their order, then those registered from outside."""

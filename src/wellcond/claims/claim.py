@@ -161,6 +161,8 @@ class Measured(Claim):
     says: Callable[[Record], str] = lambda record: ""
     """The finding, in one sentence."""
     figure: Callable[[Record], Any] | None = None
+    of_runs: bool = False
+    """Whether it is made of other claims' results alone, so that `--no-training` makes it, too."""
 
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options = replace(options, results=runs.results)

@@ -320,10 +320,11 @@ def _counts(found: Sequence[Entry]) -> str:
     if waiting:
         counted = [f"{one} ({waiting} for want of runs)" if one.startswith("undecided") else one for one in counted]
     said = ", ".join(counted) or "none is decided"
+    said += f"; no evidence yet: {missing}" if missing else ""
+    said += f"; not built yet: {unbuilt}" if unbuilt else ""
     return (
-        f"{len(found)} claims: of the two papers, of those that followed them, and of our own. **{said.capitalize()}"
-        f"{f'; no evidence yet: {missing}' if missing else ''}{f'; not built yet: {unbuilt}' if unbuilt else ''}.** All "
-        "that are built can be repeated, with one command each."
+        f"{len(found)} claims: of the two papers, of those that followed them, and of our own. "
+        f"**{said.capitalize()}.** All that are built can be repeated, with one command each."
     )
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from wellcond.claims import imagenet
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
-from wellcond.claims.claim import Claim, Options, Statement
+from wellcond.claims.claim import Claim, Measured, Options, Statement
 from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
 from wellcond.records import read_json
@@ -103,7 +103,7 @@ def reproduce(
         console=console or Console(),
     )
     plan = _queue(options, given) if whole_queue else [(one, _data_of(one, given, scale)) for one in chosen]
-    plan = [step for step in plan if training or isinstance(step[0], TrainedArms)]
+    plan = [step for step in plan if training or _of_runs(step[0])]
     if scale == "paper":
         for one, _ in plan:
             for line in imagenet.plan(one.id, options) or one.plan_paper(options):
@@ -268,11 +268,16 @@ def _check_readable(chosen: Sequence[Claim], scale: str, folders: Sequence[Path]
     if scale != "lab":
         raise ValueError(f"--no-training reads results of lab runs, which are kept; at {scale} scale there are none")
     for one in chosen:
-        if not isinstance(one, TrainedArms):
+        if not _of_runs(one):
             raise ValueError(f"{one.id} compares no trainings: there are no results to read. Leave out --no-training")
     if not any(next(folder.rglob(RESULT), None) for folder in folders):
         places = " or ".join(map(str, folders))
         raise ValueError(f"there is no result in {places}: go to a folder that has some, or name it with --evidence")
+
+
+def _of_runs(one: Claim) -> bool:
+    """Whether a claim can be decided from existing results of runs."""
+    return isinstance(one, TrainedArms) or (isinstance(one, Measured) and one.of_runs)
 
 
 def _check_arms(arms: Sequence[str], claims: Iterable[Claim]) -> None:

@@ -1,0 +1,125 @@
+"""new-early-warning: whether κ after 5 % of a training tells that it will diverge.
+
+    wellcond reproduce new-early-warning --scale lab         # reads the runs of all other claims: no data, no training
+
+Every run of every claim counts. It diverged if it was given up, or if its loss ended above its start. Each quantity
+that was measured after 5 % of the steps is a warning; how good a warning is the area under its curve (AUC): the chance
+that a run that diverged has a higher value than one that did not, 0.5 for a coin. A low value warns of divergence where
+that is what the quantity is said to do (attention entropy). Runs of one arm are alike, so arms are resampled whole.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from wellcond.claims.claim import Measured, Options, Record
+from wellcond.claims.early import QUANTITIES, diverges, rows_of
+from wellcond.claims.figures import INK, altair, titled
+from wellcond.claims.sets import SETS
+from wellcond.verdicts import Interval, Part, reaches, resampled, undecided
+
+__all__ = ["CLAIM", "area"]
+
+LEAST_DIVERGED = 15
+BOUND = 0.7
+LOW_WARNS = {"attention_entropy"}
+ENDS = ["did not diverge", "diverged"]
+ASKS = "log κ(+sa) after 5 % of training warns of divergence: AUC ≥ 0.7"
+BETTER = "it warns better than the loss at the same step: AUC's difference ≥ 0"
+
+
+def measure(options: Options) -> Mapping[str, Any]:
+    return {"rows": rows_of(options.results("*/*/*/*"))}
+
+
+def judge(record: Record) -> Iterable[Part]:
+    diverged = sum(map(diverges, record["rows"]))
+    for name, parts, bound in ((ASKS, ("log_kappa",), BOUND), (BETTER, ("log_kappa", "loss"), 0.0)):
+        found = area(record, *parts)
+        few = f"{diverged} of {len(record['rows'])} runs diverged, and {LEAST_DIVERGED} are asked for"
+        if found is None:
+            yield Part(name=name, outcome="undecided", why=few)
+        else:
+            part = reaches(name, found, bound)
+            yield undecided(part, few) if diverged < LEAST_DIVERGED else part
+
+
+def area(record: Record, quantity: str, less: str = "") -> Interval | None:
+    """Return the area under the curve of a quantity, minus that of another if one is given; None if no run diverged,
+    or all did."""
+    names = [name for name in (quantity, less) if name]
+    arms = dict[str, list[tuple[float, ...]]]()
+    for row in record["rows"]:
+        values = [row["early"][name] for name in names]
+        if None not in values:
+            values = [-value if name in LOW_WARNS else value for name, value in zip(names, values, strict=True)]
+            arms.setdefault(f"{row['set']}/{row['arm']}", []).append((float(diverges(row)), *values))
+
+    def statistic(rows: Any) -> float:
+        first, *others = (_area(rows[:, 0] > 0, rows[:, at]) for at in range(1, rows.shape[1]))
+        return first - sum(others)
+
+    if len({row[0] for rows in arms.values() for row in rows}) < 2:
+        return None
+    return resampled(list(arms.values()), statistic)
+
+
+def _area(diverged: Any, values: Any) -> float:
+    """Return the chance that a value of a diverged run is the larger one; ties count half. nan without both kinds."""
+    bad, good = values[diverged][:, None], values[~diverged][None, :]
+    return float(((bad > good) + 0.5 * (bad == good)).mean()) if bad.size and good.size else float("nan")
+
+
+def says(record: Record) -> str:
+    rows = record["rows"]
+    diverged = sum(map(diverges, rows))
+    found = area(record, "log_kappa")
+    if found is None:
+        return f"{diverged or 'None'} of {len(rows)} runs diverged." if rows else ""
+    return f"Of {len(rows)} runs {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
+
+
+def summary(record: Record) -> Iterable[str]:
+    for quantity, title in QUANTITIES.items():
+        if found := area(record, quantity):
+            low = ", where a low value warns" if quantity in LOW_WARNS else ""
+            yield f"{title} after 5 % of training: AUC {found}{low}"
+    names = [f"{row['set']}/{row['arm']}/{row['run']}" for row in record["rows"] if diverges(row)]
+    if names:
+        yield f"diverged: {', '.join(names)}"
+
+
+def figure(record: Record) -> Any:
+    """Plot how each run ended over its log κ after 5 % of training. The papers have no such figure."""
+    alt = altair()
+    rows = [
+        {"kappa": row["early"]["log_kappa"], "end": row["losses"][1] / row["losses"][0], "set": SETS[row["set"]].title,
+         "how": ENDS[diverges(row)]}
+        for row in record["rows"]
+    ]  # fmt: skip
+    base = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=60, opacity=0.8)
+    points = base.encode(
+        x=alt.X("kappa:Q", title="log κ(+sa) after 5 % of training", scale=alt.Scale(zero=False, padding=12)),
+        y=alt.Y("end:Q", title="loss at the end, over that at the start"),
+        color=alt.Color("set:N", sort=None, title=None, scale=alt.Scale(scheme="tableau10")),
+        shape=alt.Shape("how:N", title=None, scale=alt.Scale(domain=ENDS, range=["circle", "cross"])),
+    )
+    line = alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.datum(1))
+    caption = "Each point is a run of one of the other claims. Above the dashed line it ends worse than it began."
+    return titled(alt.layer(line, points).properties(width=460, height=280), "log κ early, and how runs end", caption)
+
+
+CLAIM = Measured(
+    id="new-early-warning",
+    claim="κ of early steps predicts the arms that will diverge",
+    test="every run, κ and the other quantities at 5 % of training; diverged: given up, or a loss that ends above its "
+    "start",
+    holds_if="AUC's interval above .7, and above that of the loss at the same step; at least 15 diverged, otherwise "
+    "undecided",
+    paper_scale="the runs of the other claims at that scale, and nothing else",
+    of_runs=True,
+    measure=measure,
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

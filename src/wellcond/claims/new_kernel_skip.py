@@ -1,0 +1,115 @@
+"""new-kernel-skip: kernelized attention loses less than softmax when its skip goes.
+
+    wellcond reproduce new-kernel-skip --scale smoke                                  # the digits, on a CPU
+    wellcond reproduce new-kernel-skip --scale lab --data-dir cifar10=data/cifar10    # one GPU, 45 minutes
+
+Four attentions, each with both skips and without the attention's: softmax, linear, kernelized and, with 32 landmarks,
+Skyformer. The claim is about softmax and kernelized; only these are trained on Tiny-ImageNet. Nobody has published it:
+Skyformer's authors keep the skips, and those of Always Skip Attention look at softmax and linear attention.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from wellcond.claims.arms import TrainedArms
+from wellcond.claims.claim import Line
+from wellcond.claims.comparison import SKIPS, Arm, Comparison
+from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.grayed import QUICK_GRID
+from wellcond.verdicts import Part, at_least, not_run, written
+
+__all__ = ["CLAIM"]
+
+WITHOUT = "no-sa"
+CIFAR_ALONE = ("tiny-imagenet",)
+LANDMARKS = 32  # of 64 tokens
+
+
+def _pair(name: str, title: str, *, not_on: tuple[str, ...] = (), **settings: Any) -> dict[str, Arm]:
+    """Return the arms of an attention, with both skips and without the attention's."""
+    settings = {"attention": name, **settings}
+    return {
+        name: Arm(title=title, settings=settings, not_on=not_on),
+        f"{name}-{WITHOUT}": Arm(
+            title=f"{title}, {SKIPS[WITHOUT].title}", settings={**settings, **SKIPS[WITHOUT].settings}, not_on=not_on
+        ),
+    }
+
+
+ARMS = {
+    "both": Arm(title="softmax"),
+    WITHOUT: Arm(title=f"softmax, {SKIPS[WITHOUT].title}", settings=SKIPS[WITHOUT].settings),
+    **_pair("kernelized", "kernelized"),
+    **_pair("linear", "linear", not_on=CIFAR_ALONE),
+    **_pair("skyformer", "Skyformer", not_on=CIFAR_ALONE, attention_kwargs={"num_landmarks": LANDMARKS}),
+}
+PAIRS = {
+    "softmax": ("both", WITHOUT),
+    **{name: (name, f"{name}-{WITHOUT}") for name in ("kernelized", "linear", "skyformer")},
+}
+
+
+def drops(found: Comparison, attention: str) -> dict[int, float]:
+    """Return, by seed, how many points an attention loses without its skip; empty if one side has no runs yet."""
+    with_skip, without = PAIRS[attention]
+    return {seed: -gain for seed, gain in found.paired(without, of=with_skip).items()}
+
+
+def judge(found: Comparison) -> Iterable[Part]:
+    softmax, kernelized = drops(found, "softmax"), drops(found, "kernelized")
+    less = [softmax[seed] - kernelized[seed] for seed in sorted(softmax.keys() & kernelized.keys())]
+    if not less:
+        yield not_run(CLAIM.asks)
+        return
+    part = at_least(CLAIM.asks, less, 0.0, unit=" points", confidence=found.confidence)
+    yield replace(part, about=(*PAIRS["softmax"], *PAIRS["kernelized"]))
+
+
+def says(sets: Mapping[str, Comparison]) -> str:
+    said = []
+    for found in sets.values():
+        lost = {name: list(values.values()) for name in PAIRS if (values := drops(found, name))}
+        if lost:
+            each = ", ".join(f"{ARMS[PAIRS[name][0]].title} {written(fmean(one))}" for name, one in lost.items())
+            said.append(f"on {found.title} {each}")
+    return f"Without its attention skips a ViT-Tiny loses, in points of top-1, {'; '.join(said)}." if said else ""
+
+
+def summary(found: Comparison) -> Iterable[Line]:
+    for arm in found.trained:
+        yield f", {ARMS[arm].title}: {found.reached(arm)}"
+    for name, (arm, _) in PAIRS.items():
+        if lost := drops(found, name):
+            yield f", drop without its skip, {ARMS[arm].title}: {found.interval(lost.values())} points of top-1"
+
+
+def figure(sets: Sequence[Comparison]) -> Any:
+    """Plot top-1 of each attention with its skip and without. The papers have no such figure."""
+    rows = []
+    for found in sets:
+        for arm in found.trained:
+            ours = with_interval(found.interval(found.values(arm).values()))
+            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": None}
+            rows.append(row)
+    titles = [arm.title for arm in ARMS.values()]
+    chart = by_set(accuracies(titles, mark="", bars=True), rows, sets, width=300, height=240)
+    return titled(chart, "Accuracy of a ViT-Tiny by attention, with and without its skip", seeds_in_words(sets))
+
+
+CLAIM = TrainedArms(
+    id="new-kernel-skip",
+    claim="kernelized attention loses less than softmax when its skip goes (nobody has published this)",
+    test="softmax, linear, kernelized, Skyformer × skip or not, on CIFAR-10; softmax and kernelized on Tiny-ImageNet",
+    holds_if="interval of drop(softmax) − drop(kernelized) above 0",
+    arms=ARMS,
+    in_part=True,
+    sets=("cifar10", "tiny-imagenet"),
+    asks="drop(softmax) − drop(kernelized) ≥ 0",
+    grid=QUICK_GRID,
+    judge=judge,
+    says=says,
+    summary=summary,
+    figure=figure,
+)

@@ -1,0 +1,169 @@
+"""What runs look like early: rows of results, κ against accuracy, and warnings of divergence."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from wellcond.claims import CLAIMS, new_early_warning
+from wellcond.claims.early import Group, arms_of, diverges, rows_of
+from wellcond.claims.reproduce import reproduce
+from wellcond.records import read_json
+
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+IDS = ("new-kappa-predicts", "new-early-warning")
+
+
+def result(arm="both", *, lr=1e-3, seed=0, kappa=(5.0, 4.0), losses=((0.01, 5.0), (0.5, 4.0), (10.0, 2.0)), **changes):
+    blocks = [[value - 1, value + 1] for value in kappa]
+    config = {"lr": lr, "seed": seed, "remove_skips": [], "epochs": 10, "mixup": 0.8, "cutmix": 1.0, "holdout": 0.1}
+    measured = {
+        "steps": [0, 50, 100], "gradient_norm": [1.0, 2.0, None], "log_kappa": {"+sa": blocks, "sa": blocks},
+        "largest_logit": {"sa": [[1.0, 7.0], [2.0, None]]}, "attention_entropy": {"sa": [[1.0, 3.0], [math.inf, 0.5]]},
+    }  # fmt: skip
+    return {
+        "name": f"tiny-imagenet/vit_tiny/{arm}/seed-{seed}-lr-{lr:g}", "status": "finished", "steps": 1000,
+        "config": config, "losses": [list(one) for one in losses], "metrics": {"top1": 0.4}, "measured": measured,
+    } | changes  # fmt: skip
+
+
+def test_a_row_has_one_number_for_each_quantity():
+    (row,) = rows_of([result()])
+    assert row["start"] == {
+        "log_kappa": 5.0, "log_kappa_sa": 5.0, "gradient_norm": 1.0, "attention_entropy": 2.0, "largest_logit": 7.0,
+        "near_unit_share": None, "loss": 5.0,
+    }  # fmt: skip
+    early = row["early"]
+    assert (early["log_kappa"], early["gradient_norm"], early["loss"]) == (4.0, 2.0, 4.0)
+    assert (early["largest_logit"], early["attention_entropy"]) == (2.0, 0.5)  # what is not finite is left out
+    assert (row["arm"], row["top1"], row["skips"], row["budget"]) == ("both", 40.0, "none", "10 epochs")
+
+
+def test_runs_that_measured_nothing_have_no_row():
+    assert rows_of([result(measured={"steps": []}), result(losses=())]) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "diverged"),
+    [("finished", 2.0, False), ("finished", 5.01, False), ("finished", 5.2, True), ("finished", math.nan, True),
+     ("diverged", 2.0, True)],
+)  # fmt: skip
+def test_a_run_diverged_if_it_was_given_up_or_its_loss_ended_above_its_start(status, last, diverged):
+    (row,) = rows_of([result(status=status, losses=((0.01, 5.0), (10.0, last)))])
+    assert diverges(row) is diverged
+
+
+def test_arms_are_compared_with_those_of_equal_budget_and_seeds_are_averaged():
+    skipless = result("no-sa")
+    skipless["config"]["remove_skips"] = ["sa"]
+    longer = result("long")
+    longer["config"] |= {"steps": 50000}
+    lost = result("lost", metrics=None, status="diverged")
+    rows = rows_of([result(seed=0, kappa=(5.0, 4.0)), result(seed=1, kappa=(7.0, 4.0)), result(lr=3e-3), skipless,
+                    longer, lost])  # fmt: skip
+    groups = arms_of(rows, "start")
+    assert {(group.skips, group.budget): len(arms) for group, arms in groups.items()} == {
+        ("none", "10 epochs"): 2, ("sa", "10 epochs"): 1, ("none", "50,000 steps"): 1,
+    }  # fmt: skip
+    group = Group("tiny-imagenet", "vit_tiny", "none", "10 epochs", mixed=True, held_out=True)
+    first = groups[group][0]
+    assert (first.arm, first.lr, first.seeds, first.log_kappa) == ("both", 1e-3, 2, 6.0)
+
+
+def early_record(top1):
+    """Sixteen arms with noise in their losses; top1: of log κ and loss."""
+    draw, results = np.random.default_rng(0), []
+    for number in range(16):
+        kappa, loss = (float(draw.uniform(3, 6)), float(draw.uniform(3, 4)))
+        losses = ((0.01, 5.0), (0.5, loss), (10.0, 2.0))
+        accuracy = {"top1": top1(kappa, loss) / 100}
+        results.append(result(f"arm-{number}", kappa=(kappa, kappa), losses=losses, metrics=accuracy))
+    return {"scale": "lab", "rows": rows_of(results)}
+
+
+def test_kappa_predicts_what_the_loss_does_not():
+    claim = CLAIMS["new-kappa-predicts"]
+    whole = claim.verdict([early_record(lambda kappa, loss: 60 - kappa - loss)])
+    assert whole.verdict == "holds"
+    assert claim.verdict([early_record(lambda kappa, loss: 40 + kappa)]).verdict == "does not hold"
+    told = claim.verdict([early_record(lambda kappa, loss: 60 - 5 * loss)])  # by the loss alone
+    assert {part.outcome for part in told.parts} != {"holds"}
+    said = claim.finding([early_record(lambda kappa, loss: 60 - kappa)])
+    assert said.startswith(
+        "Rank correlation of log κ after attention with the final accuracy, the loss held constant, "
+    )
+    assert "over 16 trainings of 16 arms on Tiny-ImageNet: −1.00 [−1.00, −1.00] at the random start" in said
+    assert claim.draw([early_record(lambda kappa, loss: 60 - kappa)]).to_dict()["hconcat"]
+
+
+def test_fewer_arms_decide_nothing():
+    claim, record = CLAIMS["new-kappa-predicts"], early_record(lambda kappa, loss: 60 - kappa)
+    few = {**record, "rows": record["rows"][:14]}
+    whole = claim.verdict([few])
+    assert whole.verdict == "undecided"
+    assert "the largest group has 14 of the 15 arms asked for" in whole.parts[0].why
+    assert claim.finding([few]) == ""
+    assert len(claim.draw([few]).to_dict()["hconcat"][0]["data"]["values"]) == 14
+    assert "not judged: Tiny-ImageNet, vit_tiny, all skips, 10 epochs, mixed images, a part held out (14)" in str(
+        claim.lines(few)
+    )
+
+
+def warned(*, by, lost=15):
+    results = []
+    for number in range(60):
+        diverges_ = number < lost
+        kappa = 9.0 + number / 100 if diverges_ == by else 4.0 + number / 100
+        end = 6.0 if diverges_ else 2.0
+        results.append(result(f"arm-{number % 20}-{diverges_}", seed=number, kappa=(4.0, kappa), losses=(
+            (0.01, 5.0), (0.5, 4.0 + number % 7 / 10), (10.0, end))))  # fmt: skip
+    return {"scale": "lab", "rows": rows_of(results)}
+
+
+def test_a_warning_is_judged_by_the_area_under_its_curve():
+    claim = CLAIMS["new-early-warning"]
+    assert claim.verdict([warned(by=True)]).verdict == "holds"
+    assert new_early_warning.area(warned(by=True), "log_kappa").mean == 1.0
+    assert claim.verdict([warned(by=False)]).verdict == "does not hold"
+    assert new_early_warning.area(warned(by=False), "log_kappa").mean == 0.0
+    few = claim.verdict([warned(by=True, lost=14)])
+    assert few.verdict == "undecided"
+    assert "14 of 60 runs diverged, and 15 are asked for" in few.parts[0].why
+    assert "Of 60 runs 15 diverged" in claim.finding([warned(by=True)])
+    assert claim.draw([warned(by=True)]).to_dict()["config"]
+
+
+def test_where_none_diverged_that_is_the_finding():
+    claim, record = CLAIMS["new-early-warning"], warned(by=True, lost=0)
+    assert claim.finding([record]) == "None of 60 runs diverged."
+    assert {part.outcome for part in claim.verdict([record]).parts} == {"undecided"}
+    assert {row["how"] for row in claim.draw([record]).to_dict()["layer"][1]["data"]["values"]} == {"did not diverge"}
+
+
+def test_equal_values_are_a_coin_and_low_entropy_warns():
+    record = warned(by=True)
+    assert new_early_warning.area(record, "gradient_norm").mean == 0.5
+    for row in record["rows"]:
+        row["early"]["attention_entropy"] = 0.1 if diverges(row) else 2.0
+    assert new_early_warning.area(record, "attention_entropy").mean == 1.0
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_the_evidence_is_of_the_results_that_there_are(tmp_path, id_):
+    shutil.copytree(EVIDENCE / "runs", tmp_path / "runs")
+    quiet = Console(quiet=True)
+    assert reproduce(id_, scale="lab", training=False, output=tmp_path, evidence=tmp_path, console=quiet) == 0
+    assert read_json(tmp_path / id_ / "lab.json")["rows"] == read_json(EVIDENCE / id_ / "lab.json")["rows"]
+
+
+def test_a_smoke_run_reads_the_runs_of_other_claims(tmp_path):
+    places = {"output": tmp_path / "runs", "evidence": tmp_path, "console": Console(quiet=True), "device": "cpu"}
+    assert reproduce("asa-fig3", scale="smoke", seeds=1, arms=["both"], settings=["epochs=1"], **places) == 0
+    for id_ in IDS:
+        assert reproduce(id_, scale="smoke", **places) == 0
+        record = read_json(tmp_path / id_ / "smoke.json")
+        assert {row["arm"] for row in record["rows"]} == {"both"}
+        assert CLAIMS[id_].verdict([record]).verdict == "undecided"

@@ -1,7 +1,8 @@
 """Measure a timm model in a loop with accelerate: mixed precision, gradient accumulation, one process or many.
 
 python examples/accelerate_loop.py --epochs 3 --output runs/accelerate
-accelerate launch --num_processes 2 examples/accelerate_loop.py --mixed-precision bf16
+accelerate launch --num_processes 2 examples/accelerate_loop.py --mixed-precision bf16    # on two GPUs
+torchrun --nproc-per-node 2 examples/accelerate_loop.py --cpu       # `accelerate launch` starts only one on a CPU
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import sys
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_findings_of_curves_spectra_and_errors():
         for task, slow in (("lra_listops", 0.5), ("lra_image", 3.0))
     )
     assert CLAIMS["sky-fig1"].finding([fast, never]) == (
-        "Time until Skyformer is at softmax's best loss, over softmax's own (2: never): ListOps 0.50; Image 2.00."
+        "Time until Skyformer is at softmax's best loss, over softmax's own: ListOps 0.50; Image never."
     )
     spectra = [made.record("sky-fig2", task, seeds=1) for task in ("lra_listops", "lra_pathfinder")]
     assert CLAIMS["sky-fig2"].finding(spectra) == (
@@ -178,7 +179,7 @@ def test_fig1_counts_steps_by_what_they_take_alone():
     untimed = made.record("sky-fig1", "lra_listops", ms={})
     assert CLAIMS["sky-fig1"].verdict([untimed]).parts[0].outcome == "undecided"
     assert CLAIMS["sky-fig1"].finding([untimed]) == (
-        "Steps until Skyformer is at softmax's best loss, over softmax's own (2: never): ListOps 1.00."
+        "Steps until Skyformer is at softmax's best loss, over softmax's own: ListOps 1.00."
     )
     assert any("in steps" in str(line) for line in CLAIMS["sky-fig1"].lines(untimed))
 
@@ -192,6 +193,56 @@ def test_fig1_says_whether_the_paper_s_remarks_are_seen():
     at_chance = made.record("sky-fig1", "lra_pathfinder", softmax={"gain": -16}, skyformer={"gain": -16})
     said = " ".join(map(str, claim.lines(at_chance)))
     assert "by 0, 0, 0 % of the training, neither does in 3 of 3 seeds" in said
+
+
+def test_fig1_tells_never_from_late():
+    record = made.record("sky-fig1", "lra_image", ms=dict.fromkeys(ARMS, 2.0))
+    for arm, best in (("softmax", 3000), ("skyformer", 9000)):
+        for run in record["arms"][arm]["runs"]:
+            for row in run["validation"]:
+                row["loss"] = 0.5 if row["step"] == best else 0.6
+    found = CLAIMS["sky-fig1"]._comparison(record)
+    assert sky_fig1.ratios(found) == [3.0, 3.0, 3.0]
+    assert CLAIMS["sky-fig1"].finding([record]).endswith("over softmax's own: Image 3.00.")
+    for run in record["arms"]["skyformer"]["runs"][1:]:
+        for row in run["validation"]:
+            row["loss"] += 9
+    assert sky_fig1.ratios(found) == [3.0, math.inf, math.inf]
+    assert sky_fig1.earlier(found).mean == -1.0
+    assert CLAIMS["sky-fig1"].finding([record]).endswith("over softmax's own: Image never in 2 of 3 seeds.")
+
+
+@pytest.mark.parametrize(("slow", "outcome"), [(0.5, "holds"), (3.0, "does not hold")])
+def test_fig1_counts_no_task_on_which_softmax_guesses(slow, outcome):
+    guess = {"lra_pathfinder": {"gain": -16}, "imdb_pairs": {"gain": -30}}
+    found = [
+        made.record("sky-fig1", task, softmax=guess.get(task, {}), skyformer={"slow": 0.5 if task in guess else slow})
+        for task in TASKS
+    ]
+    (part,) = CLAIMS["sky-fig1"].verdict(found).parts
+    assert part.outcome == outcome  # the two could have made no more than two of three
+    assert part.why.startswith(f"in {3 if slow < 1 else 0} of 5 tasks")
+    assert "unknown on Pairs of reviews, for Retrieval, Pathfinder, where softmax is at chance" in part.why
+    assert "Pathfinder 0.33 (softmax guesses)" in CLAIMS["sky-fig1"].finding(found)
+
+
+def test_approximations_of_models_that_guess_decide_nothing():
+    found = [
+        made.record("sky-approx", task, softmax={"gain": -16 if task == "lra_pathfinder" else 0}) for task in TASKS
+    ]
+    for part in CLAIMS["sky-approx"].verdict(found).parts:
+        guesses = part.name.startswith("Pathfinder")
+        assert (part.outcome == "undecided") == guesses
+        assert ("softmax is at chance there (50.1 %)" in part.why) == guesses
+    assert CLAIMS["sky-approx"].finding(found).count("(whose softmax guesses)") == 1
+
+
+def test_of_memory_the_smallest_value_counts():
+    record = made.steps("lra_listops", memory=450.0)
+    arms = record["memory"]
+    arms["softmax_by_sdpa"] = [arms["softmax_by_sdpa"][0] + 32, arms["softmax_by_sdpa"][0]]
+    saved = sky_time.savings(record, "memory")
+    assert (saved.mean, saved.low, saved.high) == (pytest.approx(0.5), saved.mean, saved.mean)
 
 
 def test_fig2_says_nothing_of_models_that_guess():

@@ -25,6 +25,7 @@ from wellcond.claims.measurements import register_measurement
 from wellcond.data import DataSet, open_data, train_batches
 from wellcond.models.families.forwards import split_qkv
 from wellcond.models.sequence import SequenceAttention, SequenceClassifier
+from wellcond.numerics.singular import singular_values
 from wellcond.train.checkpoint import latest, read
 from wellcond.train.computing import autocast
 from wellcond.train.config import Config
@@ -130,7 +131,7 @@ def spectrum(model: SequenceClassifier, inputs: Sequence[Tensor | None]) -> Tens
     output = outputs[0].double()
     if masks:
         output = output * torch.stack(masks, 1).flatten(0, 1)[..., None]
-    return torch.linalg.svdvals(torch.linalg.qr(output, mode="r").R)  # small ones too, unlike a Gram matrix
+    return singular_values(output, method="svd")  # small ones too, unlike a Gram matrix
 
 
 @contextlib.contextmanager

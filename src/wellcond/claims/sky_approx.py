@@ -17,8 +17,8 @@ from typing import Any
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, arm_color, titled
-from wellcond.claims.lra import ARMS, ArenaArms, column
-from wellcond.verdicts import Part, at_least
+from wellcond.claims.lra import ARMS, ArenaArms, at_chance, column
+from wellcond.verdicts import Part, at_least, undecided
 
 __all__ = ["CLAIM", "advantages", "falls"]
 
@@ -54,9 +54,12 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def _at_least(name: str, values: Sequence[float], found: Comparison) -> Part:
-    if not all(map(math.isfinite, values)):
-        return Part(name=name, outcome="does not hold", why="half of Skyformer's draws have no value in some seed")
-    return at_least(name, values, 0.0, confidence=found.confidence)
+    if all(map(math.isfinite, values)):
+        part = at_least(name, values, 0.0, confidence=found.confidence)
+    else:
+        part = Part(name=name, outcome="does not hold", why="half of Skyformer's draws have no value in some seed")
+    guesses = f"softmax is at chance there ({found.mean('softmax'):.1f} %)"
+    return undecided(part, guesses) if at_chance(found) else part
 
 
 def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") -> float:
@@ -66,7 +69,7 @@ def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") ->
     for errors in run[weights].values():
         others = [errors[name][at] for name in METHODS if name != "skyformer" and errors[name][at] is not None]
         mine = errors["skyformer"][at]
-        ratios.append(-math.inf if mine is None else math.log(min(others) / mine))
+        ratios.append(-math.inf if mine is None else math.log(min(others, default=math.inf) / mine))
     return fmean(ratios)
 
 
@@ -88,7 +91,8 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     for found in tasks.values():
         if runs := found.measurements("softmax", "approximations"):
             factor = math.exp(fmean(advantages(run, FROM) for run in runs))
-            said.append(f"{column(found)} {f'{factor:.2f}' if factor else 'without a value'}")
+            guesses = " (whose softmax guesses)" if at_chance(found) else ""
+            said.append(f"{column(found)} {f'{factor:.2f}' if factor else 'without a value'}{guesses}")
     what = f"The smallest error of the others over Skyformer's, with {FROM} landmarks (above 1: it is nearest)"
     return f"{what}: {'; '.join(said)}." if said else ""
 

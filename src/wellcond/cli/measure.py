@@ -16,7 +16,9 @@ def measure(
     model: Annotated[
         str,
         typer.Argument(
-            help="A timm model name, also hf-hub:… or local-dir:….", metavar="MODEL", autocompletion=complete_models
+            help="A timm model name, also hf-hub:… or local-dir:…; hf:… for transformers.",
+            metavar="MODEL",
+            autocompletion=complete_models,
         ),
     ],
     more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="KEY=VALUE")] = None,

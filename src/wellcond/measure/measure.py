@@ -29,6 +29,7 @@ from wellcond.measure.table import kappa_tables, legend
 from wellcond.models import gray as gray_model
 from wellcond.models import graying_of
 from wellcond.models.build import BuiltModel, build_model
+from wellcond.models.huggingface import HUGGINGFACE, folder_of
 from wellcond.models.pretrained import FOLDER, HUB, find_pretrained
 from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
@@ -226,7 +227,8 @@ def _build_with_weights(
     if not why:
         found = find_pretrained(model_name)
         why = "" if found.there else found.why
-        if why and model_name.startswith(HUB):  # without an answer not even the architecture is known
+        if why and model_name.startswith((HUB, HUGGINGFACE)) and not folder_of(model_name):
+            # Without an answer not even the architecture is known.
             raise ValueError(f"{model_name} is not available: {why}")
         if found.there and not model_name.startswith(FOLDER):
             said = f"Using the pretrained weights of {model_name}, {found.why} (--no-pretrained uses random ones)."

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from wellcond.attention import find_attention
 from wellcond.models.families import find_projection
+from wellcond.models.huggingface import HUGGINGFACE, create_huggingface, data_config_of
 from wellcond.models.pretrained import ENDINGS, FOLDER, HUB, find_pretrained, weights_behind
 from wellcond.models.surgery import AttentionSettings
 from wellcond.models.weights import METADATA_KEY, Loaded, load, match_names, read_weights
@@ -73,11 +74,12 @@ def build_model(
     ema: bool = False,
     strict: bool = True,
 ) -> BuiltModel:
-    """Build a timm model and load its weights.
+    """Build a model and load its weights.
 
     Args:
-        name: a timm model name, including `hf-hub:` and `local-dir:` names.
-        model_kwargs: arguments for timm's `create_model`: img_size, depth, num_classes …
+        name: a timm model name, also `hf-hub:` and `local-dir:` names, or `hf:` and a vision model of transformers.
+        model_kwargs: arguments for timm's `create_model`: img_size, depth, num_classes …; of an `hf:` model, settings
+            of its configuration.
         pretrained: load the pretrained weights of the name (from the cache, or from the network if there is one).
         checkpoint: load the weights of this safetensors or torch file. The number of classes follows the file's head,
             unless model_kwargs set it.
@@ -102,19 +104,24 @@ def build_model(
         notes = ["random weights, never trained"]
     return BuiltModel(
         model=model.eval(),
-        data_config=_data_config(model, settings),
+        data_config=data_config_of(model, name) if name.startswith(HUGGINGFACE) else _data_config(model, settings),
         notes=notes,
         trained=pretrained or checkpoint is not None,
     )
 
 
 def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
-    """Call timm's `create_model` without ever running a pickle: torch.load is restricted to tensors for all callers.
+    """Call timm's `create_model`, or transformers' for an `hf:` name, without ever running a pickle: torch.load is
+    restricted to tensors for all callers.
 
     Raises ValueError if the model cannot be built; the message says what to do.
     """
     import timm
 
+    if name.startswith(HUGGINGFACE):
+        model = create_huggingface(name, settings, pretrained=pretrained)
+        check_patches(model, name)
+        return model
     if ":" not in name and not timm.is_model(name.partition(".")[0]):
         raise ValueError(_unknown(name))
     if pretrained and not (found := find_pretrained(name)).there:  # timm would retry for a minute
@@ -192,7 +199,10 @@ def _unknown(name: str) -> str:
     if name.endswith(ENDINGS):
         hint = f"; a file of weights is the checkpoint of a model: wellcond measure MODEL --checkpoint {name}"
     elif "/" in name or "\\" in name:
-        hint = f"; write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder."
+        hint = (
+            f"; write {HUB}{name} for one of the Hub, {FOLDER}{name} for a folder, {HUGGINGFACE}{name} for a model of "
+            "transformers."
+        )
     return f"timm knows no model {name!r}{hint or '; timm.list_models() has them all.'}"
 
 

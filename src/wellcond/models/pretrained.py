@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
+from wellcond.models.huggingface import HUGGINGFACE, folder_of
+
 __all__ = ["FOLDER", "HUB", "Pretrained", "find_pretrained", "weights_behind"]
 
 HUB, FOLDER = "hf-hub:", "local-dir:"
@@ -30,13 +32,16 @@ class Pretrained(NamedTuple):
 
 
 def find_pretrained(name: str) -> Pretrained:
-    """Look for the weights of a timm model name, including `hf-hub:` and `local-dir:` names; downloads nothing."""
+    """Look for the weights of a timm model name, or of an `hf-hub:`, `local-dir:` or `hf:` name; downloads nothing."""
     if name.startswith(FOLDER):
         there = any(file.name.endswith(ENDINGS) for file in Path(name.removeprefix(FOLDER)).glob("*"))
         return Pretrained(there, "of that folder" if there else "the folder has none")
-    if name.startswith(HUB):
-        repository, _, revision = name.removeprefix(HUB).partition("@")
-        return _on_hub(repository, revision or None, FILES)
+    if name.startswith(HUGGINGFACE) and (folder := folder_of(name)):
+        there = any(folder.glob("*.safetensors"))
+        return Pretrained(there, "of that folder" if there else "the folder has none as safetensors")
+    if name.startswith((HUB, HUGGINGFACE)):
+        repository, _, revision = name.partition(":")[2].partition("@")
+        return _on_hub(repository, revision or None, FILES if name.startswith(HUB) else FILES[:1])
     import timm
 
     try:
@@ -54,13 +59,15 @@ def find_pretrained(name: str) -> Pretrained:
 
 
 def weights_behind(name: str) -> Path | None:
-    """Return the safetensors file that timm reads for a `local-dir:` or cached `hf-hub:` name, else None."""
-    if name.startswith(FOLDER):
-        folder = Path(name.removeprefix(FOLDER))
+    """Return the safetensors file of a folder or of the cache that is read for a name with a prefix, else None."""
+    folder = Path(name.removeprefix(FOLDER)) if name.startswith(FOLDER) else None
+    if name.startswith(HUGGINGFACE):
+        folder = folder_of(name)
+    if folder is not None:
         preferred = folder / FILES[0]
         return preferred if preferred.exists() else next(iter(sorted(folder.glob("*.safetensors"))), None)
-    if name.startswith(HUB):
-        repository, _, revision = name.removeprefix(HUB).partition("@")
+    if name.startswith((HUB, HUGGINGFACE)):
+        repository, _, revision = name.partition(":")[2].partition("@")
         return _cached(repository, revision or None, FILES[:1])
     return None
 

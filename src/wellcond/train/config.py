@@ -504,6 +504,7 @@ def _model_problems(config: Config) -> Iterator[str]:
     import timm
 
     from wellcond.models.build import say_too_small
+    from wellcond.models.huggingface import HUGGINGFACE
 
     folder = Path(config.model.removeprefix("local-dir:"))
     if config.model.startswith("local-dir:") and not (folder / "config.json").exists():
@@ -511,6 +512,12 @@ def _model_problems(config: Config) -> Iterator[str]:
         return
     if not config.model.startswith(ELSEWHERE):
         name = config.model.partition(".")[0]
+        if config.model.startswith(HUGGINGFACE):
+            what = (
+                "training builds timm's models; transformers has a Trainer for its own, and we a callback for that one"
+            )
+            yield f"model={config.model}: {what} (wellcond.probe.transformers)"
+            return
         if not timm.is_model(name):
             known = timm.list_models()
             yield f"timm knows no model {config.model!r}{meant(name, known, most=3)}"

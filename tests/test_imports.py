@@ -14,10 +14,11 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "wellcond"
 
-# What each part may import of ours, beside the words. "" is wellcond/__init__.py, which hands out the public names.
-EVERYBODY_MAY_IMPORT = {"words"}
+# What each part may import of ours, beside what everybody may. "" is wellcond/__init__.py: it hands out public names.
+EVERYBODY_MAY_IMPORT = {"words", "usage"}
 MAY_IMPORT = {
     "words": set(),
+    "usage": set(),
     "plugins": set(),
     "numerics": set(),
     "environment": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT[""] = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["__main__"] = {*MAY_IMPORT}
 
 NUMERICS_MAY_IMPORT = {"torch", "triton", "numpy"} | sys.stdlib_module_names  # numpy: fits on the host, untraced
-WITHOUT_TORCH = {"words", "plugins", "environment", "records", "report"}
+WITHOUT_TORCH = {"words", "usage", "plugins", "environment", "records", "report"}
 TORCH = {"torch", "torchvision", "timm", "triton"}
 KERNELS = "wellcond.numerics.triton"
 

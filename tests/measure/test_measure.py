@@ -409,19 +409,30 @@ def test_the_command(wellcond: Run, checkpoint: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("here/config.json").read_text()
 
 
-def test_mistakes_at_the_command_line(wellcond: Run) -> None:
-    code, _, err = wellcond("measure", "vit_tny_patch16_224")
-    assert (code, "did you mean vit_tiny_patch16_224" in err) == (1, True)
-    code, _, err = wellcond("measure", NAME, "--model-kwargs", "depth")
-    assert (code, "'depth' is not KEY=VALUE" in err) == (2, True)
-    code, _, err = wellcond("measure", NAME, "--samples", "0")
-    assert code == 2
-    code, _, err = wellcond("measure", NAME, "--epsilon", "0.5")
-    assert (code, "nothing is grayed: add --gray svd or --gray dct" in err) == (2, True)
-    code, _, err = wellcond("measure", "mine.safetensors")
-    assert (code, "wellcond measure MODEL --checkpoint mine.safetensors" in err) == (1, True)
-    code, _, err = wellcond("measure", NAME, "--checkpoint", "nowhere.pt")
-    assert (code, err) == (1, "error: there is no file nowhere.pt\n")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["vit_tny_patch16_224"], "did you mean vit_tiny_patch16_224"),
+        ([NAME, "--model-kwargs", "depth"], "'depth' is not KEY=VALUE"),
+        ([NAME, "--model-kwargs", "depht=2"], "did you mean depth"),
+        ([NAME, "--samples", "0"], "--samples"),
+        ([NAME, "--epsilon", "0.5"], "nothing is grayed: add --gray svd or --gray dct"),
+        ([NAME, *SETTINGS, "--gray", "dct", "--epsilon", "2"], "epsilon"),
+        ([NAME, *SETTINGS, "--gray", "dtc"], "dtc"),
+        ([NAME, *SETTINGS, "--sites", "foo"], "foo"),
+        ([NAME, *SETTINGS, "--blocks", "99"], "99"),
+        ([NAME, "--exact", "foo"], "exact must be one of auto, float32, float64"),
+        ([NAME, "--device", "foo"], "there is no device 'foo' here"),
+        ([NAME, *SETTINGS, "--data-dir", "nowhere"], "nowhere"),
+        (["mine.safetensors"], "wellcond measure MODEL --checkpoint mine.safetensors"),
+        ([NAME, "--checkpoint", "nowhere.pt"], "there is no file nowhere.pt"),
+    ],
+)
+def test_mistakes_at_the_command_line_are_wrong_usage(wellcond: Run, wrong: list[str], words: str) -> None:
+    code, out, err = wellcond("measure", *wrong)
+    assert (code, out.count("log κ")) == (2, 0)
+    assert words in " ".join(err.replace("│", " ").split())
+    assert not list(Path().glob("measure-*/*"))
 
 
 def test_a_run_is_answered_with_the_command_that_measures_it(tmp_path: Path) -> None:

@@ -226,7 +226,8 @@ def test_the_command(make_run, tmp_path, monkeypatch, capsys):
     assert code == 0
     assert said.out.split() == ["wrote", str(tmp_path / "page.html")]
     assert (tmp_path / "page.html").stat().st_size > 10_000
+    monkeypatch.setenv("COLUMNS", "200")
     code, said = command(tmp_path)
-    assert code == 1
-    assert "has no metrics.jsonl and no probe.jsonl" in said.err
+    assert code == 2
+    assert "has no metrics.jsonl and no probe.jsonl" in " ".join(said.err.replace("│", " ").split())
     assert command()[0] == 2

@@ -12,9 +12,8 @@ themselves. After an interruption or a time limit, the same call resumes: it ski
 another machine whose results are with the evidence, and what was running resumes from its last state.
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -34,15 +33,12 @@ from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
 from wellcond.train.stopping import Interrupted, OutOfTime
+from wellcond.usage import wrong_usage
 from wellcond.words import meant
 
-__all__ = ["WrongUsage", "reproduce"]
+__all__ = ["reproduce"]
 
 SMOKE_SEEDS, SEEDS = 2, 3
-
-
-class WrongUsage(ValueError):  # noqa: N818 (it is one)
-    """The arguments are invalid; nothing has been started."""
 
 
 def reproduce(
@@ -76,7 +72,7 @@ def reproduce(
         time_limit: how long this process may take from its start, such as 9m or 1h30m. What is not done then is named.
         training: False to write the evidence anew from existing results, which needs no data.
     """
-    with _wrong_usage():
+    with wrong_usage():
         chosen = _chosen([ids] if isinstance(ids, str) else ids, whole_queue=whole_queue, settings=settings)
         if scale not in SCALES:
             raise ValueError(f"the scales are {', '.join(SCALES)}, not {scale!r}{meant(scale, SCALES)}")
@@ -115,14 +111,6 @@ def reproduce(
         time_limit=time_limit or "", training=training, arms=arms,
     )  # fmt: skip
     return _run(plan, options, runs)
-
-
-@contextlib.contextmanager
-def _wrong_usage() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None
 
 
 def _chosen(ids: Sequence[str], *, whole_queue: bool, settings: Sequence[str]) -> list[Claim]:

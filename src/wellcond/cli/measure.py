@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wellcond.cli.options import Device, complete_models, complete_sites, completing
+from wellcond.cli.options import Device, complete_models, complete_sites, completing, usage_errors
 
 __all__ = ["measure"]
 
@@ -79,26 +79,27 @@ def measure(
     settings = _key_values([*(model_kwargs or []), *(more or [])])  # timm's --model-kwargs takes several, typer's one
     from wellcond.measure import measure as measurement
 
-    measurement.measure(
-        model,
-        checkpoint=checkpoint,
-        ema=ema,
-        strict=strict,
-        pretrained=pretrained,
-        model_kwargs=settings,
-        data_dir=data_dir,
-        sites=None if sites is None else _listed(sites),
-        blocks=[int(name) if name.removeprefix("-").isdecimal() else name for name in _listed(blocks)],
-        samples=samples,
-        exact=exact,
-        gray=gray,
-        epsilon=epsilon,
-        spectrum=spectrum,
-        untrained=untrained,
-        device=device,
-        seed=seed,
-        output=output,
-    )
+    with usage_errors():
+        measurement.measure(
+            model,
+            checkpoint=checkpoint,
+            ema=ema,
+            strict=strict,
+            pretrained=pretrained,
+            model_kwargs=settings,
+            data_dir=data_dir,
+            sites=None if sites is None else _listed(sites),
+            blocks=[int(name) if name.removeprefix("-").isdecimal() else name for name in _listed(blocks)],
+            samples=samples,
+            exact=exact,
+            gray=gray,
+            epsilon=epsilon,
+            spectrum=spectrum,
+            untrained=untrained,
+            device=device,
+            seed=seed,
+            output=output,
+        )
 
 
 def _listed(text: str) -> list[str]:

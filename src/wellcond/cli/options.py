@@ -4,15 +4,17 @@
 sources. A key press should not wait for torch: recipes load without it, other names are parsed from source files.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wellcond.usage import WrongUsage
 from wellcond.words import SITES
 
 __all__ = [
@@ -31,7 +33,17 @@ __all__ = [
     "completing",
     "print_settings",
     "starting",
+    "usage_errors",
 ]
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Show WrongUsage as typer shows its own errors about options, and exit with 2."""
+    try:
+        yield
+    except WrongUsage as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def starting(names: list[str], incomplete: str) -> list[str]:

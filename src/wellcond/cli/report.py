@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from wellcond.cli.options import usage_errors
+
 __all__ = ["report"]
 
 
@@ -18,4 +20,5 @@ def report(
     """Write a page on how runs trained and what their probes measured; several runs are compared."""
     from wellcond.report import report_runs
 
-    typer.echo(f"wrote {report_runs(runs, output)}")
+    with usage_errors():
+        typer.echo(f"wrote {report_runs(runs, output)}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.options import Device, Scale, Settings, complete_claims
+from wellcond.cli.options import Device, Scale, Settings, complete_claims, usage_errors
 
 __all__ = ["reproduce"]
 
@@ -67,13 +67,13 @@ def reproduce(
     evidence: Annotated[Path, typer.Option(help="Folder for the evidence.", file_okay=False)] = Path("evidence"),
 ) -> None:
     """Run claims, or resume them where they stopped, and write their evidence and verdicts."""
-    from wellcond.claims.reproduce import WrongUsage, reproduce
+    from wellcond.claims.reproduce import reproduce
 
     # Settings after the first one of --set arrive as arguments: typer's options take one value each.
     more = [one for one in ids or [] if "=" in one]
     if not ids and not whole_queue:
         raise typer.BadParameter(f"name claims, or --all ({', '.join(complete_claims(''))})", param_hint="ID")
-    try:
+    with usage_errors():
         code = reproduce(
             [one for one in ids or [] if "=" not in one],
             whole_queue=whole_queue,
@@ -90,6 +90,4 @@ def reproduce(
             arms=arm or [],
             device=device,
         )
-    except WrongUsage as error:
-        raise typer.BadParameter(str(error)) from None
     raise typer.Exit(code)

@@ -36,6 +36,7 @@ from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
 from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.usage import wrong_usage
 from wellcond.words import DEFAULT_SITES, SITES, meant
 
 __all__ = ["EXACT", "Measurement", "measure"]
@@ -110,33 +111,36 @@ def measure(
         untrained: also measure the same architecture with random weights.
         seed: for the choice of images and for random weights.
 
-    Raises ValueError for whatever cannot be built, read or written, before anything is measured.
+    Raises WrongUsage, a ValueError, for whatever cannot be built, read or written, before anything is measured.
     """
     console = console or Console()
-    where = _device(device)
-    name = _plain_name(model_name)
-    folder = Path(output) if output is not None else Path(f"measure-{name}")
-    _refuse_run(model_name)
-    _check_folder(folder)
-    if epsilon is not None and gray is None:
-        raise ValueError("epsilon is the exponent of graying, and nothing is grayed: also name a method, svd or dct")
-    if exact not in EXACT:
-        raise ValueError(f"exact must be one of {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
-    settings = dict(model_kwargs or {})
-    weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
-    built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
-    if untrained and not built.trained:
-        raise ValueError(
-            f"{name} already has random weights ({why_random}): drop untrained, or give a checkpoint or pretrained"
-        )
-    notes = [f"{name}: {', '.join(built.notes)}."]
-    notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
-    sites = _sites_of(built) if sites is None else sites
-    samples = SAMPLES.get(where.type, 64) if samples is None else samples
-    probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
-    probed |= {"spectrum": spectrum, "attention": attention}
-    Probe(built.model, **probed)  # before reading images, since it may reject its settings
-    sample = _read(built, data_dir, samples, seed)
+    with wrong_usage():
+        where = _device(device)
+        name = _plain_name(model_name)
+        folder = Path(output) if output is not None else Path(f"measure-{name}")
+        _refuse_run(model_name)
+        _check_folder(folder)
+        if epsilon is not None and gray is None:
+            raise ValueError(
+                "epsilon is the exponent of graying, and nothing is grayed: also name a method, svd or dct"
+            )
+        if exact not in EXACT:
+            raise ValueError(f"exact must be one of {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
+        settings = dict(model_kwargs or {})
+        weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
+        built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
+        if untrained and not built.trained:
+            raise ValueError(
+                f"{name} already has random weights ({why_random}): drop untrained, or give a checkpoint or pretrained"
+            )
+        notes = [f"{name}: {', '.join(built.notes)}."]
+        notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
+        sites = _sites_of(built) if sites is None else sites
+        samples = SAMPLES.get(where.type, 64) if samples is None else samples
+        probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
+        probed |= {"spectrum": spectrum, "attention": attention}
+        Probe(built.model, **probed)  # before reading images, since it may reject its settings
+        sample = _read(built, data_dir, samples, seed)
 
     if not built.trained:
         notes += _settle_norms(built.model, sample, where)

@@ -27,6 +27,7 @@ from wellcond.records import (
     check_writable,
     read_rows,
 )
+from wellcond.usage import wrong_usage
 
 from .measured import UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from .page import Page
@@ -50,11 +51,12 @@ def report_runs(runs: Sequence[str | Path], output: str | Path | None = None) ->
     Raises ValueError for a run that does not exist or has nothing to show, and for an output that cannot be written or
     is the page of another measurement.
     """
-    if not runs:
-        raise ValueError("no runs were given; name run folders, or .jsonl files of a probe")
-    found = [_open(path) for path in runs]
-    target = _target([run.probe_file for run in found], output)
-    check_writable(target)
+    with wrong_usage():
+        if not runs:
+            raise ValueError("no runs were given; name run folders, or .jsonl files of a probe")
+        found = [_open(path) for path in runs]
+        target = _target([run.probe_file for run in found], output)
+        check_writable(target)
     page = (_measured_page(found[0].probe_file) if len(found) == 1 else None) or _runs_page(found)
     try:
         return page.write(target)

@@ -60,6 +60,16 @@ def test_command_holds_no_absolute_path(argv, command):
     assert module._command(argv).strip("'") == command.strip("'")
 
 
+def test_a_module_that_is_run_is_named(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tool.py").write_text(
+        "import sys; from wellcond.environment import _command; print(_command(sys.argv))"
+    )
+    run = [sys.executable, "-m", "mine.tool", "--seed", "1"]
+    said = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "python -m mine.tool --seed 1"
+
+
 @pytest.mark.parametrize(
     ("argument", "kept"),
     [

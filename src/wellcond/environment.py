@@ -37,7 +37,10 @@ def environment() -> dict[str, Any]:
 def _command(argv: list[str]) -> str:
     """Return one line for a shell. Absolute paths, useless elsewhere, are shortened: they may name a person."""
     program, *arguments = argv or [""]
-    name = "python -m wellcond" if program.endswith("__main__.py") else shlex.quote(Path(program).name)
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)  # of what `python -m` runs, if anything
+    module = spec.name if spec is not None and spec.origin == program else ""
+    module = "wellcond" if program.endswith("__main__.py") else module
+    name = f"python -m {module}" if module else shlex.quote(Path(program).name)
     return " ".join([name, *(shlex.quote(_shorten(argument)) for argument in arguments)])
 
 

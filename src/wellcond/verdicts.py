@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -257,16 +258,20 @@ def in_most(
 ) -> Part:
     """Test whether the mean reaches `bound` in at least this share of the blocks, each judged by its whole interval.
 
-    Decided if those that surely reach it are enough, or those that possibly do are too few.
+    Decided if those that surely reach it are enough, or those that possibly do are too few. The part's interval is that
+    of the block on which it hangs: the worst of the best so many.
     """
-    need = share * len(found) - 1e-9
+    need = math.ceil(share * len(found) - 1e-9)
     surely, perhaps = sum(one.low >= bound for one in found), sum(one.high >= bound for one in found)
     lowest = min(found, key=lambda one: one.mean)
     why = f"in {surely} of {len(found)} {of}, by the interval of each; the smallest gap is {lowest}"
     outcome: Decided = "holds" if surely >= need else "undecided" if perhaps >= need else "does not hold"
     if outcome == "undecided":
         why += f"; in {perhaps} the interval reaches {bound:g}"
-    return Part(name=name, outcome=outcome, why=why, found=lowest, asked=(bound, math.inf), unit=unit)
+    ends = {"holds": "low", "does not hold": "high", "undecided": "mean"}
+    deciding = sorted(found, key=attrgetter(ends[outcome]), reverse=True)[need - 1]
+    shown = deciding if math.isfinite(deciding.mean) else lowest
+    return Part(name=name, outcome=outcome, why=why, found=shown, asked=(bound, math.inf), unit=unit)
 
 
 def undecided(part: Part, why: str) -> Part:

@@ -16,7 +16,7 @@ from wellcond.claims import asa_fig1c
 from wellcond.claims import runs as runs_module
 from wellcond.claims.arms import HELD_OUT, LADDER, TrainedArms, tune
 from wellcond.claims.catalogue import CLAIMS, QUEUE, Step
-from wellcond.claims.claim import Claim, Options
+from wellcond.claims.claim import Claim, Measured, Options
 from wellcond.claims.comparison import SKIPS, Arm, Comparison
 from wellcond.claims.reproduce import _by_arm, _given, reproduce
 from wellcond.claims.runs import Planned, Runs, config_difference
@@ -24,6 +24,7 @@ from wellcond.claims.sets import SETS, parse_data
 from wellcond.records import read_json, write_json
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
+from wellcond.verdicts import not_run
 
 ROOT = Path(__file__).parents[2]
 CLAIM = asa_fig1c.CLAIM
@@ -236,12 +237,32 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
         assert (tmp_path / id_ / "smoke-digits.json").exists()
 
 
+def test_a_claim_that_cannot_be_run_does_not_end_the_queue(tmp_path, monkeypatch):
+    def refuse(options):
+        raise ValueError("it needs a GPU, and there is none here")
+
+    def claim(id_, measure):
+        return Measured(id=id_, claim="a", test="b", holds_if="c", measure=measure,
+                        judge=lambda record: [not_run("c")])  # fmt: skip
+
+    for one in (claim("my-first", refuse), claim("my-second", lambda options: {"value": 1})):
+        monkeypatch.setitem(CLAIMS, one.id, one)
+    console = told()
+    places = {"scale": "lab", "output": tmp_path / "runs", "evidence": tmp_path, "console": console}
+    assert reproduce(["my-first", "my-second"], **places) == 1
+    assert read_json(tmp_path / "my-second" / "lab.json")["value"] == 1
+    assert "Not run: my-first (it needs a GPU, and there is none here)" in console.export_text()
+    with pytest.raises(ValueError, match="it needs a GPU"):
+        reproduce("my-first", **places)
+
+
 def test_the_queue_has_the_claims_in_the_order_of_worth():
     built = [one for step in QUEUE for one in step.claims if CLAIMS[one].built]
     assert list(dict.fromkeys(built)) == [
         "asa-fig1c", "asa-fig1b", "asa-fig2", "asa-table2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2",
-        "sky-approx", "asa-table3", "asa-fig4", "asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2",
-        "asa-dct", "asa-lowprec", "asa-table1", "asa-table5", "asa-fig6", "asa-table4", "asa-fig5",
+        "sky-approx", "asa-table3", "asa-fig4", "new-kernel-skip", "asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2",
+        "asa-dct", "asa-lowprec", "asa-table1", "asa-table5", "asa-fig6", "asa-table4", "asa-fig5", "new-kappa-predicts",
+        "new-early-warning",
     ]  # fmt: skip
 
 

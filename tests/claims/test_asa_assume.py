@@ -14,6 +14,7 @@ from wellcond.claims.sets import parse_data
 from wellcond.models.build import create_model
 from wellcond.models.surgery import remove_skip
 from wellcond.records import read_json
+from wellcond.train.stopping import OutOfTime
 from wellcond.verdicts import SECOND_LOOK, at_least
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -186,3 +187,35 @@ def test_two_more_seeds_are_measured_once_where_the_first_leave_it_undecided(tmp
     assert asked == ([3, 5] if seeds == 5 else [3])
     record = read_json(tmp_path / "mine" / "lab-digits.json")
     assert (record["seeds"], record.get("confidence")) == (seeds, SECOND_LOOK if seeds == 5 else None)
+
+
+def test_seeds_that_are_measured_are_kept_when_the_time_is_over(tmp_path):
+    asked = []
+
+    def measure(options, data):
+        values = list(options.known.get("values", []))
+        for seed in range(len(values), options.seeds):
+            asked.append(seed)
+            values.append(float(seed))
+            if seed + 1 < options.seeds:
+                options.keep({"values": values, "seeds": seed + 1})
+        return {"values": values}
+
+    claim = MeasuredOn(
+        id="mine", claim="a", test="b", holds_if="c", sets=("digits",), measure=measure,
+        judge=lambda records: [at_least("a", record["values"], 0.0) for record in records.values()],
+    )  # fmt: skip
+    options = Options(scale="lab", data=tuple(parse_data(["digits"])), evidence=tmp_path, console=Console(quiet=True))
+
+    class Late(Runs):
+        def check_time(self, what, seconds):
+            if len(asked) == 2:
+                raise OutOfTime("no time for another")
+
+    with pytest.raises(OutOfTime):
+        claim.reproduce(options, Late(tmp_path, console=Console(quiet=True)))
+    record = read_json(tmp_path / "mine" / "lab-digits.json")
+    assert (record["values"], record["seeds"]) == ([0.0, 1.0], 2)
+    claim.reproduce(options, Runs(tmp_path, console=Console(quiet=True)))
+    record = read_json(tmp_path / "mine" / "lab-digits.json")
+    assert (record["values"], record["seeds"], asked) == ([0.0, 1.0, 2.0], 3, [0, 1, 2])

@@ -473,7 +473,18 @@ class TrainedArms(Claim):
 
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return with_title(found.title, [*self.summary(found), *self._other_data(found), *self._open(found)])
+        return with_title(
+            found.title, [*self.summary(found), *self._other_data(found), *self._other_grid(found), *self._open(found)]
+        )
+
+    def _other_grid(self, found: Comparison) -> Iterable[Line]:
+        """Say so if the trainings that chose the rates were of another length than the rules prescribe."""
+        record = found.record
+        lengths = {one["grid"]["epochs"] for one in record["arms"].values() if "epochs" in one.get("grid", ())}
+        odd = sorted(lengths - {min(GRID_EPOCHS[record["scale"]], record.get("epochs", math.inf))})
+        if odd and record["scale"] == "lab":
+            said = " and ".join(map(str, odd))
+            yield f": the trainings that chose the rates had {said} epochs, not the {GRID_EPOCHS['lab']} of the rules"
 
     def _open(self, found: Comparison) -> Iterable[Line]:
         """Say so if the rules allow a second look that has not been taken."""
@@ -512,17 +523,21 @@ class TrainedArms(Claim):
         if self.paper_scale:
             return super().plan_paper(options)
         config = recipe(self.recipe, scale="paper")
-        rates = len(self.grid.get("paper", ()))
-        per_set = len(self.arms) * (rates + options.seeds)
-        images = sum(SETS[name].train_samples for name in self.sets) * per_set * config.epochs
+        trainings = {
+            name: sum(
+                seeds + len(self._grid(options, arm)) for arm, seeds in self.trainings(options.seeds, name).items()
+            )
+            for name in self.sets
+        }
+        images = sum(SETS[name].train_samples * count for name, count in trainings.items()) * config.epochs
         flops = 6 * self.multiplications * images  # forward and backward: 6 per multiplication
         days = flops / 1e14 / 86400
         first = f"{self.id} needs the runs of {self.same_runs_as}, and nothing else."
         return [
             *([first] if self.same_runs_as else []),
-            f"{self.id} at paper scale: {len(self.sets)} sets × {len(self.arms)} arms × ({rates} rates + "
-            f"{options.seeds} seeds) = {len(self.sets) * per_set} trainings of {config.epochs} epochs at "
-            f"{config.image_size} pixels, batch {config.batch_size}, the recipe of DeiT (the paper names none).",
+            f"{self.id} at paper scale, on {', '.join(SETS[name].title for name in self.sets)}: grids and seeds "
+            f"together {sum(trainings.values())} trainings of {config.epochs} epochs at {config.image_size} pixels, "
+            f"batch {config.batch_size}, the recipe of DeiT (the paper names none).",
             f"That is {images:.2g} images and {flops:.1g} floating point operations: {days:.1f} days at 100 TFLOP/s, "
             "and a model this small keeps up a fraction of that, with pictures to decode and to vary. Several GPUs for "
             "days.",

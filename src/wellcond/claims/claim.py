@@ -10,6 +10,7 @@ Each can `reproduce` its evidence, give a `verdict` on it, report it in `lines`,
 computed anew from the rows of the evidence, so that a change of a rule changes them.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,6 +94,9 @@ class Options:
     known: Record = field(default_factory=dict)
     """For a measurement: the existing record with fewer seeds and the same settings, whose seeds need not be measured
     again."""
+    keep: Callable[[Record], None] = lambda found: None
+    """For a measurement of many minutes: to be called after each seed with what is measured so far. It is saved, and
+    OutOfTime raised if another seed would not fit."""
     console: Console = field(default_factory=Console)
     results: Callable[[str], list[dict[str, Any]]] = lambda pattern: []
     """Returns the results of this scale's runs that are done and match a pattern: SET/RECIPE/ARM/seed-0-lr-0.001."""
@@ -234,11 +238,22 @@ class MeasuredOn(Claim):
     def _measured(
         self, options: Options, data: GivenData, known: Record, runs: "Runs", path: Path, **more: Any
     ) -> dict[str, Any]:
-        """Measure one set and write its record. Raises OutOfTime, before measuring anything, if time is too short."""
-        runs.check_time(f"{self.id} on {data.set.title}", self.seconds)
+        """Measure one set and write its record. Raises OutOfTime if time is too short; seeds that are measured by then
+        are kept, but those of a second look, which counts only as a whole."""
+        what, began = f"{self.id} on {data.set.title}", time.monotonic()
+        runs.check_time(what, self.seconds)
         asked = {"seeds": options.seeds, "settings": list(options.settings)}
         head = {"claim": self.id, "scale": options.scale, "data": data.set.name, **asked}
-        record = {**head, **self.measure(replace(options, known=known), data), **more}
+
+        def keep(found: Record) -> None:
+            nonlocal began
+            took, began = time.monotonic() - began, time.monotonic()
+            if not more:
+                seeds = min(found["seeds"], options.seeds - 1)  # fewer than asked for: it is not complete
+                write_record(path, {**head, **found, "seeds": seeds}, seed=0)
+            runs.check_time(what, took)
+
+        record = {**head, **self.measure(replace(options, known=known, keep=keep), data), **more}
         write_record(path, record, seed=0)
         options.say(f"wrote {path}")
         return record
@@ -260,7 +275,12 @@ class MeasuredOn(Claim):
         return combine(parts)
 
     def lines(self, record: Record) -> list[Line]:
-        return with_title(SETS[record["data"]].title, self.summary(record))
+        return with_title(SETS[record["data"]].title, [*self.summary(record), *self._looked_twice(record)])
+
+    def _looked_twice(self, record: Record) -> Iterable[Line]:
+        if "confidence" in record:
+            level = f"{100 * record['confidence']:g} %"
+            yield f": {record['seeds']} seeds, the last {MORE_SEEDS} added after a look at the first; {level} intervals"
 
     def finding(self, records: Sequence[Record]) -> str:
         return self.says({record["data"]: record for record in records})

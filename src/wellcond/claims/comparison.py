@@ -125,11 +125,12 @@ class Comparison:
         """Say in words what an arm's seeds reached, at which learning rate, and the scores that chose the rate."""
         one, runs = self.record["arms"][arm], self.runs(arm)
         names = [name for name in ("top1", "top5") if name in runs[0]]
+        lr = one["lr"] if "lr" in one else runs[0]["lr"]  # of an arm that another claim has trained
         reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
         lost = sum(run["status"] == "diverged" for run in runs)
         tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
         return (
-            f"{', '.join(reached)}, at lr {one['lr']:g}{f', {lost} diverged' if lost else ''}"
+            f"{', '.join(reached)}, at lr {lr:g}{f', {lost} diverged' if lost else ''}"
             f"{f'; held out: {tried}' if tried else ''}"
         )
 

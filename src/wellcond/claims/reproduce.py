@@ -1,6 +1,6 @@
 """`wellcond reproduce`: run claims at a scale, skipping what is done, and write their evidence.
 
-    reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 130 interrupted
+    reproduce("asa-fig1c", scale="smoke", seeds=2)                       # exit code: 0 done, 1 not all, 130 interrupted
     reproduce(["asa-fig1c", "asa-fig1b"], scale="lab", data_dirs=["cifar10=data/cifar10"], jobs=4)
     reproduce(whole_queue=True, scale="lab", data_dirs=[…], time_limit="9m")
     reproduce("asa-table2", scale="lab", training=False)                 # evidence from existing results only
@@ -26,6 +26,7 @@ from wellcond.claims import imagenet
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
 from wellcond.claims.claim import Claim, Measured, Options, Statement
+from wellcond.claims.jobs import RunFailed
 from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
 from wellcond.records import read_json
@@ -59,7 +60,9 @@ def reproduce(
     training: bool = True,
     console: Console | None = None,
 ) -> int:
-    """Reproduce claims and return the exit code. Invalid arguments raise WrongUsage before anything is trained.
+    """Reproduce claims and return the exit code: 1 if some of several could not be run.
+
+    Invalid arguments raise WrongUsage before anything is trained.
 
     Args:
         whole_queue: run all claims that are built, the most valuable first, instead of `ids`.
@@ -158,7 +161,7 @@ def _given(data_dirs: Sequence[str], chosen: Sequence[Claim], *, whole_queue: bo
 
 
 def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, runs: Runs) -> int:
-    unfinished: list[str] = []
+    unfinished, failed = list[str](), dict[str, str]()
 
     def reproduce_one(one: Claim, data: tuple[GivenData, ...]) -> None:
         on = f" on {', '.join(given.set.title for given in data)}" if data else ""
@@ -168,6 +171,12 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         except OutOfTime:
             unfinished.append(f"{one.id}{on}")
             return  # the next claim may be shorter, or already done
+        except ValueError as error:
+            if len(plan) == 1 or isinstance(error, RunFailed):
+                raise
+            failed[f"{one.id}{on}"] = str(error)
+            options.say(f"{one.id}{on}: {error}")
+            return  # the next claim may not need what this one lacks
         for line in lines:
             options.say(str(line))
         if not isinstance(one, Statement):  # a statement prints its own
@@ -188,6 +197,8 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         said = str(stopped) or "interrupted"
         options.say(f"{said}. The same command goes on; what is finished is not run again.")
         return 130
+    if failed:
+        options.say(f"Not run: {'; '.join(f'{name} ({why})' for name, why in failed.items())}")
     if unfinished:
         named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
         if runs.training:
@@ -196,7 +207,7 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             options.say(f"{why}. Not finished: {named} The same command {again}; what is finished is not run again.")
         else:
             options.say(f"Nothing was trained. Not complete: {named}")
-    return 0
+    return 1 if failed else 0
 
 
 def _verdict(one: Claim, options: Options) -> str:

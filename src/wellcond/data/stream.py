@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wellcond.data.augment import Augmentation
-from wellcond.data.batches import Share, eval_cuts, finish_batch
+from wellcond.data.augment import CROP_RATIO, Augmentation
+from wellcond.data.batches import Share, eval_cuts, finish_batches
 from wellcond.data.draws import draw_order, make_key
 from wellcond.data.files import ImageFiles, say_why, strict_decoding
 
@@ -67,13 +67,12 @@ class StreamBatches:
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).tolist()
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
         decoded = _Decoded(self.images, self.transform, seed=make_key(self.seed, epoch), replace=True)
-        loader = _load(decoded, [order[low:high] for low, high, _, _ in spans], self.workers, self.device)
+        loader = _load(decoded, [order[low:high] for low, high in spans], self.workers, self.device)
         for step, (images, labels, skipped) in enumerate(loader, start):
             _remember(self.skipped, skipped)
-            _, _, offset, total = spans[step - start]
-            yield finish_batch(
+            yield finish_batches(
                 images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True), self.augmentation,
-                num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step, offset=offset, total=total,
+                [len(images)], num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
             )  # fmt: skip
 
 
@@ -113,11 +112,11 @@ def _train_transform(images: ImageFiles, how: Augmentation, interpolation: str) 
 
     settings: dict[str, Any] = {
         "is_training": True, "hflip": how.flip, "color_jitter": how.color_jitter or None,
-        "auto_augment": how.auto_augment or None, "re_prob": how.erasing, "re_mode": how.erasing_mode,
+        "auto_augment": how.auto_augment or None, "re_prob": how.erasing, "re_mode": "pixel",
         "interpolation": interpolation, **_normalising(images),
     }  # fmt: skip
     if how.scale_min < 1:
-        settings |= {"scale": (how.scale_min, 1.0), "ratio": how.crop_ratio}
+        settings |= {"scale": (how.scale_min, 1.0), "ratio": CROP_RATIO}
     else:  # resize the shorter side and keep the centre: no random crop unless asked for
         settings |= {"train_crop_mode": "rkrc", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
     return create_transform(images.image_size, **settings)

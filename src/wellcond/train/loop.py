@@ -432,5 +432,4 @@ class _Run:
 
 def augmentation_of(config: Config) -> Augmentation:
     """Return the augmentation of a configuration, in which its fields have the same names."""
-    names = Augmentation.__dataclass_fields__
-    return Augmentation(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+    return Augmentation(**{name: getattr(config, name) for name in Augmentation.__dataclass_fields__})

@@ -86,11 +86,8 @@ ON_CPU = Sizes("cpu", 4096, (256, 512, 1024, 2048, 4096, 8192), 128, 5, (("other
 QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 
 
-def run(
-    *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
-) -> Path:
+def run(*, output: Path | None = None, device: str | None = None, quick: bool = False) -> Path:
     """Time every attention on `device`, write JSON to `output` and a figure beside it, and return the JSON's path."""
-    del batch_size  # the benchmark has its own shapes
     where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU

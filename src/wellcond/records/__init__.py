@@ -10,8 +10,6 @@ Nothing here needs torch, so that a page can be rendered where torch is not inst
 
 from .rows import (
     MARKS,
-    SITES,
-    STATUSES,
     Row,
     Site,
     Status,
@@ -35,8 +33,6 @@ __all__ = [
     "METRICS",
     "PROBE",
     "REPORT",
-    "SITES",
-    "STATUSES",
     "VERSION",
     "Event",
     "MetricRow",

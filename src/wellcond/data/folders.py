@@ -10,7 +10,6 @@ Nothing is extracted from an archive. A label in a shard is the number or name i
 decompressed first, since their members cannot be looked up.
 """
 
-import errno
 import glob
 import gzip
 import hashlib
@@ -25,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from wellcond.data.files import (
+    DISK_FULL,
     NOT_UTF8,
     SUFFIXES,
     FilePart,
@@ -294,7 +294,7 @@ def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: 
                 elif _key(member.name)[1] in LABELS:
                     labels.update(_read_label(file, archive))
         except (tarfile.TarError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
             skipped.append((archive.name, f"it cannot be read as a tar archive ({say_why(error)})"))
         here: list[tuple[ImageFile, str]] = []

@@ -58,8 +58,13 @@ class StreamBatches:
         self.workers: int = workers
         self.share: Share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
         self.steps_per_epoch: int = self.share.steps
-        self.skipped: list[tuple[str, str]] = []
+        self._skipped: dict[tuple[str, str], None] = {}
         self.transform: Any = _train_transform(images, augmentation, interpolation)
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The images that could not be read so far, each once, and why."""
+        return list(self._skipped)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) if soft."""
@@ -69,7 +74,7 @@ class StreamBatches:
         decoded = _Decoded(self.images, self.transform, seed=make_key(self.seed, epoch), replace=True)
         loader = _load(decoded, [order[low:high] for low, high in spans], self.workers, self.device)
         for step, (images, labels, skipped) in enumerate(loader, start):
-            _remember(self.skipped, skipped)
+            self._skipped |= dict.fromkeys(skipped)
             yield finish_batches(
                 images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True), self.augmentation,
                 [len(images)], num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
@@ -91,10 +96,15 @@ class StreamEvalBatches:
         rows = list(range(rank, len(images), world))
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if part]
-        self.skipped: list[tuple[str, str]] = []
+        self._skipped: dict[tuple[str, str], None] = {}
         self.transform: Any = create_transform(
             images.image_size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, **_normalising(images)
         )
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The images that could not be read so far, each once, and why."""
+        return list(self._skipped)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -102,7 +112,7 @@ class StreamEvalBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         decoded = _Decoded(self.images, self.transform, seed=0, replace=False)
         for images, labels, skipped in _load(decoded, self._parts, self.workers, self.device):
-            _remember(self.skipped, skipped)
+            self._skipped |= dict.fromkeys(skipped)
             if len(labels):
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
@@ -254,7 +264,3 @@ def _collate(samples: list[Sample]) -> tuple[Tensor, Tensor, list[tuple[str, str
     images = [image for image, _, _ in samples if image is not None]
     labels = torch.tensor([label for image, label, _ in samples if image is not None], dtype=torch.int64)
     return torch.stack(images) if images else torch.empty(0), labels, [item for _, _, s in samples for item in s]
-
-
-def _remember(known: list[tuple[str, str]], new: list[tuple[str, str]]) -> None:
-    known += [item for item in dict.fromkeys(new) if item not in known]

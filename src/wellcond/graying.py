@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.numerics.autocast import autocast_dtype, no_autocast
-from wellcond.numerics.dct import dct_power, dct_power_in
+from wellcond.numerics.dct import DOUBLE_BELOW, dct_power, dct_power_in
 from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
@@ -172,11 +172,11 @@ def explain_graying(
             return "basis", "float64 products with the DCT basis: float64 input asks for float64 accuracy"
         if exporting():
             return "basis", "products with the DCT basis export everywhere"
+        products = f"{'float64' if epsilon < DOUBLE_BELOW else 'float32'} products with the DCT basis"
         if not fused_kernels(device):
-            return "basis", "float32 products with the DCT basis: no fused kernels here"
+            return "basis", f"{products}: no fused kernels here"
         if epsilon < FUSED_DCT_EPSILON:
-            why = f"half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}"
-            return "basis", f"float32 products with the DCT basis: {why}"
+            return "basis", f"{products}: half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}"
         return "fused", "Triton kernels in half precision with float32 sums"
     path, why = explain_spectral_power(token_shape, dtype, device, epsilon)
     return ("fused", why) if why.startswith("fused") else (path, why)

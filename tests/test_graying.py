@@ -1,6 +1,7 @@
 """Token Graying against the two algorithms written out in float64, and what it does with images of every kind."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from wellcond import TokenGraying, gray_tokens
 from wellcond.graying import explain_graying
 from wellcond.numerics import fastpaths
+from wellcond.numerics.dct import dct2
 from wellcond.numerics.fused import tokens_of, untokens
 from wellcond.numerics.trust import trusted_input
 
@@ -302,6 +304,19 @@ def test_half_precision_kernels_are_not_taken_where_they_would_err():
     said, why = explain_graying("dct", (196, 768), torch.float32, torch.device("cuda"), 0.5)
     assert said == "basis"
     assert "DCT basis" in why
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("epsilon", [0.5, 0.89, 0.9, 0.95])
+def test_the_precision_that_graying_says_is_the_one_it_computes_in(monkeypatch, kernels, epsilon):
+    monkeypatch.setattr("wellcond.graying.fused_kernels", lambda device: kernels)
+    path, why = explain_graying("dct", (16, 12), torch.float32, torch.device("cpu"), epsilon)
+    assert path == ("fused" if kernels and epsilon >= 0.9 else "basis")
+    if path == "basis":
+        seen = []
+        monkeypatch.setattr(sys.modules[dct2.__module__], "dct2", lambda x: seen.append(str(x.dtype)) or dct2(x))
+        gray_tokens(torch.rand(1, 16, 12), "dct", epsilon=epsilon)
+        assert [f"torch.{why.split()[0]}"] == seen
 
 
 def test_tokens_go_back_where_they_came_from():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from wellcond.numerics.autocast import autocast_dtype, no_autocast
-from wellcond.numerics.dct import dct_power, dct_power_in
+from wellcond.numerics.dct import DOUBLE_BELOW, dct_power, dct_power_in
 from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
@@ -67,7 +67,23 @@ def gray_tokens(
     return spectral_power(x, epsilon, restore_scale=restore_scale)
 
 
-class TokenGraying(nn.Module):
+class _Graying(nn.Module):
+    def __init__(self, method: str, epsilon: float, restore_scale: bool):
+        super().__init__()
+        check_method(method)
+        check_epsilon(epsilon)
+        self.method: str = method
+        # Stored as two integers: torch.compile treats a module's integers as constants, but its floats as variables.
+        self._epsilon = float(epsilon).as_integer_ratio()
+        self.restore_scale: bool = restore_scale
+
+    @property
+    def epsilon(self) -> float:
+        """The exponent, as given."""
+        return self._epsilon[0] / self._epsilon[1]
+
+
+class TokenGraying(_Graying):
     """Gray images, whose patches are the tokens; the shape stays the same. There are no parameters and no state.
 
     `autocast=True` computes the DCT in autocast's dtype, as a plain implementation would. That is less exact, and
@@ -81,22 +97,11 @@ class TokenGraying(nn.Module):
         self, method: str, epsilon: float = 0.95, patch_size: int | tuple[int, int] = 16, *,
         restore_scale: bool = True, autocast: bool = False,
     ):  # fmt: skip
-        super().__init__()
-        check_method(method)
-        check_epsilon(epsilon)
+        super().__init__(method, epsilon, restore_scale)
         if autocast and method != "dct":
             raise ValueError(f"autocast=True is for the DCT: {method} graying is never computed in half precision")
-        self.method = method
-        # Stored as two integers: torch.compile treats a module's integers as constants, but its floats as variables.
-        self._epsilon = float(epsilon).as_integer_ratio()
         self.patch_size: tuple[int, int] = _pair(patch_size)
-        self.restore_scale = restore_scale
         self.autocast = autocast
-
-    @property
-    def epsilon(self) -> float:
-        """The exponent, as given."""
-        return self._epsilon[0] / self._epsilon[1]
 
     def forward(self, images: Tensor) -> Tensor:
         ph, pw = self.patch_size
@@ -141,23 +146,13 @@ class TokenGraying(nn.Module):
         return f"{self.method!r}, epsilon={self.epsilon:g}, patch_size={self.patch_size}{scale}{precision}"
 
 
-class SequenceGraying(nn.Module):
+class SequenceGraying(_Graying):
     """Gray token matrices (b, n, d). There are no parameters and no state."""
 
     autocast = False
 
     def __init__(self, method: str, epsilon: float = 0.95, *, restore_scale: bool = True):
-        super().__init__()
-        check_method(method)
-        check_epsilon(epsilon)
-        self.method: str = method
-        self.restore_scale: bool = restore_scale
-        self._epsilon = float(epsilon).as_integer_ratio()  # as in TokenGraying
-
-    @property
-    def epsilon(self) -> float:
-        """The exponent, as given."""
-        return self._epsilon[0] / self._epsilon[1]
+        super().__init__(method, epsilon, restore_scale)
 
     def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         settings = {"epsilon": self.epsilon, "restore_scale": self.restore_scale}
@@ -177,11 +172,11 @@ def explain_graying(
             return "basis", "float64 products with the DCT basis: float64 input asks for float64 accuracy"
         if exporting():
             return "basis", "products with the DCT basis export everywhere"
+        products = f"{'float64' if epsilon < DOUBLE_BELOW else 'float32'} products with the DCT basis"
         if not fused_kernels(device):
-            return "basis", "float32 products with the DCT basis: no fused kernels here"
+            return "basis", f"{products}: no fused kernels here"
         if epsilon < FUSED_DCT_EPSILON:
-            why = f"half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}"
-            return "basis", f"float32 products with the DCT basis: {why}"
+            return "basis", f"{products}: half precision errs by more than 1e-3 below ε = {FUSED_DCT_EPSILON}"
         return "fused", "Triton kernels in half precision with float32 sums"
     path, why = explain_spectral_power(token_shape, dtype, device, epsilon)
     return ("fused", why) if why.startswith("fused") else (path, why)

@@ -640,7 +640,7 @@ def test_the_encoders_file_is_a_plain_timm_model(tmp_path: Path) -> None:
     mae, file = trained(), tmp_path / "encoder.safetensors"
     wellcond.save(mae.encoder, file)
     plain = make_classifier(num_classes=0)
-    plain.load_state_dict(mae.encoder_state_dict())
+    plain.load_state_dict(mae.encoder.state_dict())
     loaded = wellcond.load(model := make_classifier(), file, strict=False)
     assert sorted(loaded.missing) == ["head.bias", "head.weight"]
     assert graying_of(model) == graying_of(mae)

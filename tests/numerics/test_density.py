@@ -1,7 +1,5 @@
 """The estimated distribution against all singular values."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.testing import assert_close
@@ -67,20 +65,6 @@ def test_quantiles_and_cumulative_shares() -> None:
     assert ((value - shares).abs() < 4 * error + 0.01).all()
     ends, _ = density.cumulative(torch.tensor([0.0, 2.0], dtype=torch.float64))
     assert_close(ends, torch.tensor([0.0, 1.0], dtype=torch.float64))
-
-
-def test_the_smoothed_density_integrates_to_the_share_that_is_not_zero() -> None:
-    _, operator = log_uniform()
-    grid = torch.linspace(-9, 3, 600, dtype=torch.float64)
-    value, error = spectral_density(operator, steps=60).smoothed(grid, width=0.2)
-    assert_close(torch.trapezoid(value, grid), torch.tensor(1.0, dtype=torch.float64), rtol=1e-6, atol=0)
-    inside = (grid > -4) & (grid < -0.5)
-    assert (value[inside] - 1 / math.log(1000)).abs().mean() < 0.03  # log-uniform: flat
-    assert error.shape == grid.shape
-
-    half = matrix(with_singular_values(torch.ones(40, dtype=torch.float64), 80, 90))
-    value, error = spectral_density(half, probes=40).smoothed(grid, width=0.2)
-    assert abs(float(torch.trapezoid(value, grid)) - 0.5) < 0.05
 
 
 def test_batches_are_kept_apart() -> None:

@@ -96,6 +96,16 @@ def test_a_path_that_was_switched_off_says_by_what(with_kernels, monkeypatch):
     assert all(path.available and not path.taken and "WELLCOND_TRITON=0" in path.why for path in switched)
 
 
+def test_eigh_is_taken_on_a_cpu_alone(with_kernels, monkeypatch):
+    """As `explain_spectral_power` says: a GPU takes products, with the kernels or without."""
+    for available in (True, False):
+        monkeypatch.setattr(fastpaths, "_available", lambda kind, index, there=available: (there, f"a {kind} device"))
+        check(fast_paths())
+        assert [path.taken for path in fast_paths() if "eigh" in path.name] == [False]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [path.taken for path in fast_paths() if "eigh" in path.name] == [True]
+
+
 def test_slow_float64_is_mentioned(with_kernels, monkeypatch):
     monkeypatch.setattr(fastpaths, "_slow_double", lambda index: True)
     assert "float64 is slow" in next(path.why for path in fast_paths() if "spectral power (Triton)" in path.name)

@@ -100,6 +100,22 @@ def test_where_there_is_no_map():
     assert math.isnan(near_unit_share(x[:0], x[:0]))
 
 
+@pytest.mark.parametrize("size", [1e150, 1e154, 1e160, 1e300, 1.7e308])
+def test_tokens_near_the_limit_of_float64(size):
+    """A number if it can be computed, else NaN: neither 0, which would be one, nor an error of LAPACK."""
+    x = (2 * torch.rand(3, 6, 4, dtype=torch.float64) - 1) * size
+    for found in (near_unit_share(x, x), *near_unit_shares([(x, x), (x.flip(0), x.flip(0))])):
+        assert found == 1.0 or (math.isnan(found) and size >= 1e154)
+    ordinary = torch.randn(3, 6, 4, dtype=torch.float64)
+    assert near_unit_share(ordinary, ordinary) == 1.0
+    found = near_unit_share(ordinary, x)  # so large a map has no eigenvalue near 1
+    assert found == 0.0 or (math.isnan(found) and size >= 1e300)
+    if size > 1e308:
+        beyond = torch.full((3, 6, 4), size, dtype=torch.float64)  # their sum overflows
+        beyond[0] *= -0.5
+        assert math.isnan(near_unit_share(ordinary, beyond))
+
+
 @pytest.mark.parametrize("shapes", [((2, 5, 4), (2, 5, 3)), ((2, 5, 4), (2, 1, 4)), ((4,), (4,))])
 def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ValueError, match="input and output have one shape"):

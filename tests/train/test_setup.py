@@ -11,7 +11,7 @@ from wellcond.data import open_data
 from wellcond.train.checkpoint import latest, save
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
-from wellcond.train.setup import Parts, build
+from wellcond.train.setup import Parts, build, data_of
 from wellcond.train.tasks import make_task
 
 Make = Callable[..., Config]
@@ -82,3 +82,15 @@ def test_a_state_of_either_form_goes_on_to_the_same_weights(
         step(each, device)
     for name, tensor in parts.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor), name
+
+
+def test_the_data_of_a_configuration_are_opened_as_it_says(tmp_path: Path) -> None:
+    config = Config(data="digits", image_size=8, holdout=0.25, seed=3)
+    data, by_hand = data_of(config), open_data("digits", image_size=8, holdout=0.25, seed=3)
+    assert torch.equal(data.train.labels, by_hand.train.labels)
+    assert data.test is not None
+    some = Config(task="sequence", data="lra_listops", data_kwargs={"samples": 20})
+    made = data_of(some, cache=tmp_path)
+    assert made.test is not None
+    assert len(made.train) + len(made.val) + len(made.test) == 20
+    assert any(tmp_path.iterdir())  # they are kept there, for the configuration names no folder

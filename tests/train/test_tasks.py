@@ -15,8 +15,9 @@ from wellcond.data.digits import load_digits
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import Config
 from wellcond.train.loop import train
+from wellcond.train.processes import Processes
 from wellcond.train.recipes import recipe
-from wellcond.train.tasks import Classify, create, make_task
+from wellcond.train.tasks import Classify, Validation, create, make_task
 
 Make = Callable[..., Config]
 
@@ -139,6 +140,23 @@ def test_streamed_images_none_of_which_can_be_read(
     second.write_bytes(second.read_bytes()[:200])
     with pytest.raises(ValueError, match="none of the 2 validation samples can be read"):
         train(config, tmp_path / "none", device="cpu", quiet=True)
+
+
+def test_a_validation_that_fails_leaves_the_model_as_it_was(make_config: Make) -> None:
+    """In training mode, but for a part that was not."""
+
+    class Failing(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            assert not self.training
+            raise RuntimeError("out of memory")
+
+    config, data = make_config(), load_digits()
+    model = nn.Sequential(nn.BatchNorm2d(1), Failing())
+    model[0].eval()
+    here = Processes(rank=0, world=1, device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Validation(config, make_task(config, data), data.val, here).of(model)
+    assert [module.training for module in model.modules()] == [True, False, True]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -29,7 +29,7 @@ from wellcond.attention.compat import skyformer_compat
 from wellcond.attention.landmarks import segment_means
 from wellcond.bench.attention_page import TORCH, cost_exponent, plot
 from wellcond.bench.tables import destination, show
-from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, sustained_ms
+from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, peak_mib, sustained_ms
 from wellcond.records import write_record
 from wellcond.report.charts import can_draw
 
@@ -86,11 +86,8 @@ ON_CPU = Sizes("cpu", 4096, (256, 512, 1024, 2048, 4096, 8192), 128, 5, (("other
 QUICK = Sizes("quick", 1024, (256, 512), 32, 2)
 
 
-def run(
-    *, output: Path | None = None, device: str | None = None, batch_size: int | None = None, quick: bool = False
-) -> Path:
+def run(*, output: Path | None = None, device: str | None = None, quick: bool = False) -> Path:
     """Time every attention on `device`, write JSON to `output` and a figure beside it, and return the JSON's path."""
-    del batch_size  # the benchmark has its own shapes
     where = chosen_device(device)
     path = destination(output, f"attention-{where.type}.json")
     sizes = QUICK if quick else ON_GPU if where.type == "cuda" else ON_CPU
@@ -238,8 +235,8 @@ def _measure(trials: list[_Trial], slow: set[str], device: torch.device, repeats
             trial.row["note"] = "left out: too slow or too large at a shorter length"
         else:
             trial.guarded(trial.alone)()  # warm-up: memory that libraries reserve is not counted
-            memory = _peak_mib(trial.guarded(trial.alone), device)
-            forward = _peak_mib(trial.guarded(trial.forward), device)
+            memory = peak_mib(trial.guarded(trial.alone), device)
+            forward = peak_mib(trial.guarded(trial.forward), device)
             if not trial.failed:
                 trial.row |= {"memory MiB": memory, "forward memory MiB": forward}
             if device.type == "cuda":
@@ -292,17 +289,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _in_short(error: Exception) -> str:
     return f"{type(error).__name__} {(str(error).strip().splitlines() or [''])[0]}"[:80].strip()
-
-
-def _peak_mib(function: Callable[[], None], device: torch.device) -> float | None:
-    if device.type != "cuda":
-        function()
-        return None
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    function()
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 # ---- what is measured

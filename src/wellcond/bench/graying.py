@@ -19,6 +19,7 @@ from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_times, median_ms
 from wellcond.graying import TokenGraying, explain_graying
 from wellcond.models.build import create_model
+from wellcond.numerics.autocast import tf32
 from wellcond.numerics.dct import coefficient_floor, dct2, dct_basis, dct_power, dct_power_in, idct2
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.fused import tokens_of, untokens
@@ -139,12 +140,8 @@ def grayings(
     products = made(by_products)
 
     def in_tf32(images: Tensor) -> Tensor:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
+        with tf32():
             return products(images)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
 
     return {
         "plain": lambda images: images,
@@ -252,12 +249,8 @@ def _precisions(tokens: Tensor, epsilon: float) -> dict[str, Tensor]:
     """DCT graying in other precisions, as autocast or TF32 would compute it."""
     found = {"dct (plain twin)": dct_power(tokens, epsilon)}
     if tokens.is_cuda:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
+        with tf32():
             found["dct (TF32 products)"] = dct_power(tokens, epsilon)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
     for dtype in (torch.bfloat16, torch.float16):
         found[f"dct (all in {str(dtype).removeprefix('torch.')})"] = dct_power_in(tokens, epsilon, dtype)
     return found

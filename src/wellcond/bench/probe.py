@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
-from wellcond.bench.timing import chosen_device, interleaved_times
+from wellcond.bench.timing import chosen_device, interleaved_times, peak_mib
 from wellcond.models.build import create_model
 from wellcond.probe import Probe
 
@@ -89,7 +89,7 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
     passes = {"its own, float32": True, "its own, float64": "float64", "as trained": False}
     arms = [train, *map(probed, passes.values())]
     plain, *with_probe = interleaved_times(arms, images.device, repeats=2 if quick else REPEATS, warmup=1)
-    memory = [_peak_mib(arm, images.device) for arm in arms]
+    memory = [peak_mib(arm, images.device) or 0.0 for arm in arms]
     step = median(plain) / steps
     rows = []
     for name, times, used in zip(passes, with_probe, memory[1:], strict=True):
@@ -108,11 +108,3 @@ def _costs(model: nn.Module, called: nn.Module, images: Tensor, how: str, quick:
             }
         )
     return rows
-
-
-def _peak_mib(function: Callable[[], None], device: torch.device) -> float:
-    if device.type != "cuda":
-        return 0.0
-    torch.cuda.reset_peak_memory_stats(device)
-    function()
-    return torch.cuda.max_memory_allocated(device) / 2**20

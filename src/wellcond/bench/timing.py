@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["chosen_device", "graphed_ms", "interleaved_ms", "interleaved_times", "median_ms", "sustained_ms"]
+__all__ = [
+    "chosen_device", "graphed_ms", "interleaved_ms", "interleaved_times", "median_ms", "peak_mib", "sustained_ms",
+]  # fmt: skip
 
 SUSTAINED_MS = 20.0
 
@@ -88,6 +90,17 @@ def interleaved_times(
         for function, record in zip(functions, times, strict=True):
             record.append(_once(function, device))
     return times
+
+
+def peak_mib(function: Callable[[], object], device: torch.device) -> float | None:
+    """Return the most memory that one call takes on the GPU, beyond what was taken before; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 def _once(function: Callable[[], object], device: torch.device) -> float:

@@ -22,14 +22,15 @@ from wellcond.attention.compat import published_order
 from wellcond.bench.lra import checkpointed_softmax
 from wellcond.claims.approximations import APPROXIMATIONS, approximation_errors, exact_output, norm_of
 from wellcond.claims.measurements import register_measurement
-from wellcond.data import DataSet, open_data, train_batches
+from wellcond.data import DataSet, train_batches
 from wellcond.models.families.forwards import split_qkv
 from wellcond.models.sequence import SequenceAttention, SequenceClassifier
 from wellcond.numerics.singular import singular_values
-from wellcond.train.checkpoint import latest, read
+from wellcond.train.checkpoint import final_state, read
 from wellcond.train.computing import autocast
 from wellcond.train.config import Config
 from wellcond.train.processes import Processes
+from wellcond.train.setup import data_of
 from wellcond.train.tasks import Task, Validation, make_task
 
 __all__ = [
@@ -59,8 +60,7 @@ class _Opened(NamedTuple):
 
 def open_task(config: Config, folder: Path) -> DataSet:
     """Return the data of a run, opened as its training did."""
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    return open_data(config.data, cache_dir=cache, holdout=config.holdout, seed=config.seed, options=config.data_kwargs)
+    return data_of(config, cache=folder / "cache")
 
 
 def _open(config: Config, folder: Path, device: str | None) -> _Opened:
@@ -78,10 +78,8 @@ def _with_model(config: Config, data: DataSet, device: str | None) -> _Opened:
 def _load(opened: _Opened, folder: Path, which: str) -> int:
     """Load the weights of the `best` or the `last` state of a run and return its step. ValueError if there is none."""
     best = folder / "checkpoints" / "best"
-    state = read(best) if which == "best" and best.exists() else latest(folder / "checkpoints")
-    if state is None:
-        raise ValueError(f"{folder} holds no saved state to measure; train it first")
-    opened.model.load_state_dict(dict(state.ema or state.model))
+    state = read(best) if which == "best" and best.exists() else final_state(folder)
+    opened.model.load_state_dict(state.weights)
     return state.step
 
 

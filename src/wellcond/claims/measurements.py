@@ -29,12 +29,13 @@ from torch import Tensor, nn
 from wellcond.bench.photographs import photographs
 from wellcond.claims.claim import Options
 from wellcond.claims.sets import GivenData, ImageSet
-from wellcond.data import DataSet, EvalBatches, Images, open_data
+from wellcond.data import EvalBatches, Images, open_data
 from wellcond.models.sites import sites
 from wellcond.probe import Probe
 from wellcond.records import Row
-from wellcond.train.checkpoint import latest
+from wellcond.train.checkpoint import final_state
 from wellcond.train.config import Config
+from wellcond.train.setup import data_of
 from wellcond.train.tasks import make_task
 from wellcond.words import BLOCK_SITES
 
@@ -117,24 +118,14 @@ def _opened(
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor, torch.device]:
     """Return the model at its random start, the weights it ended with, the images to measure it on, and the device."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data = _open(config, folder)
-    state = latest(folder / "checkpoints")
-    if state is None:
-        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    data = data_of(config, cache=folder / "cache")
     model = make_task(config, data).build().to(where).eval()
-    return model, dict(state.ema or state.model), _tenth(data.val), where
+    return model, final_state(folder).weights, _tenth(data.val), where
 
 
 def some_images(config: Config, folder: Path) -> Tensor:
     """Return every tenth validation image of a run, normalised."""
-    return _tenth(_open(config, folder).val)
-
-
-def _open(config: Config, folder: Path) -> DataSet:
-    cache = Path(config.cache_dir) if config.cache_dir else folder / "cache"
-    return open_data(
-        config.data, image_size=config.image_size, cache_dir=cache, holdout=config.holdout, seed=config.seed
-    )
+    return _tenth(data_of(config, cache=folder / "cache").val)
 
 
 def _tenth(validation: Any) -> Tensor:

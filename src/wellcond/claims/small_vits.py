@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from wellcond.claims.claim import Options
 from wellcond.claims.jacobians import KINDS, MAX_ENTRIES, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
-from wellcond.data import open_data
 from wellcond.numerics.jacobian import jacobian_spectrum
 from wellcond.records import read_json, write_json
 from wellcond.train.checkpoint import read, state_path
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, train
 from wellcond.train.recipes import recipe
+from wellcond.train.setup import data_of
 from wellcond.train.tasks import make_task
 
 __all__ = ["MODELS", "SKIPLESS", "measure_models", "measure_state"]
@@ -89,9 +89,7 @@ def _configure(options: Options, data: GivenData, name: str, seed: int) -> Confi
 
 def _states(config: Config, folder: Path) -> Iterable[tuple[int, nn.Module]]:
     """Yield the random start, rebuilt from the seed, and the saved states, in float64 on the CPU."""
-    cache = Path(config.cache_dir)
-    data = open_data(config.data, image_size=config.image_size, cache_dir=cache, seed=config.seed)
-    model = make_task(config, data).build().eval().double()
+    model = make_task(config, data_of(config)).build().eval().double()
     for share in STATES:
         step = round(share * config.steps)
         if step:

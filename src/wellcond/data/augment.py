@@ -17,7 +17,6 @@ per image. Batches are augmented on their device, one or several at a time. Shap
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch.nn.functional import grid_sample
 from wellcond.data.draws import make_key, send
 
 __all__ = [
-    "Augmentation", "DRAWS", "Mixing", "StepPart", "draw_mixing", "draw_places", "erase_boxes", "mix_images",
+    "Augmentation", "CROP_RATIO", "DRAWS", "Mixing", "draw_mixing", "draw_places", "erase_boxes", "mix_images",
     "mix_labels", "vary_images",
 ]  # fmt: skip
 
@@ -38,7 +37,9 @@ PLACE, FLIP, COLORS, ERASE, ERASE_PLACE = slice(0, 2), 2, slice(3, 6), 6, slice(
 CROP_TRIES, ERASE_TRIES = slice(9, 9 + 2 * TRIES), slice(9 + 2 * TRIES, 9 + 4 * TRIES)
 DRAWS = ERASE_TRIES.stop
 GRAY = (0.299, 0.587, 0.114)  # brightness of red, green and blue, as in Pillow's conversion to "L"
+CROP_RATIO = (3 / 4, 4 / 3)  # the range of a random crop's width over height
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
+CUTMIX_SHARE = 0.5  # of the batches, if mixup is on as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,6 @@ class Augmentation:
     """Black pixels added on each side before cropping back to the image's size."""
     scale_min: float = 1.0
     """The smallest share of the area that a random resized crop takes; 1 is off. Not with `padding`."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """The range of the crop's width over height."""
     flip: float = 0.0
     """The probability that an image is mirrored left to right."""
     auto_augment: str = ""
@@ -58,19 +57,11 @@ class Augmentation:
     color_jitter: float = 0.0
     """Brightness, contrast and saturation are each multiplied by a factor between 1 − this and 1 + this."""
     erasing: float = 0.0
-    """The probability that a box covering 2 % to a third of the image is erased."""
-    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
-    """What fills the erased box: the mean, one random colour, or noise."""
+    """The probability that a box covering 2 % to a third of the image is replaced by noise."""
     mixup: float = 0.0
     """Alpha of the Beta distribution of mixup; 0 is off."""
     cutmix: float = 0.0
-    """Alpha of the Beta distribution of CutMix; 0 is off. If mixup is on as well, `mix_switch` chooses."""
-    mix_prob: float = 1.0
-    """The probability that mixing happens at all."""
-    mix_switch: float = 0.5
-    """The probability of CutMix if both are on."""
-    mix_per: Literal["batch", "pair"] = "batch"
-    """Whether to draw the above once per batch, as timm does by default, or once per pair of images."""
+    """Alpha of the Beta distribution of CutMix; 0 is off. If both are on, each batch draws one of the two."""
     label_smoothing: float = 0.0
     """The share of the label that is spread over all classes."""
 
@@ -80,7 +71,7 @@ class Augmentation:
     @property
     def mixes(self) -> bool:
         """Whether images are mixed with others, by mixup or CutMix."""
-        return self.mix_prob > 0 and (self.mixup > 0 or self.cutmix > 0)
+        return self.mixup > 0 or self.cutmix > 0
 
     @property
     def soft_labels(self) -> bool:
@@ -89,7 +80,7 @@ class Augmentation:
 
     def check(self) -> None:
         """Raise ValueError for invalid values."""
-        for name in ("flip", "erasing", "mix_prob", "mix_switch"):
+        for name in ("flip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a probability, from 0 to 1")
         for name in ("padding", "color_jitter", "mixup", "cutmix"):
@@ -101,13 +92,8 @@ class Augmentation:
             raise ValueError(
                 f"scale_min is {self.scale_min}; it is a share of the area, above 0, and 1 switches it off"
             )
-        if len(self.crop_ratio) != 2 or not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"crop_ratio is {self.crop_ratio}; it is (from, to), above 0")
         if self.padding and self.scale_min < 1:
             raise ValueError("padding and scale_min are two ways to crop; set one of them")
-        for name, choices in (("erasing_mode", ("const", "rand", "pixel")), ("mix_per", ("batch", "pair"))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
 
     def check_batches(self, batch_size: int, *, streamed: bool) -> None:
         """Raise ValueError if batches of this size, cached or streamed, cannot be augmented like this."""
@@ -163,7 +149,7 @@ def _take(pixels: Tensor, row: Tensor, column: Tensor, *, inside: bool) -> Tenso
 
 
 def _draw_crops(draws: Tensor, augmentation: Augmentation, h: int, w: int) -> tuple[Tensor, Tensor]:
-    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], (augmentation.scale_min, 1.0), augmentation.crop_ratio, h, w)
+    high, wide, found = _draw_boxes(draws[:, CROP_TRIES], (augmentation.scale_min, 1.0), CROP_RATIO, h, w)
     high, wide = torch.where(found, high, h), torch.where(found, wide, w)
     top = (draws[:, 0] * (h - high + 1)).floor()
     left = (draws[:, 1] * (w - wide + 1)).floor()
@@ -207,9 +193,9 @@ def _gray(floats: Tensor) -> Tensor:
     return GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue
 
 
-def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentation: Augmentation) -> Tensor:
-    """Replace a box in each image drawn for it by `noise` (b, c or c·h·w), or by 0, the mean after normalisation."""
-    _, c, h, w = images.shape
+def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor, augmentation: Augmentation) -> Tensor:
+    """Replace a box in each image drawn for it by `noise`, (b, c·h·w)."""
+    h, w = images.shape[2:]
     high, wide, found = _draw_boxes(draws[:, ERASE_TRIES], ERASED_AREA, ERASED_RATIO, h, w)
     found &= (draws[:, ERASE] < augmentation.erasing) & (high < h) & (wide < w)
     top, left = (draws[:, ERASE_PLACE] * torch.stack([h - high + 1, w - wide + 1], 1)).floor()[:, :, None].unbind(1)
@@ -217,18 +203,7 @@ def erase_boxes(images: Tensor, draws: Tensor, noise: Tensor | None, augmentatio
     in_rows = (y >= top) & (y < top + high[:, None]) & found[:, None]
     in_columns = (x >= left) & (x < left + wide[:, None])
     box = (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
-    if noise is None:
-        return images.masked_fill(box, 0.0)
-    return torch.where(box, noise.view(len(images), c, -1, w if noise.shape[1] > c else 1), images)
-
-
-class StepPart(NamedTuple):
-    """Which images of a step a batch holds: `offset` … `offset + size` of the `total` over all ranks."""
-
-    step: int
-    offset: int
-    size: int
-    total: int
+    return torch.where(box, noise.view_as(images), images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,47 +220,35 @@ class Mixing:
 
 
 def draw_mixing(
-    augmentation: Augmentation, parts: Sequence[StepPart], *, seed: int, epoch: int, h: int, w: int,
+    augmentation: Augmentation, sizes: Sequence[int], *, seed: int, epoch: int, step: int, h: int, w: int,
     device: torch.device,
 ) -> Mixing:  # fmt: skip
-    """Draw the mixing for these batches, concatenated. Each step has its own numbers; all are sent in one copy."""
-    both = augmentation.mixup > 0 and augmentation.cutmix > 0
-    drawn = [_draw_pairs(augmentation, part, make_key(seed, epoch, part.step), h, w) for part in parts]
-    mixes, cuts, share_up, share_cut, y, x = np.concatenate(drawn, axis=1)
-    cuts = cuts < augmentation.mix_switch if both else np.full(len(cuts), augmentation.cutmix > 0)
-    share = np.where(mixes < augmentation.mix_prob, np.where(cuts, share_cut, share_up), 1.0)
+    """Draw the mixing for the batches of `step` and those after it, concatenated, of these `sizes`.
+
+    Each step has its own numbers, the same on all ranks; those of all batches are sent in one copy.
+    """
+    drawn = [_draw_step(augmentation, make_key(seed, epoch, step + index), h, w) for index in range(len(sizes))]
+    cuts, share, y, x = np.stack(drawn, axis=1)
     half_h, half_w = (np.sqrt(1 - share) * side // 2 for side in (h, w))
     box = np.stack([y - half_h, y + half_h, x - half_w, x + half_w]).clip(0, [[h], [h], [w], [w]])
     box = np.where(cuts, box, 0)
     keep = np.where(cuts, 1, share)
     share = np.where(cuts, 1 - (box[1] - box[0]) * (box[3] - box[2]) / (h * w), share)  # clipped at the border
 
-    firsts = np.cumsum([0, *(pairs.shape[1] for pairs in drawn[:-1])])
-    which = [_pair_of(augmentation, part) + first for part, first in zip(parts, firsts, strict=True)]
     rows = [share[None], keep[None], box] if augmentation.cutmix > 0 else [share[None], keep[None]]
-    table = np.concatenate(rows).astype(np.float32)[:, np.concatenate(which)]
+    table = np.concatenate(rows).astype(np.float32).repeat(sizes, axis=1)
     share, keep, *box = send(torch.from_numpy(table), device).split([1, 1, 4][: len(rows)])
     return Mixing(share=share[0], keep=keep[0], box=box[0].T if box else None)
 
 
-def _draw_pairs(augmentation: Augmentation, part: StepPart, key: int, h: int, w: int) -> NDArray[np.float64]:
-    """Return (6, pairs): whether to mix, which way, a share for each way, and a box's centre, which may be clipped."""
+def _draw_step(augmentation: Augmentation, key: int, h: int, w: int) -> NDArray[np.float64]:
+    """Return (4,): 1 for CutMix or 0 for mixup, its share, and the centre of a box, which may be clipped."""
     draw = np.random.default_rng(key)
-    pairs = 1 if augmentation.mix_per == "batch" else (part.total + 1) // 2
-    unused = np.ones(pairs)
+    draw.random()  # unused: without it, what follows would differ from that of older runs
     alphas = augmentation.mixup, augmentation.cutmix
-    mixes = draw.random(pairs)
-    cuts = draw.random(pairs) if min(alphas) > 0 else unused
-    shares = [draw.beta(alpha, alpha, pairs) if alpha > 0 else unused for alpha in alphas]
-    middle = [draw.integers(side, size=pairs).astype(np.float64) for side in (h, w)]
-    return np.concatenate([mixes, cuts, *shares, *middle]).reshape(6, pairs)
-
-
-def _pair_of(augmentation: Augmentation, part: StepPart) -> NDArray[np.int64]:
-    """Return which of the step's pairs each image belongs to."""
-    if augmentation.mix_per == "batch":
-        return np.zeros(part.size, np.int64)
-    return np.arange(part.offset, part.offset + part.size) // 2
+    cuts = draw.random() < CUTMIX_SHARE if min(alphas) > 0 else augmentation.cutmix > 0
+    shares = [draw.beta(alpha, alpha) if alpha > 0 else 1.0 for alpha in alphas]
+    return np.array([cuts, shares[cuts], draw.integers(h), draw.integers(w)])
 
 
 def mix_images(images: Tensor, mixing: Mixing) -> Tensor:

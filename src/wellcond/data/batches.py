@@ -22,7 +22,6 @@ from torch import Tensor
 from wellcond.data.augment import (
     DRAWS,
     Augmentation,
-    StepPart,
     draw_mixing,
     draw_places,
     erase_boxes,
@@ -33,7 +32,7 @@ from wellcond.data.augment import (
 from wellcond.data.dataset import Images
 from wellcond.data.draws import draw_normal, draw_order, draw_uniform, send
 
-__all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batch"]
+__all__ = ["EvalBatches", "Share", "TrainBatches", "eval_cuts", "finish_batches"]
 
 VARIED, NOISE = 1, 2  # streams of random numbers
 AHEAD = 2  # groups of batches copied to the device while it computes
@@ -70,12 +69,11 @@ class Share:
                 f"({batch_size} × {world} processes); make batch_size smaller"
             )
 
-    def at(self, step: int) -> tuple[int, int, int, int]:
-        """Return (from, to) in the order, the place of `from` within the step's images, and how many those are."""
+    def at(self, step: int) -> tuple[int, int]:
+        """Return (from, to) in the order."""
         start = step * self.total
         total = min(self.total, self.count - start)
-        low, high = self.rank * total // self.world, (self.rank + 1) * total // self.world
-        return start + low, start + high, low, total
+        return start + self.rank * total // self.world, start + (self.rank + 1) * total // self.world
 
     def check_start(self, start: int) -> None:
         if not 0 <= start <= self.steps:
@@ -109,14 +107,14 @@ class TrainBatches:
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
         if not spans:
             return
-        mine = torch.cat([order[low:high] for low, high, _, _ in spans])
-        parts = [StepPart(start + i, offset, high - low, total) for i, (low, high, offset, total) in enumerate(spans)]
-        groups = [parts[first : first + self.together] for first in range(0, len(parts), self.together)]
-        sizes = [sum(part.size for part in group) for group in groups]
+        mine = torch.cat([order[low:high] for low, high in spans])
+        firsts = range(0, len(spans), self.together)
+        groups = [[high - low for low, high in spans[first : first + self.together]] for first in firsts]
+        sizes = [sum(group) for group in groups]
         fetched = fetch_batches(self.images, list(send(mine, self.images.device).split(sizes)), self.device)
         drawn = self._draw(list(send(mine, self.device).split(sizes)), epoch)
-        for (pixels, labels), draws, group in zip(fetched, drawn, groups, strict=True):
-            yield from self._vary(pixels, labels, draws, group, epoch=epoch)
+        for (pixels, labels), draws, first, group in zip(fetched, drawn, firsts, groups, strict=True):
+            yield from self._vary(pixels, labels, draws, group, epoch=epoch, step=start + first)
 
     def _draw(self, groups: list[Tensor], epoch: int) -> Iterator["_Draws"]:
         many = max(1, DRAWN // len(groups[0]))
@@ -128,19 +126,17 @@ class TrainBatches:
             yield from map(_Draws, some, draws.split(sizes), zip(y.split(sizes), x.split(sizes), strict=True))
 
     def _vary(
-        self, pixels: Tensor, labels: Tensor, drawn: "_Draws", group: list[StepPart], *, epoch: int
+        self, pixels: Tensor, labels: Tensor, drawn: "_Draws", sizes: list[int], *, epoch: int, step: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         how = self.augmentation
         images = self.normalise(vary_images(pixels, drawn.uniform, how, drawn.places))
         if how.erasing:
-            noise = None
-            if how.erasing_mode != "const":
-                c, h, w = self.images.shape
-                count = c * h * w if how.erasing_mode == "pixel" else c
-                noise = draw_normal(seed=self.seed, epoch=epoch, rows=drawn.rows, count=count, stream=NOISE)
+            count = math.prod(self.images.shape)
+            noise = draw_normal(seed=self.seed, epoch=epoch, rows=drawn.rows, count=count, stream=NOISE)
             images = erase_boxes(images, drawn.uniform, noise, how)
-        images, labels = _finish(images, labels, how, group, num_classes=self.num_classes, seed=self.seed, epoch=epoch)
-        sizes = [part.size for part in group]
+        images, labels = finish_batches(
+            images, labels, how, sizes, num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step
+        )
         return zip(images.split(sizes), labels.split(sizes), strict=True)
 
 
@@ -152,22 +148,15 @@ class _Draws(NamedTuple):
     places: tuple[Tensor, Tensor]
 
 
-def finish_batch(
-    images: Tensor, labels: Tensor, how: Augmentation, *, num_classes: int, seed: int, epoch: int, step: int,
-    offset: int, total: int,
+def finish_batches(
+    images: Tensor, labels: Tensor, how: Augmentation, sizes: list[int], *, num_classes: int, seed: int, epoch: int,
+    step: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Mix the images if asked for, and make labels soft if they have to be."""
-    part = StepPart(step, offset, len(images), total)
-    return _finish(images, labels, how, [part], num_classes=num_classes, seed=seed, epoch=epoch)
-
-
-def _finish(
-    images: Tensor, labels: Tensor, how: Augmentation, parts: list[StepPart], *, num_classes: int, seed: int, epoch: int
-) -> tuple[Tensor, Tensor]:
+    """Mix the images, if that is asked for, of `step` and the steps after it; make labels soft if they have to be."""
     mixing = None
     if how.mixes:
         h, w = images.shape[2:]
-        mixing = draw_mixing(how, parts, seed=seed, epoch=epoch, h=h, w=w, device=images.device)
+        mixing = draw_mixing(how, sizes, seed=seed, epoch=epoch, step=step, h=h, w=w, device=images.device)
         images = mix_images(images, mixing)
     if how.soft_labels:
         labels = mix_labels(labels, mixing, num_classes=num_classes, smoothing=how.label_smoothing)

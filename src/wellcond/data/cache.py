@@ -8,7 +8,6 @@ renamed. If its source has changed, or something is missing, it is rebuilt, by o
 """
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -24,7 +23,17 @@ import torch
 from numpy.lib.format import open_memmap
 
 from wellcond.data.dataset import DataSet, Images, pixel_sums
-from wellcond.data.files import ImageFiles, Listing, Part, Skipped, Source, check_labels, say_why, strict_decoding
+from wellcond.data.files import (
+    ImageFiles,
+    Listing,
+    Part,
+    Skipped,
+    Source,
+    check_labels,
+    say_why,
+    saying_full,
+    strict_decoding,
+)
 from wellcond.records import read_json, write_json
 
 __all__ = ["CACHE_LIMIT", "Progress", "default_cache_dir", "open_cached"]
@@ -57,7 +66,7 @@ def open_cached(
     if found is not None:
         return found
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder) + ".lock"):  # the system releases it if its holder dies
+    with FileLock(str(folder) + ".lock"), saying_full(cache_dir):  # the system releases the lock if its holder dies
         found = _load(folder, source, image_size, limit)
         if found is not None:
             return found
@@ -74,10 +83,6 @@ def open_cached(
             _check_disk(cache_dir, count, image_size)
             _build(aside, source, listing, image_size, progress)
             _put(aside, folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ValueError(f"the disk of {cache_dir} is full; free some space, or name another cache_dir") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     found = _load(folder, source, image_size, limit)

@@ -13,6 +13,7 @@ it is listed in `skipped` with the reason, or raises when it is opened.
 """
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
-    "NOT_UTF8", "SUFFIXES", "ArrayPart", "FilePart", "ImageFile", "ImageFiles", "Listing", "Part", "Skipped", "Source",
-    "compare_classes", "decode_image", "decode_opened", "is_image", "is_utf8", "list_members", "open_file", "printable",
-    "say_why", "shorter_side", "sort_names", "strict_decoding", "walk_images",
+    "DISK_FULL", "NOT_UTF8", "SUFFIXES", "ArrayPart", "FilePart", "ImageFile", "ImageFiles", "Listing", "Part",
+    "Skipped", "Source", "compare_classes", "decode_image", "decode_opened", "is_image", "is_utf8", "list_members",
+    "open_file", "printable", "say_why", "saying_full", "shorter_side", "sort_names", "strict_decoding", "walk_images",
 ]  # fmt: skip
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MOST_BYTES = 1 << 29  # of one image's file; MOST_PIXELS take less, even uncompressed
 MOST_HEADER = 1 << 20  # bytes of one header in an archive; it holds names
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_UTF8 = "its name is not UTF-8; rename it"
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -109,11 +111,18 @@ def is_image(name: str) -> bool:
 
 def is_utf8(name: str) -> bool:
     """Whether a name is valid UTF-8. Other bytes come as lone surrogates, which none of our text files can hold."""
+    return name.encode(errors="ignore").decode() == name
+
+
+@contextlib.contextmanager
+def saying_full(folder: Path) -> Iterator[None]:
+    """Make a full disk the user's mistake: a ValueError that says what to do."""
     try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise ValueError(f"the disk of {folder} is full; free some space, or name another cache_dir") from error
 
 
 def printable(name: str) -> str:

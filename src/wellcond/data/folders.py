@@ -10,7 +10,6 @@ Nothing is extracted from an archive. A label in a shard is the number or name i
 decompressed first, since their members cannot be looked up.
 """
 
-import errno
 import glob
 import gzip
 import hashlib
@@ -20,11 +19,12 @@ import posixpath
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from wellcond.data.files import (
+    DISK_FULL,
     NOT_UTF8,
     SUFFIXES,
     FilePart,
@@ -110,18 +110,10 @@ def _tree_source(path: Path, train: Path, val: Path) -> Source:
             split: _class_names(split, [name for name, _ in found[split.name]], skipped) for split in (train, val)
         }
         compare_classes(classes[train], classes[val], where=str(path))
-        place = {name: label for label, name in enumerate(classes[train])}
-        parts = {
-            split: FilePart(
-                [ImageFile(f"{split.name}/{name}", str(file)) for name, file in found[split.name]],
-                [place[PurePosixPath(name).parts[0]] for name, _ in found[split.name]],
-            )
-            for split in (train, val)
-        }
-        return Listing(classes=classes[train], train=parts[train], val=parts[val], skipped=skipped)
+        parts = [_part(found[split.name], classes[train], f"{split.name}/") for split in (train, val)]
+        return Listing(classes=classes[train], train=parts[0], val=parts[1], skipped=skipped)
 
-    fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Source(name=printable(path.resolve().name), where=str(path.resolve()), fingerprint=fingerprint, list=listing)
+    return _source(path, lines, listing)
 
 
 def _divided_source(path: Path, folder: Path) -> Source:
@@ -133,23 +125,27 @@ def _divided_source(path: Path, folder: Path) -> Source:
 
     def listing(scratch: Path) -> Listing:
         classes = _class_names(folder, [name for name, _ in found], skipped)
-        place = {name: label for label, name in enumerate(classes)}
         held = _held_out([name for name, _ in found], folder)
         parts = [[(name, file) for name, file in found if (name in held) is out] for out in (False, True)]
-        train, val = (
-            FilePart(
-                [ImageFile(name, str(file)) for name, file in part],
-                [place[PurePosixPath(name).parts[0]] for name, _ in part],
-            )
-            for part in parts
-        )
+        train, val = (_part(part, classes) for part in parts)
         return Listing(classes=classes, train=train, val=val, skipped=skipped)
 
-    fingerprint = hashlib.sha256("\n".join(["held out", *lines]).encode()).hexdigest()
     note = f"it has no val/, so one picture of {HELD_OUT} of each class is held out for validation"
-    return Source(
-        name=printable(path.resolve().name), where=str(path.resolve()), fingerprint=fingerprint, list=listing, note=note
-    )
+    return _source(path, ["held out", *lines], listing, note)
+
+
+def _part(files: Sequence[tuple[str, Path]], classes: Sequence[str], within: str = "") -> FilePart:
+    """Return the part of these images, named CLASS/FILE in the folder `within`."""
+    place = {name: label for label, name in enumerate(classes)}
+    labels = [place[PurePosixPath(name).parts[0]] for name, _ in files]
+    return FilePart([ImageFile(within + name, str(file)) for name, file in files], labels)
+
+
+def _source(path: Path, lines: Sequence[str], listing: Callable[[Path], Listing], note: str = "") -> Source:
+    """Return the source of a folder; `lines` change when its files do."""
+    fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    where = path.resolve()
+    return Source(name=printable(where.name), where=str(where), fingerprint=fingerprint, list=listing, note=note)
 
 
 def _held_out(names: Sequence[str], folder: Path) -> set[str]:
@@ -294,7 +290,7 @@ def _list_members(archives: Sequence[Path], split: str, scratch: Path, skipped: 
                 elif _key(member.name)[1] in LABELS:
                     labels.update(_read_label(file, archive))
         except (tarfile.TarError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
             skipped.append((archive.name, f"it cannot be read as a tar archive ({say_why(error)})"))
         here: list[tuple[ImageFile, str]] = []

@@ -178,23 +178,18 @@ def _listops(
     tokenizer: Tokenizer = "brackets_dropped", mask: MaskRule = "published", data_seed: int = 0,
 ) -> DataSet:  # fmt: skip
     check_choice("tokenizer", tokenizer, get_args(Tokenizer))
-    tokenised = drop_brackets if tokenizer == "brackets_dropped" else _same
     if rest:
         pieces = [[piece] for piece in _read(Path(rest).expanduser(), settings, kept_tokens(length))]
     else:
         pieces = _generated(settings, SAMPLES if samples is None else samples, kept_tokens(length), data_seed)
-    parts = [
-        SequenceSet.of([tokenised(rows) for rows in part], length=length, vocab=VOCAB, mask=mask) for part in pieces
-    ]
+    if tokenizer == "brackets_dropped":
+        pieces = [list(map(drop_brackets, piece)) for piece in pieces]
+    parts = [SequenceSet.of(piece, length=length, vocab=VOCAB, mask=mask) for piece in pieces]
     if rest:
         parts = [spread(part, samples) for part in parts]
     train, val, test = parts
     classes = [str(digit) for digit in range(10)]
     return DataSet(name="lra_listops", classes=classes, train=train, val=val, test=test, skipped=[])
-
-
-def _same(rows: Rows) -> Rows:
-    return rows
 
 
 def _generated(settings: Settings, samples: int, longest: int, seed: int) -> list[list[Rows]]:

@@ -8,8 +8,6 @@ A piece is a compressed .npz file; if its checksums show damage, it is made agai
 the settings. If several processes need a piece, one makes it and the others wait.
 """
 
-import contextlib
-import errno
 import importlib
 import json
 import os
@@ -28,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from wellcond.data.cache import Progress
-from wellcond.data.files import stat_line
+from wellcond.data.files import saying_full, stat_line
 from wellcond.data.sequences import Rows
 from wellcond.records import write_json
 
@@ -65,7 +63,7 @@ class Made:
         from filelock import FileLock
 
         self.was_made = True
-        with _saying_full(self.folder):
+        with saying_full(self.folder):
             self._begin()
             with FileLock(self.folder / ".lock"):  # the system releases it if its holder dies
                 found = self.read(number)
@@ -113,7 +111,7 @@ class Made:
         workers = min(workers, len(missing))
         from filelock import FileLock
 
-        with _saying_full(self.folder):
+        with saying_full(self.folder):
             self._begin()
             with FileLock(self.folder / ".filling"):
                 self._fill(count, maker, settings, unit, progress, workers)
@@ -176,16 +174,6 @@ def work() -> None:
             return
         if made.read(number) is None:
             made.write(number, made.make(number))
-
-
-@contextlib.contextmanager
-def _saying_full(folder: Path) -> Any:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ValueError(f"the disk of {folder} is full; free some space, or name another cache_dir") from error
 
 
 def stat_key(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -277,7 +277,7 @@ class SequenceBatches:
         self.share.check_start(start)
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.sequences))
         order = send(order, self.sequences.device)
-        spans = [self.share.at(step)[:2] for step in range(start, self.share.steps)]
+        spans = [self.share.at(step) for step in range(start, self.share.steps)]
         bytes_each = self.sequences.nbytes // len(self.sequences)
         together = max(1, TOGETHER_BYTES // (bytes_each * max(1, self.share.total // self.share.world)))
         for first in range(0, len(spans), together):

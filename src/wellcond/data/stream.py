@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wellcond.data.augment import Augmentation
-from wellcond.data.batches import Share, eval_cuts, finish_batch
+from wellcond.data.augment import CROP_RATIO, Augmentation
+from wellcond.data.batches import Share, eval_cuts, finish_batches
 from wellcond.data.draws import draw_order, make_key
 from wellcond.data.files import ImageFiles, say_why, strict_decoding
 
@@ -58,8 +58,13 @@ class StreamBatches:
         self.workers: int = workers
         self.share: Share = Share(len(images), batch_size=batch_size, rank=rank, world=world, drop_last=drop_last)
         self.steps_per_epoch: int = self.share.steps
-        self.skipped: list[tuple[str, str]] = []
+        self._skipped: dict[tuple[str, str], None] = {}
         self.transform: Any = _train_transform(images, augmentation, interpolation)
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The images that could not be read so far, each once, and why."""
+        return list(self._skipped)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield normalised float32 (b, c, h, w) and labels: int64 (b,), or float32 (b, num_classes) if soft."""
@@ -67,13 +72,12 @@ class StreamBatches:
         order = draw_order(seed=self.seed, epoch=epoch, count=len(self.images)).tolist()
         spans = [self.share.at(step) for step in range(start, self.steps_per_epoch)]
         decoded = _Decoded(self.images, self.transform, seed=make_key(self.seed, epoch), replace=True)
-        loader = _load(decoded, [order[low:high] for low, high, _, _ in spans], self.workers, self.device)
+        loader = _load(decoded, [order[low:high] for low, high in spans], self.workers, self.device)
         for step, (images, labels, skipped) in enumerate(loader, start):
-            _remember(self.skipped, skipped)
-            _, _, offset, total = spans[step - start]
-            yield finish_batch(
+            self._skipped |= dict.fromkeys(skipped)
+            yield finish_batches(
                 images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True), self.augmentation,
-                num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step, offset=offset, total=total,
+                [len(images)], num_classes=self.num_classes, seed=self.seed, epoch=epoch, step=step,
             )  # fmt: skip
 
 
@@ -92,10 +96,15 @@ class StreamEvalBatches:
         rows = list(range(rank, len(images), world))
         self._parts = [rows[cut] for cut in eval_cuts(len(images), batch_size=batch_size, world=world)]
         self._parts = [part for part in self._parts if part]
-        self.skipped: list[tuple[str, str]] = []
+        self._skipped: dict[tuple[str, str], None] = {}
         self.transform: Any = create_transform(
             images.image_size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, **_normalising(images)
         )
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """The images that could not be read so far, each once, and why."""
+        return list(self._skipped)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -103,7 +112,7 @@ class StreamEvalBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         decoded = _Decoded(self.images, self.transform, seed=0, replace=False)
         for images, labels, skipped in _load(decoded, self._parts, self.workers, self.device):
-            _remember(self.skipped, skipped)
+            self._skipped |= dict.fromkeys(skipped)
             if len(labels):
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
@@ -113,11 +122,11 @@ def _train_transform(images: ImageFiles, how: Augmentation, interpolation: str) 
 
     settings: dict[str, Any] = {
         "is_training": True, "hflip": how.flip, "color_jitter": how.color_jitter or None,
-        "auto_augment": how.auto_augment or None, "re_prob": how.erasing, "re_mode": how.erasing_mode,
+        "auto_augment": how.auto_augment or None, "re_prob": how.erasing, "re_mode": "pixel",
         "interpolation": interpolation, **_normalising(images),
     }  # fmt: skip
     if how.scale_min < 1:
-        settings |= {"scale": (how.scale_min, 1.0), "ratio": how.crop_ratio}
+        settings |= {"scale": (how.scale_min, 1.0), "ratio": CROP_RATIO}
     else:  # resize the shorter side and keep the centre: no random crop unless asked for
         settings |= {"train_crop_mode": "rkrc", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
     return create_transform(images.image_size, **settings)
@@ -255,7 +264,3 @@ def _collate(samples: list[Sample]) -> tuple[Tensor, Tensor, list[tuple[str, str
     images = [image for image, _, _ in samples if image is not None]
     labels = torch.tensor([label for image, label, _ in samples if image is not None], dtype=torch.int64)
     return torch.stack(images) if images else torch.empty(0), labels, [item for _, _, s in samples for item in s]
-
-
-def _remember(known: list[tuple[str, str]], new: list[tuple[str, str]]) -> None:
-    known += [item for item in dict.fromkeys(new) if item not in known]

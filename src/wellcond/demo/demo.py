@@ -1,6 +1,6 @@
 """The demo: train small transformers with and without their skips, gray photographs, and show it all on one page.
 
-    wellcond demo                  # demo/index.html, in about two minutes on two cores, and the numbers as JSON
+    wellcond demo                  # demo/index.html, in about a minute on a CPU, and the numbers as JSON
     run(Path("demo"))              # the same
 
 Nothing is downloaded: the digits and the photographs come with scikit-learn. After an interruption the same command

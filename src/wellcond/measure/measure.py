@@ -31,15 +31,14 @@ from wellcond.models import graying_of
 from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.huggingface import HUGGINGFACE, folder_of
 from wellcond.models.pretrained import FOLDER, HUB, find_pretrained
-from wellcond.models.sites import find_blocks
 from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
 from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
 from wellcond.usage import wrong_usage
-from wellcond.words import DEFAULT_SITES, SITES, meant
+from wellcond.words import SITES, meant
 
-__all__ = ["EXACT", "Measurement", "measure"]
+__all__ = ["EXACT", "Measurement", "images_for", "measure"]
 
 EXACT = ("auto", "float32", "float64")
 SAMPLES = {"cpu": 16}
@@ -135,12 +134,11 @@ def measure(
             )
         notes = [f"{name}: {', '.join(built.notes)}."]
         notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
-        sites = _sites_of(built) if sites is None else sites
         samples = SAMPLES.get(where.type, 64) if samples is None else samples
         probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
         probed |= {"spectrum": spectrum, "attention": attention}
         Probe(built.model, **probed)  # before reading images, since it may reject its settings
-        sample = _read(built, data_dir, samples, seed)
+        sample = images_for(built, data_dir, samples, seed)
 
     if not built.trained:
         notes += _settle_norms(built.model, sample, where)
@@ -270,13 +268,8 @@ def _gray(built: BuiltModel, method: str | None, epsilon: float) -> list[str]:
     return [f"Its tokens are grayed for this measurement: {method}, epsilon {epsilon:g}; it was trained {trained}."]
 
 
-def _sites_of(built: BuiltModel) -> list[str]:
-    """Return the default sites that some block has: a ConvMixer has no `+mlp`, parallel blocks have no `+sa`."""
-    blocks = find_blocks(built.model)
-    return [site for site in DEFAULT_SITES if any(site in block.taps for block in blocks)]
-
-
-def _read(built: BuiltModel, data_dir: str | os.PathLike[str] | None, samples: int, seed: int) -> ImageSample:
+def images_for(built: BuiltModel, data_dir: str | os.PathLike[str] | None, samples: int, seed: int) -> ImageSample:
+    """Return the images that `measure` measures this model on."""
     transform = built.transform()
     if data_dir is None:
         return sample_images(transform, limit=samples, seed=seed)

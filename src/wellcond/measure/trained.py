@@ -23,8 +23,8 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from wellcond.data import ImageSample, read_images, sample_images
-from wellcond.measure.measure import UNTRAINED, Measurement, measure
+from wellcond.data import ImageSample, read_images
+from wellcond.measure.measure import UNTRAINED, Measurement, images_for, measure
 from wellcond.measure.trained_models import galileo_weights
 from wellcond.models.build import BuiltModel, build_model
 from wellcond.numerics import condition_number
@@ -131,7 +131,7 @@ def measure_trained(
         if page is not None and done.page is not None:
             page.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(done.page, page)
-    sample = _images(built, data, samples, seed)
+    sample = images_for(built, data, samples, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = build_model(trained.name)
@@ -171,13 +171,6 @@ def float64_rows(built: BuiltModel, sample: ImageSample) -> list[Row]:
     with Probe(model, max_samples=len(sample.names), attention=False, run="float64") as probe:
         model(sample.images.double())
     return [row for row in probe.rows() if row["name"] == "log_kappa"]
-
-
-def _images(built: BuiltModel, data: Path | None, samples: int, seed: int) -> ImageSample:
-    """Return the same images that `measure` reads."""
-    if data is None:
-        return sample_images(built.transform(), limit=samples, seed=seed)
-    return read_images(data, built.transform(), limit=samples, seed=seed)
 
 
 def condition_of_weights(model: nn.Module) -> dict[str, float]:

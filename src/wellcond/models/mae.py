@@ -231,10 +231,6 @@ class MaskedAutoencoder(nn.Module):
         painted = torch.where(output.mask[..., None], output.prediction.to(target.dtype) * scale + center, target)
         return untokens(painted, images.shape, *self.patch_size).to(images.dtype)
 
-    def encoder_state_dict(self) -> dict[str, Tensor]:
-        """Return the encoder's weights under timm's names, for a VisionTransformer with the same settings; no head."""
-        return self.encoder.state_dict()
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks of encoder and decoder in the backward pass instead of storing their activations."""
         self.encoder.set_grad_checkpointing(enable)

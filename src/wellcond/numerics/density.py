@@ -68,17 +68,6 @@ class SpectralDensity:
         along = ((share - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0, 1)
         return y0 + along * (y1 - y0)
 
-    def smoothed(self, log_sigma: Tensor, width: float = 0.1) -> tuple[Tensor, Tensor]:
-        """Return the Gaussian-smoothed density over log σ on the grid `log_sigma` (g,): (…, g), and its standard error.
-
-        Zero singular values have no logarithm and are left out: the density integrates to the share of the others.
-        """
-        log_nodes = self.nodes.log()[..., None]
-        bumps = torch.exp(-(((log_sigma.to(self.nodes) - log_nodes) / width) ** 2) / 2) / (
-            width * math.sqrt(2 * math.pi)
-        )
-        return _mean_and_error((self.weights[..., None] * bumps).sum(-2), -2)
-
 
 def _mean_and_error(per_probe: Tensor, probes: int) -> tuple[Tensor, Tensor]:
     """Return mean and standard error over the dimension `probes`; a single probe has no standard error (NaN)."""

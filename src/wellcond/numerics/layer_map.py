@@ -47,22 +47,23 @@ def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
 def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:
     """Return the share of eigenvalues with near[0] ≤ |λ| ≤ near[1] of the whitened map from x to y, (…, d) each.
 
-    NaN if there is no such map: a NaN or an Inf among the tokens, fewer than two tokens, or all tokens alike. Computed
-    in float64. Raises ValueError if the shapes differ.
+    NaN if there is no such map: a NaN or an Inf among the tokens, tokens whose products overflow float64 (from about
+    1e154), fewer than two tokens, or all tokens alike. Computed in float64. Raises ValueError if the shapes differ.
     """
     return _share(_layer_map(x, y, rank), near)
 
 
 @torch.no_grad()
 def _layer_map(x: Tensor, y: Tensor, rank: int) -> Tensor | None:
-    """Return the whitened map, (r, r) on the CPU, or None if there is none."""
+    """Return the whitened map, (r, r) on the CPU, not finite if y is not; or None if there is none."""
     if x.shape != y.shape or x.ndim < 2:
         raise ValueError(f"a block's input and output have one shape (…, n, d), got {tuple(x.shape)}, {tuple(y.shape)}")
     x, y = (t.reshape(-1, t.shape[-1]).double() for t in (x, y))
-    if len(x) < 2 or not bool(x.isfinite().all() & y.isfinite().all()):
-        return None
     x, y = x - x.mean(0), y - y.mean(0)
-    variance, directions = torch.linalg.eigh(x.mT @ x / len(x))
+    covariance = x.mT @ x / len(x)
+    if len(x) < 2 or not bool(covariance.isfinite().all()):
+        return None
+    variance, directions = torch.linalg.eigh(covariance)
     ridge = EPSILON * variance.clamp_min(0).mean()
     kept = torch.nonzero(variance > ridge).flatten()[-rank:]
     if not len(kept):
@@ -75,7 +76,7 @@ def _layer_map(x: Tensor, y: Tensor, rank: int) -> Tensor | None:
 
 
 def _share(a: Tensor | None, near: tuple[float, float] = NEAR_UNIT) -> float:
-    if a is None:
+    if a is None or not bool(a.isfinite().all()):
         return math.nan
     size = torch.linalg.eigvals(a).abs()
     return float(((size >= near[0]) & (size <= near[1])).double().mean())

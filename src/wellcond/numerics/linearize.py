@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-__all__ = ["EvaluatedFunction", "Linearization", "evaluation", "first_tensor"]
+__all__ = ["EvaluatedFunction", "Linearization", "evaluation", "evaluation_mode", "first_tensor"]
 
 ROWS_AT_ONCE = 64  # vector-Jacobian products per backward pass: more gain little, and each costs its activations
 
@@ -90,10 +90,21 @@ def evaluation(
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         function = EvaluatedFunction(block, dtype, reset_random)
         if eval_mode and function.module is not None:
-            for module in function.module.modules():  # by hand: some models override train() to do more
-                stack.callback(setattr, module, "training", module.training)
-                module.training = False
+            stack.enter_context(evaluation_mode(function.module))
         yield function
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules in evaluation mode, and each back in its own. Sets only flags: `train` may be overridden."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = False
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 class Linearization:

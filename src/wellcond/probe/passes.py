@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.autocast import no_tf32
+from wellcond.numerics.linearize import evaluation_mode
 from wellcond.numerics.split_linear import linear_by_parts
 
 __all__ = [
@@ -204,7 +205,7 @@ def run_apart(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_own_random_state(inner))
-        stack.enter_context(_evaluation_mode(inner))
+        stack.enter_context(evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
         if not exact:
@@ -266,19 +267,6 @@ def _callable_inside(model: nn.Module) -> nn.Module:
         if inner is model:
             return model
         model = inner
-
-
-@contextlib.contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    # Set only the flags: `model.eval()` may be overridden to do more.
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextlib.contextmanager

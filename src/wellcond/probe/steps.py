@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from wellcond.probe.probe import Pace, Probe
+from wellcond.records import finite_or_inf
 
 __all__ = ["StepProbe", "check_settings", "summary"]
 
@@ -80,7 +81,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             continue
         # A block without a finite sample has no κ to average, but it is the worst of all.
         finite = [row["value"] for row in here if math.isfinite(row["value"])]
-        worst = max(here, key=lambda row: row["value"] if math.isfinite(row["value"]) else math.inf)
+        worst = max(here, key=lambda row: finite_or_inf(row["value"]))
         name = f"probe/{site.replace('+', 'plus_')}"
         found[f"{name}/mean_log_kappa"] = sum(finite) / len(finite) if finite else math.nan
         found[f"{name}/worst_log_kappa"] = worst["value"]

@@ -31,6 +31,7 @@ __all__ = [
     "Status",
     "append_rows",
     "check_writable",
+    "finite_or_inf",
     "fsync",
     "read_json",
     "read_rows",
@@ -44,6 +45,11 @@ __all__ = [
 MARKS: dict[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """The strings that stand in JSON for numbers that JSON does not have."""
 WIDTH = 120  # characters per line of a JSON file
+
+
+def finite_or_inf(value: float) -> float:
+    """Return a finite value as it is, and infinity for any other: where the worst is looked for, NaN is worse."""
+    return value if math.isfinite(value) else math.inf
 
 
 class Row(TypedDict):

@@ -71,18 +71,8 @@ class TrainRow:
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as it is written."""
-        row: dict[str, Any] = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "split": "train",
-            "loss": self.loss,
-            "lr": self.lr,
-            "gradient_norm": self.gradient_norm,
-            "skipped": self.skipped,
-            "images_per_second": self.images_per_second,
-            "data_wait": self.data_wait,
-        }
-        return row if self.memory_mib is None else row | {"memory_mib": self.memory_mib}
+        row = {"step": self.step, "epoch": self.epoch, "split": "train", **vars(self)}
+        return {name: value for name, value in row.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

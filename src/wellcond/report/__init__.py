@@ -12,7 +12,7 @@ PNG and CSV. Writing a page without Altair installed raises ValueError.
 """
 
 from .charts import Axis, Chart, Look, can_draw, grid, line_chart, looks_of
-from .markup import Html, format_number, join, tag
+from .markup import Html, tag
 from .page import Page, bullets, code_block, note, paragraph, section, slider, table, tiles
 from .run_page import conditioning_page
 from .runs import report_runs
@@ -27,9 +27,7 @@ __all__ = [
     "can_draw",
     "code_block",
     "conditioning_page",
-    "format_number",
     "grid",
-    "join",
     "line_chart",
     "looks_of",
     "note",

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from wellcond.records import finite_or_inf
 from wellcond.words import BRANCH_SITES
 
 from .markup import format_number
@@ -103,15 +104,16 @@ class BlockState:
     @property
     def worst_site(self) -> str:
         """The site with the largest log κ; a non-finite one ranks worst."""
-        return max(self.cells, key=lambda site: _rank(self.value(site)), default="")
+        return max(self.cells, key=lambda site: finite_or_inf(self.value(site)), default="")
 
     @property
     def worst(self) -> float:
         return self.value(self.worst_site)
 
-
-def _rank(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
+    @property
+    def rank(self) -> float:
+        """`worst`, or infinity if that is not finite."""
+        return finite_or_inf(self.worst)
 
 
 def advise(state: BlockState) -> list[str]:
@@ -235,8 +237,7 @@ def advise_run(readings: Readings, step: int) -> list[str]:
             f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes later, in the model "
             "or in training, may just be a consequence."
         )
-    places = [(block.name, site) for block in readings.blocks for site in readings.sites]
-    cells = [c for place in [*places, *(("", s) for s in readings.outside)] if (c := readings.log_kappa(step, *place))]
+    cells = [cell for place in readings.places if (cell := readings.log_kappa(step, *place))]
     low = sorted({cell.dtype for cell in cells if cell.status == "low_precision"})
     if low:
         many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
@@ -258,10 +259,7 @@ def advise_run(readings: Readings, step: int) -> list[str]:
 def first_failure(readings: Readings) -> tuple[int, str, str] | None:
     """Return (step, block, site) of the first non-finite measurement: first in time, then in forward order."""
     for step in readings.steps:
-        for block, site in [
-            *(("", site) for site in readings.outside),
-            *((block.name, site) for block in readings.blocks for site in readings.sites),
-        ]:
+        for block, site in readings.places:
             cell = readings.log_kappa(step, block, site)
             if cell and cell.status == "non_finite":
                 return step, block, site

@@ -30,6 +30,7 @@ __all__ = [
 
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 HEIGHT, CELL_HEIGHT = 240, 34  # pixels
+LINE_MOST = 88  # letters of a caption
 LEGEND_ROOM = 24  # pixels: a reader's font may be wider than the one used to measure the picture
 LARGEST, SMALLEST = 1e250, 1e-250  # beyond these, an axis with its margins would leave the range of doubles
 DASHES = [5, 4]
@@ -87,10 +88,10 @@ def _style() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(text: str, width: int = 88) -> list[str]:
+def _lines(text: str) -> list[str]:
     lines = [""]
     for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
+        if lines[-1] and len(lines[-1]) + len(word) >= LINE_MOST:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
@@ -157,7 +158,6 @@ class Axis:
     log: bool = default(default=False, kw_only=True)
     base: int = default(default=10, kw_only=True)
     """Base of the ticks of a logarithmic axis: for lengths that double, powers of 2 are easier to read."""
-    reverse: bool = default(default=False, kw_only=True)
     whole: bool = default(default=False, kw_only=True)
     """Ticks at whole numbers only: there is no block 2.5."""
     least: float | None = default(default=None, kw_only=True)
@@ -197,7 +197,7 @@ class Axis:
     def encode(self, channel: Any, values: Iterable[Any]) -> Any:
         """Return the axis as an Altair encoding."""
         alt = altair()
-        scale: dict[str, Any] = {"domain": self.domain(values), "nice": False, "reverse": self.reverse}
+        scale: dict[str, Any] = {"domain": self.domain(values), "nice": False, "reverse": False}
         axis: dict[str, Any] = {"tickMinStep": 1, "format": "d"} if self.whole else {}
         if self.log:
             scale |= {"type": "log", "base": self.base}

@@ -74,7 +74,7 @@ def compare(runs: Sequence[Readings]) -> list[Difference]:
     first, *others = runs
     found = []
     for other in others:
-        for block, site in _places(first):
+        for block, site in first.places:
             here, there = (first.steps[-1], block, site), (other.steps[-1], block, site)
             before, after = first.log_kappa(*here), other.log_kappa(*there)
             if before and after:
@@ -91,11 +91,6 @@ def largest_rise(found: Sequence[Difference]) -> tuple[Difference, bool] | None:
     others = [d for d in found if d is not rise]
     open_ended = any(d.sense in ("at least", "not known") for d in others)
     return rise, not open_ended and all(d.change <= rise.change for d in others if d.sense == "at most")
-
-
-def _places(run: Readings) -> list[tuple[str, str]]:
-    inside = [(block.name, site) for block in run.blocks for site in run.sites]
-    return [*(("", site) for site in run.outside), *inside]
 
 
 def summary(runs: Sequence[Readings], models: Mapping[str, str]) -> Html:
@@ -128,7 +123,7 @@ def _mean(run: Readings, step: int, site: str) -> str:
 def share_at_ceiling(run: Readings, step: int) -> tuple[str, str]:
     """Return how many samples had a κ beyond what their dtype can resolve: as a share, and as a count."""
     capped = samples = 0.0
-    for block, site in _places(run):
+    for block, site in run.places:
         cell = run.log_kappa(step, block, site)
         number = run.value("capped", step, block, site)
         if cell:

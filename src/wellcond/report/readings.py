@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from wellcond.records import finite_or_inf
 from wellcond.words import BLOCK_SITES, OUTSIDE_SITES
 
 __all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
@@ -142,6 +143,11 @@ class Readings:
             notes=_notes(run, unknown, list(single)),
         )
 
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Every block and site, in the order of a forward pass but for what lies outside blocks, which comes first."""
+        return [("", site) for site in self.outside] + [(b.name, site) for b in self.blocks for site in self.sites]
+
     def get(self, name: str, step: int, block: str, site: str) -> Cell | None:
         return self.cells.get((name, step, block, site))
 
@@ -200,9 +206,8 @@ class Readings:
 
     def worst(self, step: int) -> float:
         """Return the largest log κ of a step, infinite if one is not finite; it decides which steps to draw."""
-        places = [(block.name, site) for block in self.blocks for site in self.sites] + [("", s) for s in self.outside]
-        cells = [self.log_kappa(step, *place) for place in places]
-        return max((c.value if math.isfinite(c.value) else math.inf for c in cells if c), default=-math.inf)
+        cells = [self.log_kappa(step, *place) for place in self.places]
+        return max((finite_or_inf(cell.value) for cell in cells if cell), default=-math.inf)
 
     def last_step_with(self, name: str) -> int | None:
         """Return the last step with `name`: some things are measured less often than condition numbers."""

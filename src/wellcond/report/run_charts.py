@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wellcond.records import Event, TrainRow, ValidationRow
+from wellcond.records import Event, TrainRow, ValidationRow, finite_or_inf
 from wellcond.words import BRANCH_SITES
 
 from .charts import Axis, Chart, Look, Shaded, heat_ends, heat_map, line_chart, looks_of
@@ -251,10 +251,10 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
     charts = [_over_steps(means, title=title, y=KAPPA, caption=caption, looks=looks, by="site", last=end)]
     if len(run.blocks) > 1 and run.sites:
         at = run.steps[-1]
-        site = max(run.sites, key=lambda s: max(map(_finite_or_high, run.over_blocks(at, s)), default=-math.inf))
+        site = max(run.sites, key=lambda s: max(map(finite_or_inf, run.over_blocks(at, s)), default=-math.inf))
         ranked = sorted(
             (block for block in run.blocks if any(run.log_kappa(step, block.name, site) for step in run.steps)),
-            key=lambda block: _finite_or_high(run.value("log_kappa", at, block.name, site)),
+            key=lambda block: finite_or_inf(run.value("log_kappa", at, block.name, site)),
             reverse=True,
         )[:BLOCKS_MOST]
         lines = {
@@ -299,14 +299,10 @@ def _over_steps(
     rows = [
         {by: name, "step": step, y.field: value}
         for name, points in lines.items()
-        for step, value in thin(points, most=POINTS_MOST, weight=lambda point: _finite_or_high(point[1]))
+        for step, value in thin(points, most=POINTS_MOST, weight=lambda point: finite_or_inf(point[1]))
     ]
     x = Axis(STEP.field, whole=True, ends=(0, max(1, last)))
     return line_chart(rows, title=title, x=x, y=y, by=by, looks=looks, caption=caption.strip())
-
-
-def _finite_or_high(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
 
 
 # ---- singular values, and attention's own statistics
@@ -357,7 +353,7 @@ def _chosen(run: Readings) -> list[Block]:
     if len(blocks) <= len(RAMP):
         return blocks
     last = run.steps[-1]
-    worst = max(blocks, key=lambda b: max(_finite_or_high(run.value("log_kappa", last, b.name, s)) for s in run.sites))
+    worst = max(blocks, key=lambda b: max(finite_or_inf(run.value("log_kappa", last, b.name, s)) for s in run.sites))
     spread = {round(k * (len(blocks) - 1) / (len(RAMP) - 2)) for k in range(len(RAMP) - 1)}
     return [block for i, block in enumerate(blocks) if i in spread or block is worst]
 

@@ -196,7 +196,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
         at = first.steps[-1], "", site
         value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
         return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first), ""
-    state, run = max(worst, key=lambda pair: _rank(pair[0]))
+    state, run = max(worst, key=lambda pair: pair[0].rank)
     where = _place(run, state.block, state.worst_site)
     of = f", in {run.run}" if len(runs) > 1 else ""
     return f"{where[0].upper()}{where[1:]} is worst: log κ {_number(state)}{of}", _sentence(run), card(run)
@@ -350,11 +350,7 @@ def _states(run: Readings) -> list[BlockState]:
     """Return the blocks at the last step, worst first; one without a number ranks worst."""
     began = first_failure(run)
     states = [BlockState.of(run, run.steps[-1], position, began) for position in range(len(run.blocks))]
-    return sorted((s for s in states if s.cells), key=_rank, reverse=True)
-
-
-def _rank(state: BlockState) -> float:
-    return state.worst if math.isfinite(state.worst) else math.inf
+    return sorted((s for s in states if s.cells), key=lambda state: state.rank, reverse=True)
 
 
 def _number(state: BlockState) -> str:
@@ -368,7 +364,7 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     items, last = [], runs[0].steps[-1]
     if worst:
-        state, run = max(worst, key=lambda pair: _rank(pair[0]))
+        state, run = max(worst, key=lambda pair: pair[0].rank)
         of = f", {run.run}" if len(runs) > 1 else ""
         items.append(("worst block", state.block, f"at {state.worst_site}, step {run.steps[-1]:,}{of}"))
         kappa = format_number(float(f"{math.exp(state.worst):.2g}"), 2) if 0 <= state.worst < 500 else ""
@@ -417,7 +413,7 @@ def _first_section(runs: Sequence[Readings]) -> Html:
                 groups.setdefault((run.run, said), []).append(state)
             elif position < SHOWN_LEAST and len(runs) == 1:
                 groups[run.run, f"–{position}"] = [state]
-    ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", _rank(item[1][0])), reverse=True)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", item[1][0].rank), reverse=True)
     parts: list[Any] = [note("For the whole run", bullets(*general))] if general else []
     if all(said.startswith("–") for _, said in groups):
         parts.append("None of the rules flagged a block.")

@@ -20,7 +20,6 @@ averaging. So before the norm their embeddings, and all changes to these, are ma
 they are not.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,11 +96,6 @@ class AttentionStability:
     def means(self, attention: str, embedding: str) -> list[float]:
         """Return one ratio to the baseline per seed, the mean of its steps; NaN where a training gave none."""
         return [found[attention, embedding].mean for found in self.found]
-
-    def mean(self, attention: str, embedding: str) -> float:
-        """Return the mean of `means` over the seeds."""
-        values = self.means(attention, embedding)
-        return math.fsum(values) / len(values)
 
     def rows(self, run: str = "") -> list[dict[str, Any]]:
         """Return flat dicts, by seed, attention, embedding and step: `tau` and, except for the baseline, `ratio`."""

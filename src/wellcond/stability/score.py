@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellcond.numerics.linearize import evaluation_mode
+
 __all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_score", "instability_scores", "seeded"]
 
 Embed = Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]]
@@ -185,18 +187,13 @@ def _evaluate(
     model: nn.Module, batch: Any, embed: Embed, seed: int, buffers: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the embeddings in eval mode with these buffers; flags, buffers and random state are restored."""
-    flags = [(module, module.training) for module in model.modules()]
     current = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
-        for module, _ in flags:  # by hand: some models do more than this in their own train()
-            module.training = False
         _set_buffers(model, buffers)
-        with seeded(model, seed), torch.no_grad():
+        with evaluation_mode(model), seeded(model, seed), torch.no_grad():
             found = embed(model, batch)
     finally:
         _set_buffers(model, current)
-        for module, training in flags:
-            module.training = training
     named = {"embedding": found} if isinstance(found, Tensor) else found
     if not isinstance(named, Mapping) or not named or not all(isinstance(v, Tensor) for v in named.values()):
         raise ValueError(

@@ -32,8 +32,8 @@ from wellcond.records import fsync
 from wellcond.train.shards import Shards, checksum, is_sharded, read_shards, shapes_of
 
 __all__ = [
-    "SavedState", "aside_name", "discard", "export", "latest", "make_aside", "read", "save", "save_sharded",
-    "saved_steps", "state_path", "whole_states",
+    "SavedState", "aside_name", "discard", "export", "final_state", "latest", "make_aside", "read", "save",
+    "save_sharded", "saved_steps", "state_path", "whole_states",
 ]  # fmt: skip
 
 PREFIX = "step-"
@@ -58,6 +58,11 @@ class SavedState:
     """Metadata of the safetensors files."""
     shards: Path | None = None
     """The folder that `filled` is still to read the tensors from; those here are on the meta device. None once read."""
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to evaluate: averaged over the steps, if the training does that."""
+        return dict(self.ema or self.model)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -253,6 +258,14 @@ def discard(folder: Path, steps: list[int]) -> None:
 def latest(folder: Path) -> SavedState | None:
     """Return the newest state that can be read, or None. Warnings name newer ones that cannot."""
     return next((state.filled() for state in whole_states(folder)), None)
+
+
+def final_state(folder: Path) -> SavedState:
+    """Return the newest state of the run in `folder`. ValueError if there is none."""
+    state = latest(folder / "checkpoints")
+    if state is None:
+        raise ValueError(f"{folder} holds no saved state to measure; train it first")
+    return state
 
 
 def whole_states(

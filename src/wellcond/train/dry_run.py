@@ -10,17 +10,16 @@ checkpoint to start from must exist, but is not read.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from wellcond.data import DataSet, open_data, train_batches
+from wellcond.data import DataSet, train_batches
 from wellcond.numerics.trust import trusted_input
-from wellcond.train.config import IMAGE_TASKS, Config
+from wellcond.train.config import Config
 from wellcond.train.loop import augmentation_of
 from wellcond.train.processes import Processes
-from wellcond.train.setup import build
+from wellcond.train.setup import build, data_of
 from wellcond.train.tasks import make_task
 
 __all__ = ["DryRun", "dry_run"]
@@ -61,12 +60,7 @@ def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None 
     If given, `data` replaces the configuration's data, and `samples` the number of its training samples.
     """
     config.check(world=world)
-    if data is None:
-        size = config.image_size if config.task in IMAGE_TASKS else None
-        data = open_data(
-            config.data, options=config.data_kwargs, image_size=size, cache_limit=int(config.cache_limit),
-            cache_dir=Path(config.cache_dir) if config.cache_dir else None, holdout=config.holdout, seed=config.seed,
-        )  # fmt: skip
+    data = data_of(config) if data is None else data
     per_epoch = (samples or len(data.train)) // config.batch_size
     if per_epoch < 1:
         raise ValueError(f"batch_size={config.batch_size} is more than the training samples of {data.name}; lower it")

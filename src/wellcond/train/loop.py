@@ -22,17 +22,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wellcond.data import Augmentation, Batch, DataSet, open_data, train_batches
+from wellcond.data import Augmentation, Batch, DataSet, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
 from wellcond.train.computing import deterministic, float32_precision, seed_by
-from wellcond.train.config import IMAGE_TASKS, Config
+from wellcond.train.config import Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.processes import Processes, join
 from wellcond.train.progress import Decoding, Laps, Progress, Tracker, make_tracker, numbers_of
 from wellcond.train.replay import WARM, Passes
-from wellcond.train.setup import Parts, build
+from wellcond.train.setup import Parts, build, data_of
 from wellcond.train.states import States
 from wellcond.train.stopping import Interrupted, OutOfTime, TimeLimit, interruptible
 from wellcond.train.tasks import Task, Validation, make_task
@@ -110,14 +110,9 @@ class _Run:
     def __init__(self, config: Config, folder: RunFolder, here: Processes, *, quiet: bool):
         self.config, self.folder, self.here = config, folder, here
         self.laps = Laps()
-        cache = Path(config.cache_dir) if config.cache_dir else None
-        size = config.image_size if config.task in IMAGE_TASKS else None
-        self.data: DataSet = open_data(
-            config.data, options=config.data_kwargs, image_size=size, cache_dir=cache,
-            cache_limit=int(config.cache_limit), holdout=config.holdout, seed=config.seed,
-            # Any process may be the one that decodes, and the others would wait for it if it gave up at a limit.
-            progress=Decoding(show=not quiet or not here.is_main, limit=config.time_limit if here.world == 1 else ""),
-        )  # fmt: skip
+        # Any process may be the one that decodes, and the others would wait for it if it gave up at a limit.
+        decoding = Decoding(show=not quiet or not here.is_main, limit=config.time_limit if here.world == 1 else "")
+        self.data: DataSet = data_of(config, progress=decoding)
         self.laps.lap("data")
         self.notes = self._compare()
         self.batches = train_batches(
@@ -432,5 +427,4 @@ class _Run:
 
 def augmentation_of(config: Config) -> Augmentation:
     """Return the augmentation of a configuration, in which its fields have the same names."""
-    names = Augmentation.__dataclass_fields__
-    return Augmentation(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+    return Augmentation(**{name: getattr(config, name) for name in Augmentation.__dataclass_fields__})

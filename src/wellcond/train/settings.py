@@ -186,7 +186,7 @@ class Field:
         """Yield what is wrong with this value."""
         hint = f" ({self.hint})" if self.hint else ""
         for word in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
-            if isinstance(word, str) and not _is_utf8(word):
+            if isinstance(word, str) and word.encode(errors="ignore").decode() != word:
                 from wellcond.data.files import printable
 
                 yield (
@@ -304,14 +304,6 @@ def as_type(name: str, value: Any, hint: Any) -> Any:
 
 def _is_literal(hint: Any) -> bool:
     return typing.get_origin(hint) is Literal
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _boolean(value: Any) -> bool:

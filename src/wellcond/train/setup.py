@@ -1,5 +1,6 @@
-"""The parts of a training, built from a configuration: model, optimiser, schedule, scaler, weight average.
+"""The parts of a training, built from a configuration: data, model, optimiser, schedule, scaler, weight average.
 
+data = data_of(config)
 parts = build(config, data, here)
 parts.called(images)                    # the model to call: wrapped and compiled
 state = parts.saved(step, counters)     # everything between two steps; a collective call if parameters are sharded
@@ -8,21 +9,24 @@ parts.restore(state)
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from wellcond.data import DataSet, open_data
+from wellcond.data.cache import Progress
 from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
 from wellcond.train.computing import mend_read_back
-from wellcond.train.config import Config
+from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.processes import Processes
 from wellcond.train.schedules import Schedule, make_schedule
 from wellcond.train.shards import gathered, laid_out
 from wellcond.train.tasks import Task
 
-__all__ = ["Parts", "build"]
+__all__ = ["Parts", "build", "data_of"]
 
 FUSED = ("adam", "adamw")  # torch's own classes, which have this option; timm's do not
 
@@ -136,6 +140,15 @@ class Parts:
 def _is_like(value: Any, parameter: Tensor) -> bool:
     """Whether a value of an optimiser's state is laid out as its parameter; a step count is not."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape == parameter.shape
+
+
+def data_of(config: Config, *, cache: Path | None = None, progress: Progress | None = None) -> DataSet:
+    """Open the data of a configuration. `cache` is where decoded images are kept if it names no folder for them."""
+    return open_data(
+        config.data, options=config.data_kwargs, image_size=config.image_size if config.task in IMAGE_TASKS else None,
+        cache_dir=config.cache_dir or cache, cache_limit=int(config.cache_limit), holdout=config.holdout,
+        seed=config.seed, progress=progress,
+    )  # fmt: skip
 
 
 def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_epoch: int) -> Parts:

@@ -28,6 +28,7 @@ from wellcond.models.mae import MaskedAutoencoder, MaskedOutput, linear_probe
 from wellcond.models.sequence import build as build_sequence
 from wellcond.models.sequence import find_task
 from wellcond.models.surgery import GrayingSettings
+from wellcond.numerics.linearize import evaluation_mode
 from wellcond.train.computing import autocast, seed_by
 from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, Config
 from wellcond.train.processes import Processes
@@ -289,20 +290,17 @@ class Validation:
     @torch.no_grad()
     def of(self, model: nn.Module, number: int = 0) -> dict[str, float]:
         here = self.here
-        flags = [module for module in model.modules() if module.training]
-        model.eval()
         sums: dict[str, Tensor] = {}
         batches = eval_batches(
             self._stretch(number), batch_size=self._batch_size(), rank=here.rank, world=here.world, device=here.device,
             workers=self.config.workers,
         )  # fmt: skip
-        for batch in batches:
-            for name, value in self._count(model, batch).items():
-                value = value if batch.count else torch.zeros_like(value)
-                sums[name] = sums[name] + value if name in sums else value
+        with evaluation_mode(model):
+            for batch in batches:
+                for name, value in self._count(model, batch).items():
+                    value = value if batch.count else torch.zeros_like(value)
+                    sums[name] = sums[name] + value if name in sums else value
         self.skipped = getattr(batches, "skipped", [])
-        for module in flags:
-            module.training = True
         names = sorted(sums)
         values = here.total(torch.stack([sums[name] for name in names])).tolist()
         found = dict(zip(names, values, strict=True))

@@ -25,7 +25,7 @@ from wellcond.models.surgery.graying import (
     ungray,
 )
 from wellcond.models.surgery.skips import SkipChange, plan_skips, put_skips, remove_skip, restore_skip, skips_of
-from wellcond.models.surgery.swap import forget_compiled_code, keep_compiled_code
+from wellcond.models.surgery.swap import keep_compiled_code
 
 __all__ = [
     "AttentionChange",
@@ -36,7 +36,6 @@ __all__ = [
     "attention_of",
     "built_attention",
     "check_grayable",
-    "forget_compiled_code",
     "gray",
     "graying_of",
     "is_grayed",

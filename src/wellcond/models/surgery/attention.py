@@ -14,15 +14,14 @@ optimisers, deepcopy and pickle.
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from torch import nn
 
 from wellcond.attention import ATTENTIONS, AttentionCore, AttentionLayer, find_attention
 from wellcond.models.families.forwards import Replaced, plain_attention_class, replaced_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
-from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
+from wellcond.models.surgery.swap import Undoable, class_was_given, forget_compiled_code
 from wellcond.words import meant
 
 __all__ = [
@@ -50,7 +49,7 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionChange:
+class AttentionChange(Undoable):
     """What `replace_attention` or `restore_attention` changed; `undo`, or leaving its `with` block, reverts that."""
 
     blocks: tuple[str, ...]
@@ -63,14 +62,6 @@ class AttentionChange:
         plan = dict(self._before)
         _check_classes(plan)
         put_attention(self._model, plan)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
 
 
 def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **settings: Any) -> AttentionChange:

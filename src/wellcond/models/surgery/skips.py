@@ -13,15 +13,13 @@ preserved: the parameter names, hooks, optimisers that hold the parameters, deep
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from wellcond.models.families.forwards import Skipless, forward_is_known, plain_class, removed_skips, skipless_class
 from wellcond.models.sites import Block, Which, find_blocks, select_blocks
-from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
+from wellcond.models.surgery.swap import Undoable, class_was_given, forget_compiled_code
 from wellcond.words import SKIPS, meant, our_word
 
 __all__ = ["SkipChange", "plan_skips", "put_skips", "remove_skip", "restore_skip", "skips_of"]
@@ -33,7 +31,7 @@ Plan = dict[nn.Module, frozenset[str]]  # the module that adds skips → the ski
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipChange:
+class SkipChange(Undoable):
     """What `remove_skip` or `restore_skip` changed; `undo`, or leaving its `with` block, reverts that."""
 
     blocks: Mapping[str, tuple[str, ...]]
@@ -51,14 +49,6 @@ class SkipChange:
             for parameter, before, filled in self._filled:
                 if torch.equal(parameter, filled):
                     parameter.copy_(before)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
 
 
 def remove_skip(model: nn.Module, skip: str, *, blocks: Which = None, layer_scale: float | None = None) -> SkipChange:

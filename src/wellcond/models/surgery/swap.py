@@ -6,17 +6,32 @@ and pickle.
 
 import contextlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-__all__ = ["class_was_given", "forget_compiled_code", "keep_compiled_code"]
+__all__ = ["Undoable", "class_was_given", "forget_compiled_code", "keep_compiled_code"]
 
 SHARDED = {"FSDPModule", "ReplicateModule"}  # base classes added to a module's class by fully_shard and replicate
 
 _keeping_compiled_code = False
+
+
+class Undoable(ABC):
+    """A record of a change, which `undo`, or leaving its `with` block, reverts."""
+
+    @abstractmethod
+    def undo(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.undo()
 
 
 def class_was_given(module: nn.Module) -> bool:

@@ -211,7 +211,7 @@ def _claim(evidence: Path, one: Claim) -> Entry:
         finding=one.finding(list(found.values())),
         lines=tuple(line for record in found.values() for line in one.lines(record)),
         files=files,
-        figures=tuple(figure for other, figure, _ in _figures(evidence) if other is one),
+        figures=(evidence / one.id / f"{scale}.svg",) if getattr(one, "figure", None) else (),
         made=made,
         waits={part.outcome for part in whole.parts} == {"not run"},
     )

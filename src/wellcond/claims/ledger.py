@@ -163,7 +163,7 @@ def _reference(evidence: Path, found: Sequence[Entry]) -> str:
 
 def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
     """Return the README's text with the table of headline claims between its marks."""
-    text = readme.read_text(encoding="utf-8")
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     begin, end = MARKS
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{readme} needs {begin} and {end}, each once, where its table of claims goes")

@@ -9,7 +9,6 @@ not judged: training has no part in it. The paper shows curves without numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +17,7 @@ from wellcond.claims.claim import Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, in_most, not_run
+from wellcond.verdicts import Interval, Part, in_most
 
 __all__ = ["CLAIM"]
 
@@ -31,9 +30,7 @@ def judge(found: Comparison) -> Iterable[Part]:
     for method, arms in SWEEPS.items():
         order = " > ".join(ARMS[arm].title for arm in (PLAIN, *arms))
         name = f"{METHODS[method]}: κ of +sa in the order {order}, by the smallest step ≥ 0, at ≥ 90 % of the marks"
-        falls = falls_of(found, arms)
-        part = in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
-        yield replace(part, about=(PLAIN, *arms))
+        yield in_most(name, falls_of(found, arms), 0.0, share=SHARE, of="marks", about=(PLAIN, *arms))
 
 
 def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:

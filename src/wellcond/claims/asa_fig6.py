@@ -34,7 +34,7 @@ ARMS = {
 
 
 def judge(found: Comparison) -> Iterable[Part]:
-    drops = list(found.drops(NO_SKIP).values())
+    drops = found.drops(NO_SKIP).values()
     yield within(CLAIM.asks, drops, MARGIN, unit=" points", confidence=found.confidence)
 
 

@@ -13,7 +13,6 @@ points at that rate, and nothing at lower ones: training all arms at one high ra
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +21,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, altair, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
-from wellcond.verdicts import Part, at_least, not_run, written
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -62,10 +61,9 @@ PAPER = {
 def judge(found: Comparison) -> Iterable[Part]:
     for plain, *others in (KINDS["softmax"], KINDS["linear"]):
         for arm in others:
-            values = list(found.paired(arm, of=plain).values())
+            gains = found.paired(arm, of=plain).values()
             name = f"{ARMS[arm].title}: gain over {ARMS[plain].title} above 0"
-            gain = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
-            yield replace(gain, about=(plain, arm))
+            yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence, about=(plain, arm))
 
 
 def says(sets: Mapping[str, Comparison]) -> str:

@@ -11,7 +11,6 @@ theirs from the grid. The paper has no linear head.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,7 @@ from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least, not_run, written
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -47,9 +46,8 @@ def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
 
 def judge(found: Comparison) -> Iterable[Part]:
     for kind, title in KINDS.items():
-        name, gains = f"gain of graying, {title}, ≥ 0", list(_gains(found, kind).values())
-        part = at_least(name, gains, 0.0, unit=" points", confidence=found.confidence) if gains else not_run(name)
-        yield replace(part, about=(kind, f"{kind}-dct"))
+        name, gains, arms = f"gain of graying, {title}, ≥ 0", _gains(found, kind).values(), (kind, f"{kind}-dct")
+        yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence, about=arms)
 
 
 def _gains(found: Comparison, kind: str, metric: str = "top1") -> dict[int, float]:

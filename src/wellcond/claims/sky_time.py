@@ -29,7 +29,7 @@ from wellcond.claims.sky_lra import CLAIM as ACCURACY
 from wellcond.records import Run
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, train
-from wellcond.verdicts import Interval, Part, in_most, interval, not_run, undecided
+from wellcond.verdicts import Interval, Part, in_most, interval, undecided
 
 __all__ = ["CLAIM", "savings"]
 
@@ -110,7 +110,7 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
     for kind, title in KINDS.items():
         name = f"Skyformer's {title} is below that of softmax by SDPA on at least four tasks, that is 1 − ratio ≥ 0"
         found = [one for one in (savings(record, kind) for record in records.values()) if one is not None]
-        part = in_most(name, found, 0.0, share=SHARE, of="tasks") if found else not_run(name)
+        part = in_most(name, found, 0.0, share=SHARE, of="tasks")
         missing = [SETS[task].title for task in TASKS if task not in records]
         yield undecided(part, f"not measured yet on {', '.join(missing)}") if found and missing else part
 

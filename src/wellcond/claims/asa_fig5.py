@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
 from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
@@ -57,8 +57,8 @@ def summary(found: Comparison) -> Iterable[Line]:
             said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
             if capped := found.measurements(arm)[0]["capped"][when]:
                 said += f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)"
-            what = f", {ARMS[arm].title}, {when}"
-            yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
+            paper = f"+sa {PAPER_KAPPA[arm]}" if when == "trained" else ""
+            yield beside(f", {ARMS[arm].title}, {when}", said, paper)
     if groups := lowered(found, MODEL):
         blocks = enumerate(zip(*groups, strict=True))
         higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from wellcond.bench.graying import STEPS, grayings, step_times
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
 from wellcond.claims.figures import INK, altair, paper_marks, titled
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import PHOTOGRAPHS, GivenData
@@ -93,9 +93,8 @@ def summary(record: Record) -> Iterable[Line]:
     for arm, title in list(TITLES.items())[1:]:
         found = ratios(record, arm)
         spread = f"{min(found):.4g} to {max(found):.4g} in {len(found)} rounds"
-        what, ours = f", {title}", f"{median(found):.4g} × a plain step (the median; {spread})"
-        paper = record["paper"].get(arm)
-        yield Beside(what, ours, f"{paper:g} ×") if paper else f"{what}: {ours}"
+        ours, paper = f"{median(found):.4g} × a plain step (the median; {spread})", record["paper"].get(arm)
+        yield beside(f", {title}", ours, f"{paper:g} ×" if paper else "")
     svd = median(record["ms"]["svd"]) - median(plain)
     yield (
         f": the SVD takes {svd:,.0f} ms of its own, whatever the step; one of {svd / (PAPER['svd'] - 1):.0f} ms would "

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, altair, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
@@ -84,8 +84,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        what, ours = f", {ARMS[arm].title}", found.reached(arm)
-        yield Beside(what, ours, "{:g} and {:g} %".format(*PAPER[arm])) if arm in PAPER else f"{what}: {ours}"
+        paper = "{:g} and {:g} %".format(*PAPER[arm]) if arm in PAPER else ""
+        yield beside(f", {ARMS[arm].title}", found.reached(arm), paper)
     for plain, *others in KINDS.values():
         for arm in [arm for arm in others if found.paired(arm, plain)]:
             top1, top5 = (found.interval(found.paired(arm, plain, name).values()) for name in ("top1", "top5"))

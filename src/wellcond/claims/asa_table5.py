@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least, written
@@ -64,9 +64,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        what, ours = f", {found.arms[arm].title}", found.reached(arm)
         paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
-        yield Beside(what, ours, paper) if paper else f"{what}: {ours}"
+        yield beside(f", {found.arms[arm].title}", found.reached(arm), paper)
     for kind, title in KINDS.items():
         if not _gains(found, kind):
             continue

@@ -36,6 +36,7 @@ __all__ = [
     "Options",
     "Record",
     "Statement",
+    "beside",
     "with_title",
 ]
 
@@ -56,6 +57,11 @@ class Beside(NamedTuple):
 
 Line = str | Beside
 """A result: a sentence with numbers, or our number beside the paper's."""
+
+
+def beside(what: str, ours: str, paper: str) -> Line:
+    """Return our number beside the paper's, or alone if the paper has none."""
+    return Beside(what, ours, paper) if paper else f"{what}: {ours}"
 
 
 def with_title(title: str, lines: Iterable[Line]) -> list[Line]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, column
@@ -108,7 +108,7 @@ def summary(found: Comparison) -> Iterable[Line]:
             budget = runs[0]["budgets"][last]
             what, ours = f", {title}, n = {size}, {budget} landmarks", f"{said}; the output itself {norm:.2g}"
             paper = dict(zip(LANDMARKS, PAPER[weights].get(size, ()), strict=False)).get(budget)
-            yield Beside(what, ours, f"Skyformer {paper:g}, of BERT") if paper else f"{what}: {ours}"
+            yield beside(what, ours, f"Skyformer {paper:g}, of BERT" if paper else "")
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown
@@ -136,9 +136,8 @@ def summary(found: Comparison) -> Iterable[Line]:
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
             last = found.interval([rows[-1]["loss"] for rows in runs])
             best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
-            what, ours = f", {ARMS[arm].title}", f"last loss {last}, smallest {least}, best accuracy {best} %"
-            paper = found.paper.get(arm)
-            yield Beside(what, ours, f"last loss near {paper:g}") if paper else f"{what}: {ours}"
+            ours, paper = f"last loss {last}, smallest {least}, best accuracy {best} %", found.paper.get(arm)
+            yield beside(f", {ARMS[arm].title}", ours, f"last loss near {paper:g}" if paper else "")
     yield from remarks(found)
 
 

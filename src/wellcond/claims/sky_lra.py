@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, chance, column
@@ -75,11 +75,10 @@ def summary(found: Comparison) -> Iterable[Line]:
         values = found.interval(found.values(arm).values())
         last = [100 * run["test_accuracy"]["last"]["top1"] for run in found.runs(arm) if run.get("test_accuracy")]
         lost = sum(run["status"] == "diverged" for run in found.runs(arm))
-        paper = found.paper.get(arm)
+        paper = None if apart else found.paper.get(arm)
         ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"
         ours += f", {lost} diverged" if lost else ""
-        what = f", {ARMS[arm].title}{apart}"
-        yield f"{what}: {ours}" if paper is None or apart else Beside(what, ours, f"{paper:g}")
+        yield beside(f", {ARMS[arm].title}{apart}", ours, f"{paper:g}" if paper else "")
     for arm in found.trained:
         if arm != "softmax" and (over := found.paired(arm)):
             yield f", {ARMS[arm].title} over softmax{apart}: {found.interval(over.values())} points"

@@ -14,7 +14,7 @@ from typing import Any
 from wellcond.claims.arms import Between, TrainedArms
 from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import SKIPS, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
@@ -79,12 +79,9 @@ def figure(sets: Sequence[Comparison]) -> Any:
     """Plot top-1 of the three arms on each set, as in the paper, with a mark where the paper's drop would lie."""
     rows = []
     for found in sets:
-        plain = found.mean("both")
         for arm in found.trained:
             drop = found.paper.get(arm)
-            ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
-            rows.append(row | {"paper": None if drop is None else plain + drop})
+            rows.append(accuracy_row(found, arm, None if drop is None else found.mean("both") + drop))
     layers = accuracies([arm.title for arm in SKIPS.values()], mark=MARK, bars=True)
     chart = by_set(layers, rows, sets, width=170, height=240).resolve_scale(shape="shared")
     return titled(chart, "Accuracy of a ViT-Tiny without its skips", seeds_in_words(sets))

@@ -21,7 +21,7 @@ from wellcond.bench.graying import dct_errors
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images
 from wellcond.train.config import Config
@@ -88,12 +88,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    rows = []
-    for found in sets:
-        for arm in found.trained:
-            ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": None}
-            rows.append(row)
+    rows = [accuracy_row(found, arm) for found in sets for arm in found.trained]
     shown = [arm.title for name, arm in ARMS.items() if any(name in found.trained for found in sets)]
     layers = accuracies(shown, mark="the paper")[:-1]  # without the last layer: the paper has no numbers
     chart = by_set(layers, rows, sets, width=340, height=240)

@@ -19,7 +19,7 @@ from typing import Any
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, altair, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, altair, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
 from wellcond.verdicts import Part, at_least, written
 
@@ -117,10 +117,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
         for kind, arms in kinds.items():
             for arm, graying in zip(arms, TITLES, strict=True):
                 if found.runs(arm):
-                    ours = with_interval(found.interval(found.values(arm, name).values()))
                     paper = PAPER[arm][number] if arm in PAPER else None
-                    row = {"set": f"{kind}: {title}", "arm": graying, **ours, "label": f"{ours['mean']:.1f}"}
-                    rows.append(row | {"paper": paper})
+                    rows.append(accuracy_row(found, arm, paper, name=name, set=f"{kind}: {title}") | {"arm": graying})
         charts.append(by_set(layers, rows, [f"{kind}: {title}" for kind in kinds], title=str, width=130, height=240))
     caption = f"{seeds_in_words(sets)} The paper does not say how it trained."
     if len(kinds) > 2:

@@ -14,7 +14,7 @@ from typing import Any
 
 from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
-from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
+from wellcond.claims.figures import INK, accuracy_row, altair, by_set, from_to, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, chance, column
 from wellcond.verdicts import CONFIDENCE, Part, at_least, written
 
@@ -90,11 +90,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
     rows = []
     for found in sets:
         for arm in found.trained:
-            ours = with_interval(found.interval(found.values(arm).values()))
             paper = None if found.set.name == STAND_IN else found.paper.get(arm)
-            label = f"{ours['mean']:.1f}"
-            row = {"set": column(found), "arm": ARMS[arm].title, **ours, "label": label, "paper": paper}
-            rows.append(row | {"chance": chance(found)})
+            rows.append(accuracy_row(found, arm, paper, set=column(found), chance=chance(found)))
     trained = [arm for arm in ARMS if any(arm in found.trained for found in sets)]
     names = [ARMS[arm].title for arm in trained]
     base = alt.Chart().encode(

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from wellcond.bench.graying import dct_errors
+from wellcond.bench.timing import chosen_device
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line
 from wellcond.claims.comparison import Arm, Comparison
@@ -52,8 +51,8 @@ ARMS = {
 @register_measurement("dct_errors")
 def measure_errors(config: Config, folder: Path, device: str | None = None) -> dict[str, float]:
     """Return the largest relative error of the grayed tokens over every tenth validation image, by precision."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    found = dct_errors(some_images(config, folder).to(where), config.model_kwargs["patch_size"], config.epsilon)
+    images = some_images(config, folder).to(chosen_device(device))
+    found = dct_errors(images, config.model_kwargs["patch_size"], config.epsilon)
     return {path: float(f"{error:.3g}") for path, error in found.items()}
 
 

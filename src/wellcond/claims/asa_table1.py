@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from wellcond.bench.graying import STEPS, grayings, step_times
+from wellcond.bench.timing import chosen_device
 from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
 from wellcond.claims.figures import INK, altair, paper_marks, titled
 from wellcond.claims.measurements import images_of
@@ -44,7 +45,7 @@ SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     smoke = options.scale == "smoke"
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     if device.type != "cuda" and not smoke:
         raise ValueError("asa-table1 at lab scale times steps of a ViT-B on a GPU, and there is none here")
     images = images_of(options, data, 2 if smoke else BATCH).to(device)

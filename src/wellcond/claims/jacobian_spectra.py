@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellcond.bench.timing import chosen_device
 from wellcond.claims.claim import MeasuredOn, Options, Record
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.jacobians import KINDS, SHORT, Half, halves, image_for, small_vit
@@ -48,7 +49,7 @@ def measure(method: str, epsilons: Sequence[float], options: Options, data: Give
     set_ = data.set
     assert isinstance(set_, ImageSet)
     exact = (set_.image_size // set_.patch_size) ** 2 <= EXACT_UP_TO
-    device = "cpu" if exact else options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cpu" if exact else chosen_device(options.device)
     seeds = options.seeds if options.scale == "smoke" or not exact else max(EXACT_SEEDS, options.seeds)
     known = options.known.get("rows", {})
     size = small_vit(*((8, 2) if options.scale == "smoke" else (32, 2))) if exact else {}

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from wellcond.bench.lra import SDPA, registered_attentions
+from wellcond.bench.timing import chosen_device
 from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
 from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, TASKS, attention_color, titles
@@ -61,7 +62,7 @@ ALONE: dict[str, Any] = {
 
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     smoke = options.scale == "smoke"
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     if device.type != "cuda" and not smoke:
         raise ValueError("sky-time at lab scale times steps on a GPU, and there is none here")
     window, windows = (1, 1) if smoke else (WINDOW, WINDOWS)

@@ -18,7 +18,7 @@ from typing import Any
 from wellcond.bench.graying import dct_errors
 from wellcond.bench.timing import chosen_device
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line
+from wellcond.claims.claim import Line, rounded
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import QUICK_GRID
@@ -53,7 +53,7 @@ def measure_errors(config: Config, folder: Path, device: str | None = None) -> d
     """Return the largest relative error of the grayed tokens over every tenth validation image, by precision."""
     images = some_images(config, folder).to(chosen_device(device))
     found = dct_errors(images, config.model_kwargs["patch_size"], config.epsilon)
-    return {path: float(f"{error:.3g}") for path, error in found.items()}
+    return {path: rounded(error, 3) for path, error in found.items()}
 
 
 def judge(found: Comparison) -> Iterable[Part]:

@@ -37,6 +37,8 @@ __all__ = [
     "Record",
     "Statement",
     "beside",
+    "rounded",
+    "say",
     "with_title",
 ]
 
@@ -105,7 +107,17 @@ class Options:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: nothing in it is coloured, read as markup or broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def rounded(value: Any, digits: int = 6) -> float:
+    """Return a number, or a tensor of one, with this many significant digits, as records keep it."""
+    return float(f"{float(value):.{digits}g}")
 
 
 @dataclass(frozen=True, kw_only=True)

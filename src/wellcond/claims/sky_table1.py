@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from wellcond.bench.timing import chosen_device
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record, rounded
 from wellcond.claims.figures import INK, altair, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
@@ -87,7 +87,7 @@ def _model(config: Config, train: Any, attention: str, *, classes: int) -> nn.Mo
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return rounded(value) if math.isfinite(value) else None
 
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:

@@ -28,7 +28,7 @@ OTHERS = ("both", "no-mlp")
 
 def judge(found: Comparison) -> Iterable[Part]:
     name = f"{CLAIM.asks}: the smallest distance, from epoch {FROM_EPOCH:g} on, ≥ 0"
-    distances = list(smallest_distances(found).values())
+    distances = smallest_distances(found).values()
     if distances:
         yield at_least(name, distances, 0.0, confidence=found.confidence)
     else:

@@ -59,7 +59,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
     """Return log κ of the trained models of an arm; None if it was not measured."""
-    values = [run["kappa"][where][-1] for run in found.runs(arm) if run.get("kappa")]
+    values = [one[where][-1] for one in found.measurements(arm, "kappa")]
     return found.interval(values) if values else None
 
 
@@ -99,8 +99,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
             for epsilon, arm in [(1.0, PLAIN), *((epsilon, f"{method}-{epsilon:g}") for epsilon in EPSILONS[method])]:
                 paper = PAPER[arm][number] - (PAPER[PLAIN][0] if number == 0 else 0.0)
                 row = {"set": panel, "arm": f"{title} graying", "epsilon": epsilon, "paper": round(paper, 2)}
-                ours = found.interval(found.paired(arm).values()) if not where and found.paired(arm) else None
-                ours = kappa(found, arm, where) if where else ours
+                gains = found.paired(arm).values()
+                ours = kappa(found, arm, where) if where else found.interval(gains) if gains else None
                 rows.append(row | (with_interval(ours) if ours else {}))
     base = alt.Chart().encode(
         x=alt.X("epsilon:Q", title="ε (1: plain)", scale=alt.Scale(zero=False, reverse=True, nice=False, padding=10)),

@@ -67,10 +67,9 @@ def summary(found: Comparison) -> Iterable[Line]:
         paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
         yield beside(f", {found.arms[arm].title}", found.reached(arm), paper)
     for kind, title in KINDS.items():
-        if not _gains(found, kind):
-            continue
-        gain = f"{found.interval(_gains(found, kind).values())} points of top-1"
-        yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
+        if gains := _gains(found, kind):
+            gain = f"{found.interval(gains.values())} points of top-1"
+            yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
 
 
 def _paper_gain(kind: str, metric: str) -> float | None:

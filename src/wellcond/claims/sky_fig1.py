@@ -81,9 +81,9 @@ def earlier(found: Comparison, unit: str = "seconds") -> Interval | None:
 
 def remarks(found: Comparison) -> Iterable[str]:
     """Yield whether the paper's two remarks were seen, on their tasks; one counts as seen if every seed shows it."""
-    runs = [run for arm in DRAWN for run in found.runs(arm) if run.get("validation")]
+    runs = [rows for arm in DRAWN for rows in found.measurements(arm, "validation")]
     if found.set.name == "lra_text" and runs:
-        ratios = [run["validation"][-1]["loss"] / min(row["loss"] for row in run["validation"]) for run in runs]
+        ratios = [rows[-1]["loss"] / min(row["loss"] for row in rows) for rows in runs]
         seen = "seen" if min(ratios) >= OVERFIT else "not seen in every run"
         yield f", it over-fits: {seen} (the last loss is {min(ratios):.2f} to {max(ratios):.2f} × the smallest)"
     if found.set.name == "lra_pathfinder":
@@ -131,8 +131,7 @@ def summary(found: Comparison) -> Iterable[Line]:
             late = " (−1: twice as late or more, or never)" if max(ratios(found, unit)) > 2 else ""
             yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share}{late}"
     for arm in found.trained:
-        runs = [run["validation"] for run in found.runs(arm) if run.get("validation")]
-        if runs:
+        if runs := found.measurements(arm, "validation"):
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
             last = found.interval([rows[-1]["loss"] for rows in runs])
             best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])

@@ -66,7 +66,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    curves = [run["attention_spectrum"]["values"] for run in found.runs("softmax") if run.get("attention_spectrum")]
+    curves = [one["values"] for one in found.measurements("softmax", "attention_spectrum")]
     if not curves:
         return
     means = [fmean(values) for values in zip(*curves, strict=True)]

@@ -73,7 +73,7 @@ def summary(found: Comparison) -> Iterable[Line]:
     apart = " (not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
     for arm in found.trained:
         values = found.interval(found.values(arm).values())
-        last = [100 * run["test_accuracy"]["last"]["top1"] for run in found.runs(arm) if run.get("test_accuracy")]
+        last = [100 * one["last"]["top1"] for one in found.measurements(arm, "test_accuracy")]
         lost = sum(run["status"] == "diverged" for run in found.runs(arm))
         paper = None if apart else found.paper.get(arm)
         ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"

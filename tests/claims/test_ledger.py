@@ -156,6 +156,8 @@ def test_a_page_that_differs_is_told_where(evidence, tmp_path):
     assert "there is no" in ledger.check(evidence, target)
     ledger.run(evidence, target)
     assert ledger.check(evidence, target) == ""
+    target.write_text(target.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert "'' there, None by the evidence" in ledger.check(evidence, target)
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     assert re.search(r"from line \d+ on", ledger.check(evidence, target))
 

@@ -26,7 +26,7 @@ from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
 
-__all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
+__all__ = ["Entry", "check", "entries", "overview", "overview_rows", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, largest first
 NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY = "no evidence yet", "not built yet", "smoke only"
@@ -367,12 +367,6 @@ def _section(entry: Entry, target: Path) -> str:
     files = ", ".join(f"[{path.name}]({_link(path, target)})" for path in entry.files)
     lines += [f"Evidence: {files}; {entry.made}.", "", "</details>", ""]
     return "\n".join(lines)
-
-
-def claim_of(entry: Entry) -> str:
-    """Return what is claimed, as a sentence."""
-    text = CLAIMS[entry.id].claim
-    return text[0].upper() + text[1:] + "."
 
 
 def _cell(text: str) -> str:

@@ -52,6 +52,12 @@ def test_no_values_or_nan_are_refused():
             interval(values)
 
 
+def test_without_values_nothing_is_run():
+    parts = [judge("a", {}.values(), 1.0) for judge in (at_least, at_most, within)]
+    assert [*parts, in_most("a", [], 1.0, share=0.9)] == [not_run("a")] * 4
+    assert at_least("a", {0: 1.0, 1: 1.1}.values(), 0.0, about=("x",)).about == ("x",)
+
+
 def test_only_the_same_seeds_are_paired():
     assert differences({0: 3.0, 1: 5.0}, {1: 1.0, 0: 1.0}) == [2.0, 4.0]
     with pytest.raises(ValueError, match="not the same"):

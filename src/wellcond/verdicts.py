@@ -102,7 +102,7 @@ class Whole:
         return {"verdict": self.verdict, "parts": [_part_json(part) for part in self.parts]}
 
 
-def interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
+def interval(values: Collection[float], *, confidence: float = CONFIDENCE) -> Interval:
     """Return the mean of `values` with its interval by Student's t. ValueError if empty or if a value is not finite."""
     if not values or not all(math.isfinite(value) for value in values):
         raise ValueError(f"an interval needs finite values, at least one; these are {list(values)}")
@@ -185,7 +185,7 @@ def differences(first: Mapping[int, float], second: Mapping[int, float]) -> list
     return [first[seed] - second[seed] for seed in sorted(first)]
 
 
-def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) -> float:
+def smallest_effect(values: Collection[float], *, confidence: float = CONFIDENCE) -> float:
     """Return how far from a bound the true mean must be for 4 in 5 such experiments to decide; inf for one value."""
     if len(values) < 2:
         return math.inf
@@ -194,22 +194,22 @@ def smallest_effect(values: Sequence[float], *, confidence: float = CONFIDENCE) 
 
 
 def at_least(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
-    of: str = "seeds",
+    name: str, values: Collection[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds", about: tuple[str, ...] = (),
 ) -> Part:  # fmt: skip
-    """Test whether the mean is at least `bound`: decided if the whole interval is on one side of it. `of` says what
-    there is one value of: seeds, or whatever was drawn."""
-    part = reaches(name, interval(values, confidence=confidence), bound, unit=unit)
-    return _with_power(part, values, unit, confidence, of)
+    """Test whether the mean is at least `bound`: decided if the whole interval is on one side of it, not run if there
+    are no values. `of`: what there is one value of, seeds or whatever was drawn. `about`: as in `Part`."""
+    judge = functools.partial(reaches, name, bound=bound, unit=unit)
+    return _by_values(name, values, judge, unit, confidence, of, about)
 
 
 def at_most(
-    name: str, values: Sequence[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
-    of: str = "seeds",
+    name: str, values: Collection[float], bound: float, *, unit: str = "", confidence: float = CONFIDENCE,
+    of: str = "seeds", about: tuple[str, ...] = (),
 ) -> Part:  # fmt: skip
     """Test whether the mean is at most `bound`, like `at_least`."""
-    part = stays_below(name, interval(values, confidence=confidence), bound, unit=unit)
-    return _with_power(part, values, unit, confidence, of)
+    judge = functools.partial(stays_below, name, bound=bound, unit=unit)
+    return _by_values(name, values, judge, unit, confidence, of, about)
 
 
 def reaches(name: str, found: Interval, bound: float, *, unit: str = "") -> Part:
@@ -223,17 +223,16 @@ def stays_below(name: str, found: Interval, bound: float, *, unit: str = "") -> 
 
 
 def within(
-    name: str, values: Sequence[float], margin: float, *, around: float = 0.0, unit: str = "",
-    confidence: float = CONFIDENCE,
+    name: str, values: Collection[float], margin: float, *, around: float = 0.0, unit: str = "",
+    confidence: float = CONFIDENCE, about: tuple[str, ...] = (),
 ) -> Part:  # fmt: skip
     """Test whether there is no difference, up to `margin`. The whole interval has to lie inside ± margin; a wide one
-    around 0 shows nothing. For a ratio, no difference is `around` 1."""
+    around 0 shows nothing. For a ratio, no difference is `around` 1. Not run if there are no values."""
     if not margin > 0:
         raise ValueError(f"the margin of an equivalence must be positive, got {margin}")
-    found = interval(values, confidence=confidence)
-    asked = f"asked: within {f'{around:g} ' if around else ''}± {margin:g}{unit}"
-    part = _inside(name, found, (around - margin, around + margin), asked, unit=unit)
-    return _with_power(part, values, unit, confidence)
+    said = f"asked: within {f'{around:g} ' if around else ''}± {margin:g}{unit}"
+    judge = functools.partial(_inside, name, asked=(around - margin, around + margin), said=said, unit=unit)
+    return _by_values(name, values, judge, unit, confidence, "seeds", about)
 
 
 def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *, unit: str) -> Part:
@@ -246,21 +245,29 @@ def _inside(name: str, found: Interval, asked: tuple[float, float], said: str, *
     return Part(name=name, outcome=outcome, why=f"{found}{unit}, {said}", found=found, asked=asked, unit=unit.strip())
 
 
-def _with_power(part: Part, values: Sequence[float], unit: str, confidence: float, of: str = "seeds") -> Part:
-    """Add to an undecided part what these values could have decided."""
-    if part.outcome != "undecided":
-        return part
-    return replace(part, why=f"{part.why}; {_could_see(values, unit, confidence, of)}")
+def _by_values(
+    name: str, values: Collection[float], judge: Callable[[Interval], Part], unit: str, confidence: float, of: str,
+    about: tuple[str, ...],
+) -> Part:  # fmt: skip
+    """Judge the interval of the values; if that leaves it undecided, say what they could have decided."""
+    if not values:
+        return not_run(name)
+    part = judge(interval(values, confidence=confidence))
+    power = f"; {_could_see(values, unit, confidence, of)}" if part.outcome == "undecided" else ""
+    return replace(part, why=f"{part.why}{power}", about=about)
 
 
 def in_most(
-    name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks", unit: str = ""
-) -> Part:
+    name: str, found: Sequence[Interval], bound: float, *, share: float, of: str = "blocks", unit: str = "",
+    about: tuple[str, ...] = (),
+) -> Part:  # fmt: skip
     """Test whether the mean reaches `bound` in at least this share of the blocks, each judged by its whole interval.
 
-    Decided if those that surely reach it are enough, or those that possibly do are too few. The part's interval is that
-    of the block on which it hangs: the worst of the best so many.
+    Decided if those that surely reach it are enough, or those that possibly do are too few; not run without blocks. The
+    part's interval is that of the block on which it hangs: the worst of the best so many.
     """
+    if not found:
+        return not_run(name)
     need = math.ceil(share * len(found) - 1e-9)
     surely, perhaps = sum(one.low >= bound for one in found), sum(one.high >= bound for one in found)
     lowest = min(found, key=lambda one: one.mean)
@@ -271,7 +278,7 @@ def in_most(
     ends = {"holds": "low", "does not hold": "high", "undecided": "mean"}
     deciding = sorted(found, key=attrgetter(ends[outcome]), reverse=True)[need - 1]
     shown = deciding if math.isfinite(deciding.mean) else lowest
-    return Part(name=name, outcome=outcome, why=why, found=shown, asked=(bound, math.inf), unit=unit)
+    return Part(name=name, outcome=outcome, why=why, found=shown, asked=(bound, math.inf), unit=unit, about=about)
 
 
 def undecided(part: Part, why: str) -> Part:
@@ -319,11 +326,11 @@ def _t_quantile(probability: float, free: int) -> float:
     return float(stdtrit(free, probability))
 
 
-def _standard_error(values: Sequence[float]) -> float:
+def _standard_error(values: Collection[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 
 
-def _could_see(values: Sequence[float], unit: str, confidence: float, of: str) -> str:
+def _could_see(values: Collection[float], unit: str, confidence: float, of: str) -> str:
     effect = smallest_effect(values, confidence=confidence)
     if math.isinf(effect):
         return "one seed can show nothing"

@@ -11,7 +11,6 @@ from wellcond.claims import approximations
 from wellcond.claims.approximations import (
     APPROXIMATIONS,
     approximate_output,
-    approximation_error,
     approximation_errors,
     exact_output,
     informer,
@@ -43,35 +42,39 @@ def test_the_truth_and_its_norm() -> None:
     assert norm_of(v).isnan().nonzero().tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("name", APPROXIMATIONS)
-def test_each_matrix_has_its_own_error(name: str) -> None:
+def error_of(name: str, q: Tensor, k: Tensor, v: Tensor, budget: int, generator: torch.Generator) -> Tensor:
+    out = approximate_output(name, q, k, v, budget=budget, generator=generator)
+    return torch.linalg.matrix_norm(out - exact_output(q, k, v), 2)
+
+
+def test_each_draw_of_each_matrix_has_its_own_error() -> None:
     q, k, v = tokens()
-    error = approximation_error(name, q, k, v, budget=8, generator=draws())
-    assert error.shape == (2, 3)
-    assert error.isfinite().all()
-    out = approximate_output(name, q, k, v, budget=8, generator=draws())
-    torch.testing.assert_close(error, torch.linalg.matrix_norm(out - exact_output(q, k, v), 2))
+    found, generator = approximation_errors(q, k, v, budgets=(6, 8), draws=3, generator=draws()), draws()
+    assert list(found) == [(name, budget) for name in APPROXIMATIONS for budget in (6, 8)]
+    for (name, budget), errors in found.items():
+        drawn = [error_of(name, q, k, v, budget, generator) for _ in range(1 if name == "nystromformer" else 3)]
+        expected = torch.stack(drawn).expand(3, 2, 3)  # what draws nothing is computed once
+        torch.testing.assert_close(errors, expected)
+        assert errors.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "budget"), [("skyformer", 48), ("nystromformer", 24), ("informer", 24)])
 def test_with_every_token_nothing_is_lost(name: str, budget: int) -> None:
     q, k, v = tokens()
-    assert approximation_error(name, q, k, v, budget=budget, generator=draws()).max() < 1e-8
+    assert error_of(name, q, k, v, budget, draws()).max() < 1e-8
 
 
 @pytest.mark.parametrize("name", ["skyformer", "nystromformer", "informer", "performer"])
 def test_a_larger_budget_is_nearer(name: str) -> None:
-    q, k, v = tokens(128, size=0.5)
+    (q, k, v), generator = tokens(128, size=0.5), draws()
     budgets = (8, 32, 100) if name != "performer" else (8, 64, 512)
-    errors = approximation_errors(q, k, v, budgets=budgets, names=[name], draws=3, generator=draws())
-    means = [float(errors[name, budget].mean()) for budget in budgets]
+    means = [sum(float(error_of(name, q, k, v, budget, generator).mean()) for _ in range(3)) / 3 for budget in budgets]
     assert means[0] > means[1] > means[2]
-    assert errors[name, budgets[0]].shape == (3, 2, 3)
 
 
 def test_many_features_are_exact() -> None:
     q, k, v = tokens(size=0.5, lead=(1,))
-    errors = [float(approximation_error("performer", q, k, v, budget=d, generator=draws())) for d in (1000, 100_000)]
+    errors = [float(error_of("performer", q, k, v, d, draws())) for d in (1000, 100_000)]
     assert errors[1] < 0.02
     assert errors[1] < 0.3 * errors[0]  # as 1/√d
 
@@ -115,10 +118,6 @@ def test_linformer_mixes_keys_and_values_alike() -> None:
     out = linformer(q, k, v, 5, draws(2))
     e = torch.randn(5, 24, generator=draws(2), dtype=torch.float64) / math.sqrt(5)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q[None], (e @ k)[None], (e @ v)[None])[0])
-    torch.testing.assert_close(linformer(q, k, v, 24, projection="mean"), exact_output(q, k, v))
-    torch.testing.assert_close(linformer(q, k, v, 1, projection="mean"), v.mean(0).expand(24, -1))
-    with pytest.raises(ValueError, match="'gaussian' or 'mean'"):
-        linformer(q, k, v, 5, projection="max")
 
 
 def test_skyformer_is_nystroms_method_on_the_completion() -> None:
@@ -135,7 +134,6 @@ def test_skyformer_is_nystroms_method_on_the_completion() -> None:
     approximate = kernel(q, rows) @ torch.linalg.pinv(kernel(rows, rows), hermitian=True) @ kernel(rows, k)
     expected = approximate @ v / approximate.sum(-1, keepdim=True)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-8)
-    assert not torch.allclose(skyformer(q, k, v, 10, draws(4), gamma=0.1), out)
 
 
 def test_lost_row_sums_are_nan_and_no_others() -> None:
@@ -144,13 +142,6 @@ def test_lost_row_sums_are_nan_and_no_others() -> None:
     out = skyformer(q, k, v, 4, draws())
     assert out[1].isnan().all()
     assert out[0].isfinite().all()
-
-
-def test_what_draws_nothing_is_computed_once() -> None:
-    q, k, v = tokens(lead=(1,))
-    found = approximation_errors(q, k, v, budgets=[6], names=["nystromformer"], draws=3)["nystromformer", 6]
-    assert found.shape == (3, 1)
-    assert (found == found[0]).all()
 
 
 def test_mistakes_are_named() -> None:

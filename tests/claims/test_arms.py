@@ -424,6 +424,12 @@ def test_a_diverged_run_is_never_chosen():
         tune(lambda lr: 0.0, grid=())
 
 
+def test_a_claim_may_have_no_arms_but_explorations():
+    record = read_json(ROOT / "evidence" / "asa-fig1c" / "lab-cifar10.json")
+    explored = replace(CLAIM, arms={name: replace(arm, seeds=1) for name, arm in CLAIM.arms.items()})
+    assert explored.verdict([record], sets=["cifar10"]).parts == CLAIM.verdict([record], sets=["cifar10"]).parts
+
+
 def test_arms_that_were_not_trained_on_the_same_data_are_named():
     def one(arm, seed, data):
         return {"seed": seed, "status": "finished", "top1": 90.0, "data": data}

@@ -156,6 +156,8 @@ def test_a_page_that_differs_is_told_where(evidence, tmp_path):
     assert "there is no" in ledger.check(evidence, target)
     ledger.run(evidence, target)
     assert ledger.check(evidence, target) == ""
+    target.write_text(target.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert "'' there, None by the evidence" in ledger.check(evidence, target)
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record(), seed=0)
     assert re.search(r"from line \d+ on", ledger.check(evidence, target))
 
@@ -195,8 +197,18 @@ def test_the_readme_has_a_table_between_its_marks(evidence, tmp_path):
     readme.write_text(text.replace("| undecided |", "| holds |"), encoding="utf-8")
     assert "README.md is not what" in ledger.check(evidence, page, readme=readme)
     readme.write_text("no marks", encoding="utf-8")
-    with pytest.raises(ValueError, match="each once"):
-        ledger.check(evidence, page, readme=readme)
+    for path in (readme, tmp_path / "missing.md"):
+        for call in (ledger.check, ledger.run):
+            with pytest.raises(ValueError, match="each once"):
+                call(evidence, page, readme=path)
+
+
+def test_a_missing_reference_is_told(evidence, tmp_path):
+    page, reference = tmp_path / "claims.md", tmp_path / "reference.json"
+    ledger.run(evidence, page)
+    assert "reference.json is not what" in ledger.check(evidence, page, reference)
+    ledger.run(evidence, page, reference)
+    assert ledger.check(evidence, page, reference) == ""
 
 
 def test_figures_are_drawn_from_the_rows_and_an_old_one_is_told(evidence, tmp_path):

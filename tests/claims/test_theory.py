@@ -55,6 +55,16 @@ def test_the_files_alone_make_the_same_page(theory, tmp_path, one_thread):
     assert (tmp_path / "theory.md").read_text(encoding="utf-8") == first
 
 
+def test_the_page_names_every_commit_that_wrote_a_file(tmp_path):
+    files = [tmp_path / f"{name}.json" for name in ("sky-lemma1", "sky-lemma3", "sky-lemmaC1")]
+    for path, commit in zip(files, ("a1", "a1", "b2"), strict=True):
+        record = records.read_json(ROOT / "evidence" / "theory" / path.name)
+        record["environment"] |= {"commit": commit, "versions": {"torch": "2.11"}}
+        records.write_json(path, record)
+    last = write_page(files, tmp_path / "theory.md").read_text(encoding="utf-8").splitlines()[-1]
+    assert last == "Written with torch 2.11, commit a1; torch 2.11, commit b2."
+
+
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_the_evidence_says_what_the_statement_says_and_checks_its_theorems(name):
     record = records.read_json(ROOT / "evidence" / "theory" / f"{name}.json")

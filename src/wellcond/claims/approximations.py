@@ -2,7 +2,6 @@
 
     errors = approximation_errors(query, key, value, budgets=(16, 32, 64, 128, 256))
     errors["performer", 64]                    # (draws, …): ‖approximate − exact output‖ of every matrix
-    approximation_error("informer", query, key, value, budget=64)
     approximate_output("skyformer", query, key, value, budget=64)      # (…, n, c), float64
 
 The budget d is the number of landmarks (Skyformer, Nyströmformer), of projected keys and values (Linformer), of random
@@ -26,7 +25,6 @@ from wellcond.attention import nystrom_attention, skyformer_attention
 __all__ = [
     "APPROXIMATIONS",
     "approximate_output",
-    "approximation_error",
     "approximation_errors",
     "exact_output",
     "informer",
@@ -47,7 +45,6 @@ def approximation_errors(
     value: Tensor,
     *,
     budgets: Sequence[int],
-    names: Sequence[str] | None = None,
     draws: int = 1,
     generator: Draws = None,
 ) -> dict[tuple[str, int], Tensor]:
@@ -57,7 +54,7 @@ def approximation_errors(
     """
     exact = exact_output(query, key, value)
     found = {}
-    for name in APPROXIMATIONS if names is None else names:
+    for name in APPROXIMATIONS:
         for budget in budgets:
             times = 1 if name == "nystromformer" else draws
             outputs = (approximate_output(name, query, key, value, budget=budget, generator=generator) - exact
@@ -65,14 +62,6 @@ def approximation_errors(
             errors = torch.stack([norm_of(difference) for difference in outputs])
             found[name, budget] = errors.expand(draws, *errors.shape[1:]).clone()
     return found
-
-
-def approximation_error(
-    name: str, query: Tensor, key: Tensor, value: Tensor, *, budget: int, generator: Draws = None
-) -> Tensor:
-    """Return ‖approximate − exact output‖, the largest singular value, for each matrix of (…, n, p): (…)."""
-    approximate = approximate_output(name, query, key, value, budget=budget, generator=generator)
-    return norm_of(approximate - exact_output(query, key, value))
 
 
 def approximate_output(
@@ -102,16 +91,15 @@ def norm_of(x: Tensor) -> Tensor:
 # ---- The methods
 
 
-def skyformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None, *, gamma: float = 0.0) -> Tensor:
+def skyformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> Tensor:
     """Skyformer's Nyström method on softmax's own kernel (Chen, Zeng, Ji and Yang, NeurIPS 2021, §4.1 and Figure 1).
 
     SM(x, y) = exp(x·y/√p) of all queries and keys together is positive semi-definite. Its Nyström approximation with d
     landmarks drawn among them, half queries and half keys, gives Ã ≈ exp(QKᵀ/√p), and the output is Ã V divided by the
-    row sums of Ã. The pseudo-inverse is exact, as in the theorem; `gamma` is what the published training adds to the
-    diagonal, relative to the kernel's own. Row sums of Ã may be zero or negative; if one is lost in rounding, the whole
-    matrix is NaN.
+    row sums of Ã. The pseudo-inverse is exact, as in the theorem: nothing is added to the diagonal. Row sums of Ã may
+    be zero or negative; if one is lost in rounding, the whole matrix is NaN.
     """
-    settings = {"num_landmarks": d, "gamma": gamma, "landmarks": "random", "kernel": "softmax", "generator": draws}
+    settings = {"num_landmarks": d, "gamma": 0.0, "landmarks": "random", "kernel": "softmax", "generator": draws}
     try:
         return skyformer_attention(q, k, v, **settings)
     except ValueError:  # some matrix lost a row sum: find out which
@@ -127,23 +115,15 @@ def nystromformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) 
     return nystrom_attention(q, k, v, num_landmarks=d)
 
 
-def linformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None, *, projection: str = "gaussian") -> Tensor:
+def linformer(q: Tensor, k: Tensor, v: Tensor, d: int, draws: Draws = None) -> Tensor:
     """Linformer (Wang, Li, Khabsa, Fang and Ma, 2020): softmax(Q(EK)ᵀ/√p) EV with E of d × n.
 
-    The paper trains E, and proves that good ones exist by drawing entries from N(0, 1/d), for which E[EᵀE] = I.
-    `gaussian` draws E in this way, one for keys and values. It does not become exact with d = n, because the softmax of
-    mixed keys is not a mixture of softmaxes. `mean`, which the paper mentions as an alternative, takes the means of d
-    consecutive segments; it is exact with d = n.
+    The paper trains E, and proves that good ones exist by drawing entries from N(0, 1/d), for which E[EᵀE] = I. E is
+    drawn in this way, one for keys and values. It does not become exact with d = n, because the softmax of mixed keys
+    is not a mixture of softmaxes.
     """
-    n = k.shape[-2]
-    if projection == "gaussian":
-        e = torch.randn(*k.shape[:-2], d, n, generator=draws, dtype=k.dtype, device=k.device) / math.sqrt(d)
-    elif projection == "mean":
-        segment = torch.arange(n, device=k.device) * min(d, n) // n
-        e = (segment == torch.arange(min(d, n), device=k.device)[:, None]).to(k.dtype)
-        e = e / e.sum(-1, keepdim=True)
-    else:
-        raise ValueError(f"projection={projection!r} is unknown; use 'gaussian' or 'mean'")
+    *lead, n, _ = k.shape
+    e = torch.randn(*lead, d, n, generator=draws, dtype=k.dtype, device=k.device) / math.sqrt(d)
     return _logits(q, e @ k).softmax(-1) @ (e @ v)
 
 

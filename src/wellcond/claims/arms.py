@@ -456,7 +456,7 @@ class TrainedArms(Claim):
         about = about or [arm for arm in self.needed if set_.name not in self.arms[arm].not_on]
         if record["scale"] == "smoke":
             problems.append(SMOKE_RULE)
-        seeds = min(record["seeds"], *(len(found.runs(arm)) for arm in about))
+        seeds = min([record["seeds"], *(len(found.runs(arm)) for arm in about)])
         if self.as_a_whole and seeds < self.seeds:
             problems.append(f"{seeds} of {self.seeds} seeds")
         if record[set_.unit] < set_.length:

@@ -18,7 +18,7 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.asa_table3 import PAPER as TABLE3
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import SKIPS, Comparison, ends_of
-from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
+from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
 from wellcond.claims.measurements import FLOAT64_CEILING, at_ceiling
 from wellcond.verdicts import Interval, Part, in_most, written
 from wellcond.words import BRANCH_SITES
@@ -114,10 +114,10 @@ def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot log κ at the four sites, layer by layer, as in the paper; the random start dashed, the paper dotted."""
-    alt, rows = altair(), []
+    rows = []
     for found in sets:
         for site in SITES:
-            for when, name in (("trained", "trained"), ("untrained", "random start")):
+            for when, name in WHEN.items():
                 means = map(fmean, zip(*found.log_kappa("both", site, when), strict=True))
                 rows += [
                     {"set": found.title, "site": site, "when": name, "block": block, "value": value}
@@ -125,14 +125,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
                 ]
         for site, name in (("sa", "the paper, sa"), ("mlp", "the paper, the other three")):
             rows.append({"set": found.title, "paper": PAPER[site], "label": f"{name}: near {PAPER[site]:g}"})
-    lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
-        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
-        y=alt.Y("value:Q", title="log κ", scale=alt.Scale(zero=True)),
-        color=site_color(),
-        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
-                                  scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
-    )  # fmt: skip
-    chart = by_set([lines, *paper_lines()], rows, sets, width=420, height=280)
+    chart = by_set([by_block(site_color()), *paper_lines()], rows, sets, width=420, height=280)
     seeds, images = sets[0].record["seeds"], sets[0].measurements("both")[0]["images"]
     caption = (
         f"Means over {seeds} seeds and {images} images, at {sets[0].record['scale']} scale. Dotted: what the "

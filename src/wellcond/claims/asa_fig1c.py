@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Between, TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import SKIPS, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
@@ -58,11 +58,10 @@ def summary(found: Comparison) -> Iterable[Line]:
     for arm in ("no-sa", "no-mlp"):
         drops = {name: found.interval(found.drops(arm, name).values()) for name in metrics}
         said = ", ".join(f"{name[:3]}-{name[3:]} {drop}" for name, drop in drops.items())
-        what, ours = f", drop with {found.arms[arm].title}", f"{said} points"
-        ours += f"; {100 * drops['top1'].mean / plain:.0f} % of its top-1"
+        ours = f"{said} points; {100 * drops['top1'].mean / plain:.0f} % of its top-1"
         paper = found.paper.get(arm)
         paper = FAILS.get((found.set.name, arm), "") if paper is None else f"{-paper:g} points"
-        yield Beside(what, ours, paper) if paper else f"{what}: {ours}"
+        yield beside(f", drop with {found.arms[arm].title}", ours, paper)
     for name in metrics:
         once, thrice = (found.interval(excess(found, factor, name)) for factor in (1, RATIO))
         by = f", by {name[:3]}-{name[3:]}"
@@ -80,12 +79,9 @@ def figure(sets: Sequence[Comparison]) -> Any:
     """Plot top-1 of the three arms on each set, as in the paper, with a mark where the paper's drop would lie."""
     rows = []
     for found in sets:
-        plain = found.mean("both")
         for arm in found.trained:
             drop = found.paper.get(arm)
-            ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
-            rows.append(row | {"paper": None if drop is None else plain + drop})
+            rows.append(accuracy_row(found, arm, None if drop is None else found.mean("both") + drop))
     layers = accuracies([arm.title for arm in SKIPS.values()], mark=MARK, bars=True)
     chart = by_set(layers, rows, sets, width=170, height=240).resolve_scale(shape="shared")
     return titled(chart, "Accuracy of a ViT-Tiny without its skips", seeds_in_words(sets))

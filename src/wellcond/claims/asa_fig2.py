@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.verdicts import Part, at_least
@@ -28,7 +28,7 @@ OTHERS = ("both", "no-mlp")
 
 def judge(found: Comparison) -> Iterable[Part]:
     name = f"{CLAIM.asks}: the smallest distance, from epoch {FROM_EPOCH:g} on, ≥ 0"
-    distances = list(smallest_distances(found).values())
+    distances = smallest_distances(found).values()
     if distances:
         yield at_least(name, distances, 0.0, confidence=found.confidence)
     else:
@@ -68,10 +68,9 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         ends = [end for run in found.runs(arm) if run["losses"] and math.isfinite(end := end_of(run["losses"]))]
-        what, lr = f", {found.arms[arm].title}", found.record["arms"][arm]["lr"]
-        end = found.interval(ends) if ends else "not finite"
+        end, lr = found.interval(ends) if ends else "not finite", found.record["arms"][arm]["lr"]
         ours = f"training loss {end} over the last tenth of the epochs, lr {lr:g}; {_divergence(found, arm)}"
-        yield Beside(what, ours, PAPER) if arm == "no-sa" else f"{what}: {ours}"
+        yield beside(f", {found.arms[arm].title}", ours, PAPER if arm == "no-sa" else "")
 
 
 def end_of(losses: Sequence[Sequence[float]]) -> float:

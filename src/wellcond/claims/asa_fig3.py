@@ -17,7 +17,7 @@ from typing import Any
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison, ends_of
-from wellcond.claims.figures import altair, by_set, paper_lines, site_color, titled
+from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
 from wellcond.claims.grayed import QUICK_GRID, WATCHED
 from wellcond.verdicts import Part, at_least, not_run, within
 from wellcond.words import BLOCK_SITES
@@ -81,10 +81,10 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot log κ by block, a panel for each attention, as in the paper; the random start dashed, the paper dotted."""
-    alt, rows, found = altair(), [], sets[0]
+    rows, found = [], sets[0]
     for arm in found.trained:
         for site in SITES:
-            for when, name in (("trained", "trained"), ("untrained", "random start")):
+            for when, name in WHEN.items():
                 runs = [run[when][site] for run in found.measurements(arm, "kappa")]
                 rows += [
                     {"set": ARMS[arm].title, "site": site, "when": name, "block": block, "value": fmean(values)}
@@ -92,14 +92,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
                 ]
         for site, value in PAPER.get(arm, {}).items():
             rows.append({"set": ARMS[arm].title, "paper": value, "label": f"the paper, {site}: near {value:g}"})
-    lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
-        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
-        y=alt.Y("value:Q", title="log κ", scale=alt.Scale(zero=True)),
-        color=site_color(SITES),
-        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
-                                  scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
-    )  # fmt: skip
-    chart = by_set([lines, *paper_lines()], rows, [ARMS[arm] for arm in found.trained], width=420, height=280)
+    panels = [ARMS[arm] for arm in found.trained]
+    chart = by_set([by_block(site_color(SITES)), *paper_lines()], rows, panels, width=420, height=280)
     caption = (
         f"ViT-Tiny with both skips on {found.title}, means over {found.record['seeds']} seeds, at "
         f"{found.record['scale']} scale. Dotted: what the paper says of linear attention."

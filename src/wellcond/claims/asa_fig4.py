@@ -9,7 +9,6 @@ not judged: training has no part in it. The paper shows curves without numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +17,7 @@ from wellcond.claims.claim import Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, in_most, not_run
+from wellcond.verdicts import Interval, Part, in_most
 
 __all__ = ["CLAIM"]
 
@@ -31,9 +30,7 @@ def judge(found: Comparison) -> Iterable[Part]:
     for method, arms in SWEEPS.items():
         order = " > ".join(ARMS[arm].title for arm in (PLAIN, *arms))
         name = f"{METHODS[method]}: κ of +sa in the order {order}, by the smallest step ≥ 0, at ≥ 90 % of the marks"
-        falls = falls_of(found, arms)
-        part = in_most(name, falls, 0.0, share=SHARE, of="marks") if falls else not_run(name)
-        yield replace(part, about=(PLAIN, *arms))
+        yield in_most(name, falls_of(found, arms), 0.0, share=SHARE, of="marks", about=(PLAIN, *arms))
 
 
 def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
@@ -41,14 +38,13 @@ def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
     return [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
 
 
-def curves(found: Comparison, arm: str) -> list[dict[str, Any]]:
-    return [run["kappa"] for run in found.runs(arm) if run.get("kappa")]
-
-
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    ends = [f"{ARMS[arm].title} {fmean(one['out'][-1] for one in curves(found, arm)):.2f}"
-            for arm in found.trained if curves(found, arm)]  # fmt: skip
+    ends = [
+        f"{ARMS[arm].title} {fmean(one['out'][-1] for one in seen):.2f}"
+        for arm in found.trained
+        if (seen := found.measurements(arm, "kappa"))
+    ]
     falls = {METHODS[method]: falls_of(found, arms) for method, arms in SWEEPS.items()}
     marks = [f"{sum(one.low >= 0 for one in seen)} of {len(seen)} ({title})" for title, seen in falls.items() if seen]
     if marks:
@@ -59,7 +55,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        if seen := curves(found, arm):
+        if seen := found.measurements(arm, "kappa"):
             means = [fmean(values) for values in zip(*(one["out"] for one in seen), strict=True)]
             yield (
                 f", {ARMS[arm].title}: log κ of +sa {means[0]:.2f} at the random start, "
@@ -81,7 +77,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         }
         for method, arms in SWEEPS.items()
         for arm in (PLAIN, *arms)
-        for number, one in enumerate(curves(found, arm))
+        for number, one in enumerate(found.measurements(arm, "kappa"))
         for epoch, value in zip(one["epochs"], one["out"], strict=True)
     ]
     names = [titles[PLAIN], *sorted({*titles.values()} - {titles[PLAIN]}, reverse=True)]  # the mildest ε first
@@ -91,7 +87,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
     means = base.mark_line(strokeWidth=2, point=True).encode(y=y)
     panels = [f"{title} graying" for title in METHODS.values()]
     chart = by_set([means, each], rows, panels, title=str, width=360, height=280)
-    seeds = from_to(count for arm in ARMS if (count := len(curves(found, arm))))
+    seeds = from_to(count for arm in ARMS if (count := len(found.measurements(arm, "kappa"))))
     caption = (
         f"Means over {seeds} seeds, and thin each seed, at {found.record['scale']} scale; averaged "
         "over blocks and over images, the same throughout. Epoch 0 is the random start. The paper's figure has curves "

@@ -13,11 +13,11 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
-from wellcond.claims.figures import altair, arm_color, by_set, paper_lines, titled
+from wellcond.claims.figures import WHEN, arm_color, by_block, by_set, paper_lines, titled
 from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
-from wellcond.verdicts import Part, in_most, interval, not_run, written
+from wellcond.verdicts import Part, in_most, interval, written
 from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM"]
@@ -27,11 +27,7 @@ SHARE = 10 / 12
 
 
 def judge(found: Comparison) -> Iterable[Part]:
-    groups = lowered(found, MODEL)
-    if not groups:
-        yield not_run(CLAIM.asks)
-        return
-    blocks = [interval(list(values)) for values in zip(*groups, strict=True)]
+    blocks = [interval(values) for values in zip(*lowered(found, MODEL), strict=True)]
     yield in_most(CLAIM.asks, blocks, 0.0, share=SHARE)
 
 
@@ -61,8 +57,8 @@ def summary(found: Comparison) -> Iterable[Line]:
             said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
             if capped := found.measurements(arm)[0]["capped"][when]:
                 said += f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)"
-            what = f", {ARMS[arm].title}, {when}"
-            yield Beside(what, said, f"+sa {PAPER_KAPPA[arm]}") if when == "trained" else f"{what}: {said}"
+            paper = f"+sa {PAPER_KAPPA[arm]}" if when == "trained" else ""
+            yield beside(f", {ARMS[arm].title}, {when}", said, paper)
     if groups := lowered(found, MODEL):
         blocks = enumerate(zip(*groups, strict=True))
         higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]
@@ -72,11 +68,11 @@ def summary(found: Comparison) -> Iterable[Line]:
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot log κ of `+sa`, layer by layer, plain and grayed; the random start dashed, the paper's means dotted."""
     images = [one["images"] for found in sets for arm in found.trained for one in found.measurements(arm)]
-    alt, rows = altair(), []
+    rows = []
     for found in sets:
         for side, (words, _) in SIDES.items():
             arm = f"{MODEL}{side}"
-            for when, name in (("trained", "trained"), ("untrained", "random start")):
+            for when, name in WHEN.items():
                 for values in found.log_kappa(arm, "+sa", when):
                     rows += [
                         {"set": found.title, "side": words, "when": name, "block": block, "value": value}
@@ -84,13 +80,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
                     ]
             label = f"the paper's mean, {words}: {PAPER_KAPPA[arm]}"
             rows.append({"set": found.title, "paper": PAPER_KAPPA[arm], "label": label})
-    lines = alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
-        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
-        y=alt.Y("value:Q", title="log κ of +sa", scale=alt.Scale(zero=False)),
-        color=arm_color([words for words, _ in SIDES.values()], field="side"),
-        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
-                                  scale=alt.Scale(domain=["trained", "random start"], range=[[1, 0], [6, 3]])),
-    )  # fmt: skip
+    color = arm_color([words for words, _ in SIDES.values()], field="side")
+    lines = by_block(color, y="log κ of +sa", zero=False)
     chart = by_set([lines, *paper_lines()], rows, sets, width=460, height=300)
     caption = (
         f"One seed at {sets[0].record['scale']} scale{f', means over {images[0]} images' if images else ''}. "

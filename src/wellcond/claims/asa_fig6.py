@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.verdicts import Part, within, written
 from wellcond.words import BLOCK_SITES
 
@@ -34,7 +34,7 @@ ARMS = {
 
 
 def judge(found: Comparison) -> Iterable[Part]:
-    drops = list(found.drops(NO_SKIP).values())
+    drops = found.drops(NO_SKIP).values()
     yield within(CLAIM.asks, drops, MARGIN, unit=" points", confidence=found.confidence)
 
 
@@ -52,12 +52,11 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot top-1 of both on each set, as in the paper; its mark without the skip lies at our value with the skip."""
-    rows = []
-    for found in sets:
-        for arm in found.trained:
-            ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}"}
-            rows.append(row | {"paper": found.mean(SKIP) if arm == NO_SKIP else None})
+    rows = [
+        accuracy_row(found, arm, found.mean(SKIP) if arm == NO_SKIP else None)
+        for found in sets
+        for arm in found.trained
+    ]
     mark = f"the paper: as with its skip, ± {PAPER:g}"
     layers = accuracies([arm.title for arm in ARMS.values()], mark=mark, bars=True)
     chart = by_set(layers, rows, sets, width=120, height=240).resolve_scale(shape="shared")

@@ -11,22 +11,20 @@ tokens in each precision is reported beside the accuracies. The paper has no num
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from wellcond.bench.graying import dct_errors
+from wellcond.bench.timing import chosen_device
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line
+from wellcond.claims.claim import Line, rounded
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import QUICK_GRID
 from wellcond.claims.measurements import register_measurement, some_images
 from wellcond.train.config import Config
-from wellcond.verdicts import Part, at_least, not_run, within, written
+from wellcond.verdicts import Part, at_least, within, written
 
 __all__ = ["CLAIM"]
 
@@ -53,20 +51,18 @@ ARMS = {
 @register_measurement("dct_errors")
 def measure_errors(config: Config, folder: Path, device: str | None = None) -> dict[str, float]:
     """Return the largest relative error of the grayed tokens over every tenth validation image, by precision."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    found = dct_errors(some_images(config, folder).to(where), config.model_kwargs["patch_size"], config.epsilon)
-    return {path: float(f"{error:.3g}") for path, error in found.items()}
+    images = some_images(config, folder).to(chosen_device(device))
+    found = dct_errors(images, config.model_kwargs["patch_size"], config.epsilon)
+    return {path: rounded(error, 3) for path, error in found.items()}
 
 
 def judge(found: Comparison) -> Iterable[Part]:
     lost, kept = found.paired(OURS, of=NAIVE), found.paired(OURS, of=WHOLE)
     settings = {"unit": " points", "confidence": found.confidence}
     name = f"a DCT computed in bfloat16 loses more than {MARGIN:g} point against ours in the same training"
-    part = at_least(name, list(lost.values()), MARGIN, **settings) if lost else not_run(name)
-    yield replace(part, about=(OURS, NAIVE))
+    yield at_least(name, lost.values(), MARGIN, about=(OURS, NAIVE), **settings)
     name = f"our DCT in bfloat16 training inside ± {MARGIN:g} point of all in float32"
-    part = within(name, list(kept.values()), MARGIN, **settings) if kept else not_run(name)
-    yield replace(part, about=(OURS, WHOLE))
+    yield within(name, kept.values(), MARGIN, about=(OURS, WHOLE), **settings)
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
@@ -91,12 +87,7 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
-    rows = []
-    for found in sets:
-        for arm in found.trained:
-            ours = with_interval(found.interval(found.values(arm).values()))
-            row = {"set": found.title, "arm": ARMS[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": None}
-            rows.append(row)
+    rows = [accuracy_row(found, arm) for found in sets for arm in found.trained]
     shown = [arm.title for name, arm in ARMS.items() if any(name in found.trained for found in sets)]
     layers = accuracies(shown, mark="the paper")[:-1]  # without the last layer: the paper has no numbers
     chart = by_set(layers, rows, sets, width=340, height=240)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from wellcond.bench.graying import STEPS, grayings, step_times
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.bench.timing import chosen_device
+from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
 from wellcond.claims.figures import INK, altair, paper_marks, titled
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import PHOTOGRAPHS, GivenData
@@ -44,7 +45,7 @@ SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     smoke = options.scale == "smoke"
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     if device.type != "cuda" and not smoke:
         raise ValueError("asa-table1 at lab scale times steps of a ViT-B on a GPU, and there is none here")
     images = images_of(options, data, 2 if smoke else BATCH).to(device)
@@ -93,9 +94,8 @@ def summary(record: Record) -> Iterable[Line]:
     for arm, title in list(TITLES.items())[1:]:
         found = ratios(record, arm)
         spread = f"{min(found):.4g} to {max(found):.4g} in {len(found)} rounds"
-        what, ours = f", {title}", f"{median(found):.4g} × a plain step (the median; {spread})"
-        paper = record["paper"].get(arm)
-        yield Beside(what, ours, f"{paper:g} ×") if paper else f"{what}: {ours}"
+        ours, paper = f"{median(found):.4g} × a plain step (the median; {spread})", record["paper"].get(arm)
+        yield beside(f", {title}", ours, f"{paper:g} ×" if paper else "")
     svd = median(record["ms"]["svd"]) - median(plain)
     yield (
         f": the SVD takes {svd:,.0f} ms of its own, whatever the step; one of {svd / (PAPER['svd'] - 1):.0f} ms would "

@@ -13,16 +13,15 @@ points at that rate, and nothing at lower ones: training all arms at one high ra
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
-from wellcond.claims.figures import accuracies, altair, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import accuracies, accuracy_row, altair, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
-from wellcond.verdicts import Part, at_least, not_run, written
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -62,10 +61,9 @@ PAPER = {
 def judge(found: Comparison) -> Iterable[Part]:
     for plain, *others in (KINDS["softmax"], KINDS["linear"]):
         for arm in others:
-            values = list(found.paired(arm, of=plain).values())
+            gains = found.paired(arm, of=plain).values()
             name = f"{ARMS[arm].title}: gain over {ARMS[plain].title} above 0"
-            gain = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
-            yield replace(gain, about=(plain, arm))
+            yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence, about=(plain, arm))
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
@@ -86,8 +84,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        what, ours = f", {ARMS[arm].title}", found.reached(arm)
-        yield Beside(what, ours, "{:g} and {:g} %".format(*PAPER[arm])) if arm in PAPER else f"{what}: {ours}"
+        paper = "{:g} and {:g} %".format(*PAPER[arm]) if arm in PAPER else ""
+        yield beside(f", {ARMS[arm].title}", found.reached(arm), paper)
     for plain, *others in KINDS.values():
         for arm in [arm for arm in others if found.paired(arm, plain)]:
             top1, top5 = (found.interval(found.paired(arm, plain, name).values()) for name in ("top1", "top5"))
@@ -119,10 +117,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
         for kind, arms in kinds.items():
             for arm, graying in zip(arms, TITLES, strict=True):
                 if found.runs(arm):
-                    ours = with_interval(found.interval(found.values(arm, name).values()))
                     paper = PAPER[arm][number] if arm in PAPER else None
-                    row = {"set": f"{kind}: {title}", "arm": graying, **ours, "label": f"{ours['mean']:.1f}"}
-                    rows.append(row | {"paper": paper})
+                    rows.append(accuracy_row(found, arm, paper, name=name, set=f"{kind}: {title}") | {"arm": graying})
         charts.append(by_set(layers, rows, [f"{kind}: {title}" for kind in kinds], title=str, width=130, height=240))
     caption = f"{seeds_in_words(sets)} The paper does not say how it trained."
     if len(kinds) > 2:

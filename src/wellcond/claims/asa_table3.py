@@ -19,7 +19,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, at_least, not_run, written
+from wellcond.verdicts import Interval, Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -46,21 +46,20 @@ def judge(found: Comparison) -> Iterable[Part]:
         for where, title in ENDS.items():
             falls = least_falls(found, [PLAIN, *arms], where)
             name = f"{METHODS[method]}: {title} falls from plain to the lowest ε, by the smallest step ≥ 0"
-            part = at_least(name, falls[-1], 0.0, confidence=found.confidence) if falls else not_run(name)
-            yield replace(part, about=(PLAIN, *arms))
+            at_end = falls[-1] if falls else ()
+            yield at_least(name, at_end, 0.0, confidence=found.confidence, about=(PLAIN, *arms))
         middle = [arm for arm in arms[1:-1] if found.runs(arm)]
         best = max(middle, key=found.mean, default=None)
         for end in (arms[0], arms[-1]):
-            values = list(found.paired(best, of=end).values()) if best else []
+            gains = found.paired(best, of=end).values() if best else ()
             title = f"the best in the middle{f', {ARMS[best].title},' if best else ''}"
             name = f"{title} over {ARMS[end].title}, the end of its range"
-            part = at_least(name, values, 0.0, unit=" points", confidence=found.confidence) if values else not_run(name)
-            yield replace(part, about=tuple(arms))
+            yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence, about=tuple(arms))
 
 
 def kappa(found: Comparison, arm: str, where: str) -> Interval | None:
     """Return log κ of the trained models of an arm; None if it was not measured."""
-    values = [run["kappa"][where][-1] for run in found.runs(arm) if run.get("kappa")]
+    values = [one[where][-1] for one in found.measurements(arm, "kappa")]
     return found.interval(values) if values else None
 
 
@@ -100,8 +99,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
             for epsilon, arm in [(1.0, PLAIN), *((epsilon, f"{method}-{epsilon:g}") for epsilon in EPSILONS[method])]:
                 paper = PAPER[arm][number] - (PAPER[PLAIN][0] if number == 0 else 0.0)
                 row = {"set": panel, "arm": f"{title} graying", "epsilon": epsilon, "paper": round(paper, 2)}
-                ours = found.interval(found.paired(arm).values()) if not where and found.paired(arm) else None
-                ours = kappa(found, arm, where) if where else ours
+                gains = found.paired(arm).values()
+                ours = kappa(found, arm, where) if where else found.interval(gains) if gains else None
                 rows.append(row | (with_interval(ours) if ours else {}))
     base = alt.Chart().encode(
         x=alt.X("epsilon:Q", title="ε (1: plain)", scale=alt.Scale(zero=False, reverse=True, nice=False, padding=10)),

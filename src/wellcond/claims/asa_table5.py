@@ -11,15 +11,14 @@ theirs from the grid. The paper has no linear head.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least, not_run, written
+from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
@@ -47,9 +46,8 @@ def _arms(title: str, start: str, gray: dict[str, Any]) -> dict[str, Arm]:
 
 def judge(found: Comparison) -> Iterable[Part]:
     for kind, title in KINDS.items():
-        name, gains = f"gain of graying, {title}, ≥ 0", list(_gains(found, kind).values())
-        part = at_least(name, gains, 0.0, unit=" points", confidence=found.confidence) if gains else not_run(name)
-        yield replace(part, about=(kind, f"{kind}-dct"))
+        name, gains, arms = f"gain of graying, {title}, ≥ 0", _gains(found, kind).values(), (kind, f"{kind}-dct")
+        yield at_least(name, gains, 0.0, unit=" points", confidence=found.confidence, about=arms)
 
 
 def _gains(found: Comparison, kind: str, metric: str = "top1") -> dict[int, float]:
@@ -66,14 +64,12 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        what, ours = f", {found.arms[arm].title}", found.reached(arm)
         paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
-        yield Beside(what, ours, paper) if paper else f"{what}: {ours}"
+        yield beside(f", {found.arms[arm].title}", found.reached(arm), paper)
     for kind, title in KINDS.items():
-        if not _gains(found, kind):
-            continue
-        gain = f"{found.interval(_gains(found, kind).values())} points of top-1"
-        yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
+        if gains := _gains(found, kind):
+            gain = f"{found.interval(gains.values())} points of top-1"
+            yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
 
 
 def _paper_gain(kind: str, metric: str) -> float | None:

@@ -37,6 +37,9 @@ __all__ = [
     "Options",
     "Record",
     "Statement",
+    "beside",
+    "rounded",
+    "say",
     "with_title",
 ]
 
@@ -57,6 +60,11 @@ class Beside(NamedTuple):
 
 Line = str | Beside
 """A result: a sentence with numbers, or our number beside the paper's."""
+
+
+def beside(what: str, ours: str, paper: str) -> Line:
+    """Return our number beside the paper's, or alone if the paper has none."""
+    return Beside(what, ours, paper) if paper else f"{what}: {ours}"
 
 
 def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
@@ -103,7 +111,17 @@ class Options:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: nothing in it is coloured, read as markup or broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def rounded(value: Any, digits: int = 6) -> float:
+    """Return a number, or a tensor of one, with this many significant digits, as records keep it."""
+    return float(f"{float(value):.{digits}g}")
 
 
 @dataclass(frozen=True, kw_only=True)

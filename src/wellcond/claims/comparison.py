@@ -100,7 +100,7 @@ class Comparison:
         mine, theirs = self.values(arm, name), self.values(of or self.plain, name)
         return {seed: mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())}
 
-    def measurements(self, arm: str, name: str = "log_kappa") -> list[dict[str, Any]]:
+    def measurements(self, arm: str, name: str = "log_kappa") -> list[Any]:
         """Return a measurement of an arm's models, one for each run that finished."""
         return [run[name] for run in self.runs(arm) if run.get(name)]
 

@@ -1,6 +1,6 @@
 """What runs look like early, and how they end: a row for every finished run of any claim.
 
-    rows_of(options.results("*/*/*/*"))         # [{"set": "tiny-imagenet", "arm": "both", "lr": 0.001, …}, …]
+    measure(options)["rows"]                    # [{"set": "tiny-imagenet", "arm": "both", "lr": 0.001, …}, …]
     arms_of(rows, "start")                      # {Group(…): [ArmAtRate(…), …]}: seeds averaged, arms of equal budget
 
 Every training of a claim measures its model at its random start and at marks, the first after 5 % of its steps. Here
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from wellcond.claims.claim import Options
 from wellcond.claims.runs import Result
 
-__all__ = ["MARKS", "QUANTITIES", "ArmAtRate", "Group", "arms_of", "diverges", "rows_of"]
+__all__ = ["MARKS", "QUANTITIES", "ArmAtRate", "Group", "arms_of", "diverges", "measure", "rows_of"]
 
 MARKS = {"start": "at the random start", "early": "after 5 % of training"}
 QUANTITIES = {
@@ -58,6 +59,11 @@ class ArmAtRate:
     log_kappa: float
     loss: float
     top1: float
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Return the rows of all runs of this scale: what the claims that are made of them measure."""
+    return {"rows": rows_of(options.results("*/*/*/*"))}
 
 
 def rows_of(results: Iterable[Result]) -> list[dict[str, Any]]:

@@ -26,9 +26,12 @@ __all__ = [
     "MUTED",
     "SITE_COLORS",
     "VERDICT_COLORS",
+    "WHEN",
     "accuracies",
+    "accuracy_row",
     "altair",
     "arm_color",
+    "by_block",
     "by_set",
     "can_draw",
     "is_current",
@@ -44,6 +47,8 @@ __all__ = [
 
 INK, MUTED = LIGHT["ink"], LIGHT["muted"]
 ARM_COLORS = [*CATEGORIES, MUTED]
+WHEN = {"trained": "trained", "untrained": "random start"}
+"""The states of a model in a claim's records, in words for a legend."""
 VERDICT_COLORS = dict(zip(VERDICTS, (LIGHT["c3"], LIGHT["c5"], LIGHT["c6"], MUTED, LIGHT["c4"]), strict=True))
 
 
@@ -92,6 +97,28 @@ def accuracies(names: Sequence[str], *, mark: str, bars: bool = False, y: str = 
     numbers = base.mark_text(dy=14, color="white", fontSize=11) if bars else base.mark_text(dx=20, color=INK)
     layers = [shown, errors] if bars else [errors, shown]
     return [*layers, numbers.encode(text="label:N"), paper_marks(base, mark, filled=bars)]
+
+
+def accuracy_row(
+    found: Any, arm: str, paper: float | None = None, *, name: str = "top1", **fields: Any
+) -> dict[str, Any]:
+    """Return the row of an arm of a comparison for `accuracies`, with these `fields` in place of its own."""
+    ours = with_interval(found.interval(found.values(arm, name).values()))
+    row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": paper}
+    return row | fields
+
+
+def by_block(color: Any, *, y: str = "log κ", zero: bool = True) -> Any:
+    """Return a layer of lines for rows with fields `block`, `value` and `when`, one of WHEN's; the start is dashed."""
+    alt = altair()
+    dashes = alt.Scale(domain=list(WHEN.values()), range=[[1, 0], [6, 3]])
+    return alt.Chart().transform_filter("isValid(datum.block)").mark_line(strokeWidth=2).encode(
+        x=alt.X("block:Q", title="block", axis=alt.Axis(tickMinStep=1, grid=False)),
+        y=alt.Y("value:Q", title=y, scale=alt.Scale(zero=zero)),
+        color=color,
+        strokeDash=alt.StrokeDash("when:N", title=None, sort=None, legend=alt.Legend(symbolType="stroke"),
+                                  scale=dashes),
+    )  # fmt: skip
 
 
 def paper_marks(base: Any, mark: str, *, x: bool = False, field: str = "paper", filled: bool = False) -> Any:

@@ -18,9 +18,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.bench.timing import chosen_device
+from wellcond.claims.claim import MeasuredOn, Options, Record, rounded
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.jacobians import KINDS, SHORT, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
@@ -48,7 +48,7 @@ def measure(method: str, epsilons: Sequence[float], options: Options, data: Give
     set_ = data.set
     assert isinstance(set_, ImageSet)
     exact = (set_.image_size // set_.patch_size) ** 2 <= EXACT_UP_TO
-    device = "cpu" if exact else options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cpu" if exact else chosen_device(options.device)
     seeds = options.seeds if options.scale == "smoke" or not exact else max(EXACT_SEEDS, options.seeds)
     known = options.known.get("rows", {})
     size = small_vit(*((8, 2) if options.scale == "smoke" else (32, 2))) if exact else {}
@@ -95,13 +95,13 @@ def exact_row(half: Half, kind: str) -> dict[str, Any]:
     values = found.values.flatten()
     below = (values[0] / values.clamp_min(torch.finfo(values.dtype).tiny)).log()
     return {
-        "log κ": _short(found.log_kappa.flatten()[0]),
+        "log κ": rounded(found.log_kappa.flatten()[0]),
         "capped": found.status_names()[0] == "ceiling",
-        "median": _short(below.quantile(0.5)),
-        "tenth": _short(below.quantile(0.1)),
-        "hundredth": _short(below.quantile(0.01)),
-        "rms": _short((values[0] / values.square().mean().sqrt()).log()),
-        "curve": [_short(value) for value in below.quantile(torch.linspace(0, 1, POINTS).to(below))],
+        "median": rounded(below.quantile(0.5)),
+        "tenth": rounded(below.quantile(0.1)),
+        "hundredth": rounded(below.quantile(0.01)),
+        "rms": rounded((values[0] / values.square().mean().sqrt()).log()),
+        "curve": [rounded(value) for value in below.quantile(torch.linspace(0, 1, POINTS).to(below))],
     }
 
 
@@ -114,16 +114,12 @@ def probed_row(half: Half, kind: str, steps: Mapping[str, int] = STEPS) -> dict[
     rms = (found.density.frobenius_squared()[0].flatten()[0] / found.density.count).sqrt()
     largest = found.largest.flatten()[0]
     return {
-        "log κ at least": _short(found.log_kappa.flatten()[0]),
-        "tenth": _short((largest / tenth).log()),
-        "hundredth": _short((largest / hundredth).log()),
-        "rms": _short((largest / rms).log()),
-        "curve": [_short(value) for value in (largest / values).log().clamp_min(0)],
+        "log κ at least": rounded(found.log_kappa.flatten()[0]),
+        "tenth": rounded((largest / tenth).log()),
+        "hundredth": rounded((largest / hundredth).log()),
+        "rms": rounded((largest / rms).log()),
+        "curve": [rounded(value) for value in (largest / values).log().clamp_min(0)],
     }
-
-
-def _short(value: Tensor) -> float:
-    return float(f"{float(value):.6g}")
 
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:

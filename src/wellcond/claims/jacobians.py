@@ -13,7 +13,6 @@ Everything is in float64. `exact` spectra are computed on the CPU, whose LAPACK 
 thousand rows.
 """
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from wellcond.claims.claim import Options
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import GivenData
+from wellcond.claims.trained_blocks import inputs_of
 from wellcond.numerics.jacobian import JacobianSpectrum, jacobian_spectrum
 from wellcond.numerics.singular import measure_conditioning
 
@@ -79,19 +79,11 @@ class Half(nn.Module):
         return float(measure_conditioning(output + self.tokens if skip else output).log_kappa)
 
 
-@torch.no_grad()
 def halves(model: nn.Module, image: Tensor) -> list[Half]:
     """Return the halves of a timm ViT, in order of execution, for an image (1, c, h, w) in the model's dtype.
 
     LayerScale is ignored."""
-    found: list[Half] = []
-    with ExitStack() as hooks:
-        for block in model.get_submodule("blocks").children():
-            for site, (norm, _) in HALVES.items():
-
-                def keep(_: nn.Module, args: tuple[Tensor, ...], site: str = site, block: nn.Module = block) -> None:
-                    found.append(Half(site, block, args[0].detach().clone()))
-
-                hooks.callback(block.get_submodule(norm).register_forward_pre_hook(keep).remove)
-        model.eval()(image)
-    return found
+    blocks = model.eval().get_submodule("blocks").named_children()
+    norms = {f"blocks.{at}.{norm}": (site, block) for at, block in blocks for site, (norm, _) in HALVES.items()}
+    tokens = inputs_of(model, norms, image)
+    return [Half(site, block, tokens[path]) for path, (site, block) in norms.items()]

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
 
-__all__ = ["Entry", "check", "claim_of", "entries", "overview", "overview_rows", "page", "run"]
+__all__ = ["Entry", "check", "entries", "overview", "overview_rows", "page", "run"]
 
 SCALES = ("paper", "lab")  # whose evidence decides, largest first
 NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY = "no evidence yet", "not built yet", "smoke only"
@@ -133,27 +134,25 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
 def check(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> str:
     """Return in words what does not match the evidence: page, reference, table or a figure; empty if all do."""
     now = entries(evidence)
-    for path, is_readme in ((reference, False), (readme, True)):
-        if path is None:
-            continue
-        text = _with_headlines(path, now) if is_readme else _reference(evidence, now)
+    texts = [(reference, _reference(evidence, now))] if reference else []
+    texts += [(readme, _with_headlines(readme, now))] if readme else []
+    for path, text in texts:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             return f"{path} is not what {evidence} says; wellcond ledger writes it anew"
     if not target.exists():
         return f"there is no {target}; wellcond ledger writes it"
     wanted, found = (text.splitlines() for text in (page(evidence, target, now), target.read_text(encoding="utf-8")))
-    if wanted == found:
-        old = [figure for _, figure, files in _figures(evidence) if not is_current(figure, made_from=files)]
-        if not is_current(evidence / OVERVIEW, made_from=overview_rows(now)):
-            old.append(evidence / OVERVIEW)
-        return f"{old[0]} shows other rows than {evidence} has; wellcond ledger draws it anew" if old else ""
-    length = max(len(wanted), len(found))
-    wanted, found = (lines + [""] * (length - len(lines)) for lines in (wanted, found))
-    line = next(number for number in range(length) if wanted[number] != found[number])
-    return (
-        f"{target} is not what {evidence} says, from line {line + 1} on: {found[line]!r} there, {wanted[line]!r} by "
-        "the evidence; wellcond ledger writes it anew"
-    )
+    for number, (ours, there) in enumerate(zip_longest(wanted, found), start=1):
+        if ours != there:
+            return (
+                f"{target} is not what {evidence} says, from line {number} on: {there!r} there, {ours!r} by the "
+                "evidence; wellcond ledger writes it anew"
+            )
+    drawn = [(figure, files) for _, figure, files in _figures(evidence)]
+    for figure, rows in [*drawn, (evidence / OVERVIEW, overview_rows(now))]:
+        if not is_current(figure, made_from=rows):
+            return f"{figure} shows other rows than {evidence} has; wellcond ledger draws it anew"
+    return ""
 
 
 def _reference(evidence: Path, found: Sequence[Entry]) -> str:
@@ -163,7 +162,7 @@ def _reference(evidence: Path, found: Sequence[Entry]) -> str:
 
 def _with_headlines(readme: Path, found: Sequence[Entry]) -> str:
     """Return the README's text with the table of headline claims between its marks."""
-    text = readme.read_text(encoding="utf-8")
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     begin, end = MARKS
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{readme} needs {begin} and {end}, each once, where its table of claims goes")
@@ -200,18 +199,19 @@ def _claim(evidence: Path, one: Claim) -> Entry:
     scale, found = _deciding(evidence, one)
     if not found:
         return Entry(id=one.id, verdict=NO_EVIDENCE if one.built else NOT_BUILT)
-    files, made = tuple(found), _made(list(found.values()))
+    records, files = list(found.values()), tuple(found)
+    made = _made(records)
     if scale == "smoke":
         return Entry(id=one.id, verdict=SMOKE_ONLY, files=files, made=made)
-    whole = one.verdict(list(found.values()))
+    whole = one.verdict(records)
     return Entry(
         id=one.id,
         verdict=whole.verdict,
         parts=whole.parts,
-        finding=one.finding(list(found.values())),
-        lines=tuple(line for record in found.values() for line in one.lines(record)),
+        finding=one.finding(records),
+        lines=tuple(line for record in records for line in one.lines(record)),
         files=files,
-        figures=tuple(figure for other, figure, _ in _figures(evidence) if other is one),
+        figures=(evidence / one.id / f"{scale}.svg",) if getattr(one, "figure", None) else (),
         made=made,
         waits={part.outcome for part in whole.parts} == {"not run"},
     )
@@ -367,12 +367,6 @@ def _section(entry: Entry, target: Path) -> str:
     files = ", ".join(f"[{path.name}]({_link(path, target)})" for path in entry.files)
     lines += [f"Evidence: {files}; {entry.made}.", "", "</details>", ""]
     return "\n".join(lines)
-
-
-def claim_of(entry: Entry) -> str:
-    """Return what is claimed, as a sentence."""
-    text = CLAIMS[entry.id].claim
-    return text[0].upper() + text[1:] + "."
 
 
 def _cell(text: str) -> str:

@@ -141,9 +141,9 @@ def chance(found: Comparison) -> float:
     return 100 / found.set.classes
 
 
-def at_chance(found: Comparison, arm: str = "softmax") -> bool:
-    """Whether an arm's trained models do no better than guessing: what they compute says nothing about the task."""
-    return bool(found.runs(arm)) and found.mean(arm) < chance(found) + LEARNT
+def at_chance(found: Comparison) -> bool:
+    """Whether trained softmax models do no better than guessing: what they compute says nothing about the task."""
+    return bool(found.runs("softmax")) and found.mean("softmax") < chance(found) + LEARNT
 
 
 def titles(arms: Sequence[str] = MAIN) -> list[str]:

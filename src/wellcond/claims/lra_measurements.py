@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from wellcond.attention.compat import published_order
 from wellcond.bench.lra import checkpointed_softmax
 from wellcond.claims.approximations import APPROXIMATIONS, approximation_errors, exact_output, norm_of
+from wellcond.claims.claim import rounded
 from wellcond.claims.measurements import register_measurement
 from wellcond.data import DataSet, train_batches
 from wellcond.models.families.forwards import split_qkv
@@ -117,7 +118,7 @@ def attention_spectrum(config: Config, folder: Path, device: str | None = None) 
     batch = part.part(rows).batch(torch.arange(len(rows)), len(rows), opened.device)
     few = zip(*(tensor.split(TOGETHER) for tensor in batch.inputs), strict=True)
     values = torch.cat([spectrum(opened.model.double(), inputs) for inputs in few])
-    return {"samples": len(rows), "values": [float(f"{value:.5g}") for value in values.mean(0).tolist()]}
+    return {"samples": len(rows), "values": [rounded(value, 5) for value in values.mean(0).tolist()]}
 
 
 @torch.no_grad()
@@ -197,7 +198,7 @@ def _errors(model: SequenceClassifier, tokens: Tensor, budgets: Sequence[int], d
     errors = approximation_errors(query, key, value, budgets=budgets, draws=draws, generator=generator)
     norm = norm_of(exact_output(query, key, value)).median()
     by_name = {name: [_median(errors[name, budget]) for budget in budgets] for name in APPROXIMATIONS}
-    return {"norm": float(f"{float(norm):.5g}"), **by_name}
+    return {"norm": rounded(norm, 5), **by_name}
 
 
 def _softmax_of(block: nn.Module) -> SequenceAttention:
@@ -209,7 +210,7 @@ def _softmax_of(block: nn.Module) -> SequenceAttention:
 def _median(errors: Tensor) -> float | None:
     """Return the median error; None if half of them have no value."""
     value = float(errors.nan_to_num(nan=math.inf, posinf=math.inf).flatten().median())
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    return rounded(value, 5) if math.isfinite(value) else None
 
 
 # ---- a step as published

@@ -8,11 +8,11 @@ that a run that diverged has a higher value than one that did not, 0.5 for a coi
 that is what the quantity is said to do (attention entropy). Runs of one arm are alike, so arms are resampled whole.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from wellcond.claims.claim import Measured, Options, Record
-from wellcond.claims.early import QUANTITIES, diverges, rows_of
+from wellcond.claims.claim import Measured, Record
+from wellcond.claims.early import QUANTITIES, diverges, measure
 from wellcond.claims.figures import INK, altair, titled
 from wellcond.claims.sets import SETS
 from wellcond.verdicts import Interval, Part, reaches, resampled, undecided
@@ -25,10 +25,6 @@ LOW_WARNS = {"attention_entropy"}
 ENDS = ["did not diverge", "diverged"]
 ASKS = "log κ(+sa) after 5 % of training warns of divergence: AUC ≥ 0.7"
 BETTER = "it warns better than the loss at the same step: AUC's difference ≥ 0"
-
-
-def measure(options: Options) -> Mapping[str, Any]:
-    return {"rows": rows_of(options.results("*/*/*/*"))}
 
 
 def judge(record: Record) -> Iterable[Part]:

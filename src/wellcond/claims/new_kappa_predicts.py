@@ -8,11 +8,11 @@ tokens after attention (+sa, the mean over blocks) is correlated by rank with th
 same step is held constant. The interval comes from resampling arms, because the rates of one arm are alike.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wellcond.claims.claim import Measured, Options, Record
-from wellcond.claims.early import MARKS, ArmAtRate, Group, arms_of, rows_of
+from wellcond.claims.claim import Measured, Record
+from wellcond.claims.early import MARKS, ArmAtRate, Group, arms_of, measure
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.sets import SETS
 from wellcond.verdicts import Interval, Part, rank_correlation, stays_below
@@ -21,10 +21,6 @@ __all__ = ["CLAIM"]
 
 LEAST_ARMS = 15
 Arms = Sequence[ArmAtRate]
-
-
-def measure(options: Options) -> Mapping[str, Any]:
-    return {"rows": rows_of(options.results("*/*/*/*"))}
 
 
 def judge(record: Record) -> Iterable[Part]:

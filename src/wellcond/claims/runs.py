@@ -35,6 +35,7 @@ import torch
 from rich.console import Console
 
 from wellcond import records
+from wellcond.claims.claim import rounded, say
 from wellcond.claims.jobs import Job, Jobs, RunFailed
 from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.environment import environment
@@ -63,6 +64,7 @@ ELSEWHERE = {
 """Settings that do not change what is trained, such as where the data are and what is measured during training."""
 POINTS = 60  # kept of the curve of the training loss
 VALIDATIONS = 200  # points kept of the validation curve
+DIGITS = 5  # kept of a number
 LEAST_TIME = 30.0  # seconds that must be left to start anything; a tenth of the limit if that is less
 AROUND = 10.0  # seconds a run takes besides its steps: validation, measurements at its end, saving
 COMPILING = 40.0  # seconds to compile, if there is no code for the run's form yet
@@ -322,11 +324,11 @@ class Runs:
             if set_ in self._told_data or not contents or result["data"] in contents:
                 return
             self._told_data.add(set_)
-        self.console.print(
+        say(
+            self.console,
             f"{set_}: these data differ from those of earlier results, in content or in order: runs of one seed are "
             "not paired across the two. Were shards given before, and a folder now?",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        )
 
     def _told(self, plan: Planned) -> bytes:
         """Return what the run's process reads: the plan, and this process's command line for the result to record."""
@@ -364,7 +366,7 @@ class Runs:
         why = f"not started: {takes}{max(0.0, left):.0f} s are left"
         with self._counting:
             if plan.name not in self.left:  # said once, even if several claims ask for it
-                self.console.print(f"{plan.name}: {why}", highlight=False, markup=False, soft_wrap=True)
+                say(self.console, f"{plan.name}: {why}")
             self.left.append(plan.name)
         raise OutOfTime(why)
 
@@ -372,10 +374,7 @@ class Runs:
         """Raise OutOfTime if something other than a run, which takes `seconds`, would not be done in time."""
         if self.limit is not None and self.limit - process_age() < min(seconds, self.limit / 2):
             self.left.append(name)
-            self.console.print(
-                f"{name}: not started: {max(0.0, self.limit - process_age()):.0f} s are left", highlight=False,
-                markup=False, soft_wrap=True,
-            )  # fmt: skip
+            say(self.console, f"{name}: not started: {max(0.0, self.limit - process_age()):.0f} s are left")
             raise OutOfTime(f"{name} was not started")
 
     def _needed(self, plan: Planned, *, compiled: bool) -> float | None:
@@ -472,7 +471,7 @@ class Runs:
 
     def _say(self, number: int, plan: Planned, text: str) -> None:
         of = f"{number}/{max(number, self.expected)}"
-        self.console.print(f"[{of}] {plan.name}: {text}", highlight=False, markup=False, soft_wrap=True)
+        say(self.console, f"[{of}] {plan.name}: {text}")
 
 
 def made_by(result: Result) -> dict[str, Any]:
@@ -518,7 +517,7 @@ def _curves(folder: Path) -> dict[str, Any]:
         "images_per_second": round(median(rates), 1) if rates else None,
         "memory_mib": round(max(memory), 1) if memory else None,
         "validation": [
-            {"step": row.step, **{name: _short(row.metrics[name]) for name in CURVES if name in row.metrics}}
+            {"step": row.step, **{name: rounded(row.metrics[name], DIGITS) for name in CURVES if name in row.metrics}}
             for row in shown
         ],
     }
@@ -547,20 +546,16 @@ def _measured(folder: Path) -> dict[str, Any]:
     steps = sorted({row["step"] for row in rows})
     values: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in sorted(rows, key=lambda row: row["index"]):
-        values[row["name"]][row["site"]][row["step"]].append(_short(row["value"]))
+        values[row["name"]][row["site"]][row["step"]].append(rounded(row["value"], DIGITS))
     norms = {row.step - 1: row.gradient_norm for row in run.train} if steps else {}
     return {
         "steps": steps,
-        "gradient_norm": [_short(norms[step]) if step in norms else None for step in steps],
+        "gradient_norm": [rounded(norms[step], DIGITS) if step in norms else None for step in steps],
         **{
             name: {site: [by_step.get(step) for step in steps] for site, by_step in by_site.items()}
             for name, by_site in values.items()
         },
     }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def _words(result: Result) -> str:

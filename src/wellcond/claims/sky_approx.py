@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, column
@@ -62,26 +62,25 @@ def _at_least(name: str, values: Sequence[float], found: Comparison) -> Part:
     return undecided(part, guesses) if at_chance(found) else part
 
 
-def advantages(run: Mapping[str, Any], budget: int, weights: str = "trained") -> float:
-    """Return ln of the smallest other error over Skyformer's, averaged over lengths; −∞ if Skyformer's has no value."""
+def advantages(run: Mapping[str, Any], budget: int) -> float:
+    """Return ln of the smallest other error over Skyformer's with trained weights, averaged over lengths; −∞ if
+    Skyformer's has no value."""
     at = run["budgets"].index(budget)
     ratios = []
-    for errors in run[weights].values():
+    for errors in run["trained"].values():
         others = [errors[name][at] for name in METHODS if name != "skyformer" and errors[name][at] is not None]
         mine = errors["skyformer"][at]
         ratios.append(-math.inf if mine is None else math.log(min(others, default=math.inf) / mine))
     return fmean(ratios)
 
 
-def falls(run: Mapping[str, Any], weights: str = "trained") -> float:
+def falls(run: Mapping[str, Any]) -> float:
     """Return ln of the smallest factor by which Skyformer's error falls from one budget to the next, at any length."""
-    factors = []
-    for errors in run[weights].values():
-        mine = errors["skyformer"]
-        pairs = pairwise(mine)
-        factors += [
-            -math.inf if more is None else math.inf if less is None else math.log(less / more) for less, more in pairs
-        ]
+    factors = [
+        -math.inf if more is None else math.inf if less is None else math.log(less / more)
+        for errors in run["trained"].values()
+        for less, more in pairwise(errors["skyformer"])
+    ]
     finite = [one for one in factors if one != math.inf]
     return min(finite, default=-math.inf)
 
@@ -108,7 +107,7 @@ def summary(found: Comparison) -> Iterable[Line]:
             budget = runs[0]["budgets"][last]
             what, ours = f", {title}, n = {size}, {budget} landmarks", f"{said}; the output itself {norm:.2g}"
             paper = dict(zip(LANDMARKS, PAPER[weights].get(size, ()), strict=False)).get(budget)
-            yield Beside(what, ours, f"Skyformer {paper:g}, of BERT") if paper else f"{what}: {ours}"
+            yield beside(what, ours, f"Skyformer {paper:g}, of BERT" if paper else "")
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -13,11 +13,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown
-from wellcond.verdicts import Interval, Part, in_most, not_run
+from wellcond.verdicts import Interval, Part, in_most
 
 __all__ = ["CLAIM", "earlier", "ratios", "reached", "remarks"]
 
@@ -41,9 +41,6 @@ PAPER = {
 def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
     name = "Skyformer is earlier at softmax's best validation loss on at least three tasks, that is 1 − time ratio ≥ 0"
     timed = [one for one in tasks.values() if earlier(one) is not None]
-    if not timed:
-        yield not_run(name)
-        return
     found = [UNKNOWN if at_chance(one) else earlier(one) or UNKNOWN for one in timed]
     part = in_most(name, found, 0.0, share=SHARE, of="tasks")
     guessing = ", ".join(column(one) for one in timed if at_chance(one))
@@ -84,9 +81,9 @@ def earlier(found: Comparison, unit: str = "seconds") -> Interval | None:
 
 def remarks(found: Comparison) -> Iterable[str]:
     """Yield whether the paper's two remarks were seen, on their tasks; one counts as seen if every seed shows it."""
-    runs = [run for arm in DRAWN for run in found.runs(arm) if run.get("validation")]
+    runs = [rows for arm in DRAWN for rows in found.measurements(arm, "validation")]
     if found.set.name == "lra_text" and runs:
-        ratios = [run["validation"][-1]["loss"] / min(row["loss"] for row in run["validation"]) for run in runs]
+        ratios = [rows[-1]["loss"] / min(row["loss"] for row in rows) for rows in runs]
         seen = "seen" if min(ratios) >= OVERFIT else "not seen in every run"
         yield f", it over-fits: {seen} (the last loss is {min(ratios):.2f} to {max(ratios):.2f} × the smallest)"
     if found.set.name == "lra_pathfinder":
@@ -134,14 +131,12 @@ def summary(found: Comparison) -> Iterable[Line]:
             late = " (−1: twice as late or more, or never)" if max(ratios(found, unit)) > 2 else ""
             yield f", Skyformer at softmax's best loss, in {unit}: 1 − ratio {share}{late}"
     for arm in found.trained:
-        runs = [run["validation"] for run in found.runs(arm) if run.get("validation")]
-        if runs:
+        if runs := found.measurements(arm, "validation"):
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
             last = found.interval([rows[-1]["loss"] for rows in runs])
             best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
-            what, ours = f", {ARMS[arm].title}", f"last loss {last}, smallest {least}, best accuracy {best} %"
-            paper = found.paper.get(arm)
-            yield Beside(what, ours, f"last loss near {paper:g}") if paper else f"{what}: {ours}"
+            ours, paper = f"last loss {last}, smallest {least}, best accuracy {best} %", found.paper.get(arm)
+            yield beside(f", {ARMS[arm].title}", ours, f"last loss near {paper:g}" if paper else "")
     yield from remarks(found)
 
 

@@ -17,7 +17,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, at_chance, column
-from wellcond.verdicts import Part, at_least, not_run, undecided
+from wellcond.verdicts import Part, at_least, undecided
 
 __all__ = ["CLAIM", "depths"]
 
@@ -41,7 +41,7 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
                 f"singular value {index} is further below the first on {column(tasks[faster])} than on "
                 f"{column(tasks[slower])}"
             )
-            part = at_least(name, values, 0.0) if values else not_run(name)
+            part = at_least(name, values, 0.0)
             guessing = [found for found in (tasks[slower], tasks[faster]) if values and at_chance(found)]
             said = ", ".join(f"{column(found)} ({found.mean('softmax'):.1f} %)" for found in guessing)
             yield undecided(part, f"softmax is at chance on {said}") if said else part
@@ -66,7 +66,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    curves = [run["attention_spectrum"]["values"] for run in found.runs("softmax") if run.get("attention_spectrum")]
+    curves = [one["values"] for one in found.measurements("softmax", "attention_spectrum")]
     if not curves:
         return
     means = [fmean(values) for values in zip(*curves, strict=True)]

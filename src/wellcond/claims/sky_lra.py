@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
-from wellcond.claims.figures import INK, altair, by_set, from_to, paper_marks, titled, with_interval
+from wellcond.claims.figures import INK, accuracy_row, altair, by_set, from_to, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, chance, column
-from wellcond.verdicts import Part, at_least, not_run, written
+from wellcond.verdicts import CONFIDENCE, Part, at_least, written
 
 __all__ = ["CLAIM", "PAPER", "gains"]
 
@@ -32,13 +32,9 @@ PAPER = {
 
 def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
     """Judge Skyformer's gain over softmax, averaged over the tasks, seed by seed."""
-    found = list(gains(tasks).values())
+    found, confidence = gains(tasks).values(), max((one.confidence for one in tasks.values()), default=CONFIDENCE)
     above = "averaged over the tasks, Skyformer is above softmax"
     not_below = f"averaged over the tasks, Skyformer is not below softmax by more than {MARGIN:g} point"
-    if not found:
-        yield from (not_run(above), not_run(not_below))
-        return
-    confidence = max(one.confidence for one in tasks.values())
     yield at_least(above, found, 0.0, unit=" points", confidence=confidence)
     yield at_least(not_below, found, -MARGIN, unit=" points", confidence=confidence)
 
@@ -77,13 +73,12 @@ def summary(found: Comparison) -> Iterable[Line]:
     apart = " (not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
     for arm in found.trained:
         values = found.interval(found.values(arm).values())
-        last = [100 * run["test_accuracy"]["last"]["top1"] for run in found.runs(arm) if run.get("test_accuracy")]
+        last = [100 * one["last"]["top1"] for one in found.measurements(arm, "test_accuracy")]
         lost = sum(run["status"] == "diverged" for run in found.runs(arm))
-        paper = found.paper.get(arm)
+        paper = None if apart else found.paper.get(arm)
         ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"
         ours += f", {lost} diverged" if lost else ""
-        what = f", {ARMS[arm].title}{apart}"
-        yield f"{what}: {ours}" if paper is None or apart else Beside(what, ours, f"{paper:g}")
+        yield beside(f", {ARMS[arm].title}{apart}", ours, f"{paper:g}" if paper else "")
     for arm in found.trained:
         if arm != "softmax" and (over := found.paired(arm)):
             yield f", {ARMS[arm].title} over softmax{apart}: {found.interval(over.values())} points"
@@ -95,11 +90,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
     rows = []
     for found in sets:
         for arm in found.trained:
-            ours = with_interval(found.interval(found.values(arm).values()))
             paper = None if found.set.name == STAND_IN else found.paper.get(arm)
-            label = f"{ours['mean']:.1f}"
-            row = {"set": column(found), "arm": ARMS[arm].title, **ours, "label": label, "paper": paper}
-            rows.append(row | {"chance": chance(found)})
+            rows.append(accuracy_row(found, arm, paper, set=column(found), chance=chance(found)))
     trained = [arm for arm in ARMS if any(arm in found.trained for found in sets)]
     names = [ARMS[arm].title for arm in trained]
     base = alt.Chart().encode(

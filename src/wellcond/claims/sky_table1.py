@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.bench.timing import chosen_device
+from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record, rounded
 from wellcond.claims.figures import INK, altair, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
@@ -47,7 +48,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     smoke = options.scale == "smoke"
     config = recipe(data.set.recipe, scale="smoke" if smoke else "lab", data=data.spec).as_defaults()
     config = config.changed({"batch_size": SMOKE["batch_size"]} if smoke else {}).changed(list(options.settings))
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(options.device)
     train = open_task(
         config.changed({"cache_dir": str(options.output / options.scale / "cache")}), options.output
     ).train
@@ -70,7 +71,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     return {
         "steps": steps,
         "batch": config.batch_size,
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "ratios": {
             name: {which: [_short(value) for value in found.means(name, which)] for which in found.embeddings}
             for name in found.attentions
@@ -86,7 +87,7 @@ def _model(config: Config, train: Any, attention: str, *, classes: int) -> nn.Mo
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return rounded(value) if math.isfinite(value) else None
 
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:

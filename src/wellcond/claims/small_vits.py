@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import Options, rounded
 from wellcond.claims.jacobians import KINDS, MAX_ENTRIES, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
 from wellcond.numerics.jacobian import jacobian_spectrum
@@ -111,15 +111,11 @@ def measure_state(model: nn.Module, image: Tensor, *, skips: bool = True) -> dic
 
 
 def _half(part: Half, kinds: Sequence[str]) -> dict[str, Any]:
-    found = {kind: _short(part.spectrum(kind).log_kappa) for kind in kinds}
+    found = {kind: rounded(part.spectrum(kind).log_kappa) for kind in kinds}
     return {"site": part.site, "out": part.log_kappa(), "plus": part.log_kappa(skip=True), **found}
 
 
 def _whole(model: nn.Module, tokens: Tensor, wrt: str) -> float:
     """Return log κ of the Jacobian of all blocks, from the first one's input to the last one's output."""
     blocks = model.get_submodule("blocks")
-    return _short(jacobian_spectrum(blocks, tokens, wrt, method="exact", max_entries=MAX_ENTRIES).log_kappa)
-
-
-def _short(value: Tensor) -> float:
-    return float(f"{float(value.flatten()[0]):.6g}")
+    return rounded(jacobian_spectrum(blocks, tokens, wrt, method="exact", max_entries=MAX_ENTRIES).log_kappa)

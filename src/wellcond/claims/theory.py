@@ -279,7 +279,7 @@ def _cases(title: str, cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("‖", "‖")
+    return text.replace("|", "\\|")
 
 
 def _number(value: float) -> str:
@@ -289,8 +289,9 @@ def _number(value: float) -> str:
 
 
 def _made(findings: Sequence[Mapping[str, Any]]) -> str:
-    where = findings[0]["environment"]
-    versions = ", ".join(
-        f"{name} {where['versions'][name]}" for name in ("python", "torch") if name in where["versions"]
-    )
-    return f"Written with {versions}, commit {where['commit'] or 'unknown'}.\n"
+    """Return the versions and commits behind the files, which may differ if some were computed later."""
+    made = dict[str, None]()
+    for where in (finding["environment"] for finding in findings):
+        versions = [f"{name} {where['versions'][name]}" for name in ("python", "torch") if name in where["versions"]]
+        made[", ".join([*versions, f"commit {where['commit'] or 'unknown'}"])] = None
+    return f"Written with {'; '.join(made)}.\n"

@@ -13,8 +13,9 @@ because the statements about MLPs have none. On one machine, with the same versi
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from torch.nn import functional as F
 from wellcond.models.build import create_model
 from wellcond.records import write_record
 
-__all__ = ["AttentionBlock", "Digits", "blocks_of", "load_digits", "mlps_of", "run", "train"]
+__all__ = ["AttentionBlock", "Digits", "blocks_of", "inputs_of", "load_digits", "mlps_of", "run", "train"]
 
 MODEL: dict[str, Any] = {
     "img_size": 8,
@@ -113,21 +114,28 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 @torch.no_grad()
-def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -> dict[int, AttentionBlock]:
-    """Return the attention matrices of some blocks of a timm ViT. Raises ValueError if its qkv has biases."""
-    inputs: dict[int, Tensor] = {}
+def inputs_of(model: nn.Module, paths: Iterable[str], images: Tensor) -> dict[str, Tensor]:
+    """Return copies of what the modules at these paths read when the model sees the images."""
+    found: dict[str, Tensor] = {}
+
+    def keep(path: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        found[path] = args[0].clone()
+
     with contextlib.ExitStack() as hooks:
-        for index in which:
-
-            def keep(_: nn.Module, args: tuple[Tensor, ...], index: int = index) -> None:
-                inputs[index] = args[0].clone()
-
-            handle = model.get_submodule(f"blocks.{index}.attn").register_forward_pre_hook(keep)
-            hooks.callback(handle.remove)
+        for path in paths:
+            hook = model.get_submodule(path).register_forward_pre_hook(partial(keep, path))
+            hooks.callback(hook.remove)
         model(images)
+    return found
+
+
+@torch.no_grad()
+def blocks_of(model: nn.Module, images: Tensor) -> dict[int, AttentionBlock]:
+    """Return the attention matrices of some blocks of a timm ViT. Raises ValueError if its qkv has biases."""
     found = {}
-    for index, x in inputs.items():
-        weights = dict(model.get_submodule(f"blocks.{index}.attn").named_parameters())
+    inputs = inputs_of(model, [f"blocks.{index}.attn" for index in BLOCKS], images)
+    for index, (path, x) in zip(BLOCKS, inputs.items(), strict=True):
+        weights = dict(model.get_submodule(path).named_parameters())
         if "qkv.bias" in weights:
             raise ValueError("query, key and value have biases, which these matrices leave out: use qkv_bias=False")
         heads, width = MODEL["num_heads"], x.shape[-1]
@@ -142,17 +150,11 @@ def blocks_of(model: nn.Module, images: Tensor, which: Sequence[int] = BLOCKS) -
 def mlps_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """Return `blocks.N.x_mlp` (images, n, d), `.w_up` (d, 4d) and `.w_down` (4d, d), which multiply from the right."""
     found: dict[str, Tensor] = {}
-    with contextlib.ExitStack() as hooks:
-        for index in BLOCKS:
-            mlp = model.get_submodule(f"blocks.{index}.mlp")
-
-            def keep(_: nn.Module, args: tuple[Tensor, ...], index: int = index) -> None:
-                found[f"blocks.{index}.x_mlp"] = args[0].clone()
-
-            hooks.callback(mlp.register_forward_pre_hook(keep).remove)
-            found[f"blocks.{index}.w_up"] = mlp.get_parameter("fc1.weight").T.contiguous()
-            found[f"blocks.{index}.w_down"] = mlp.get_parameter("fc2.weight").T.contiguous()
-        model(images)
+    inputs = inputs_of(model, [f"blocks.{index}.mlp" for index in BLOCKS], images)
+    for index, (path, x) in zip(BLOCKS, inputs.items(), strict=True):
+        found[f"blocks.{index}.x_mlp"] = x
+        found[f"blocks.{index}.w_up"] = model.get_parameter(f"{path}.fc1.weight").T.contiguous()
+        found[f"blocks.{index}.w_down"] = model.get_parameter(f"{path}.fc2.weight").T.contiguous()
     return found
 
 

@@ -70,6 +70,8 @@ def register_attention(
     Raises ValueError for a name that is taken, TypeError for a signature or a core that does not fit.
     """
 
+    if not isinstance(name, str):
+        raise TypeError('write @register_attention("name"), with the name of the attention in brackets')
     if core is not None and not pairs:
         raise TypeError(
             f"attention {name!r}: pairs=False is for a derived core; set the flags of {core.__name__} instead"

@@ -299,7 +299,7 @@ class TrainedArms(Claim):
 
         def train_seed(seed: int) -> Result | None:
             try:
-                return runs.run(plan(seed))
+                return self._trained(options, data, runs, plan(seed))
             except OutOfTime as over:
                 self._may_miss(over, late)
                 return None
@@ -308,6 +308,12 @@ class TrainedArms(Claim):
         later = range(seeds, min(options.seeds, self.arms[arm].seeds or options.seeds)) if self.in_rounds else ()
         results += [runs.finished(plan(seed)) for seed in later]  # from an earlier call that got further
         return self._arm_record(tuned, tried, [one for one in results if one is not None], data.set)
+
+    def _trained(self, options: Options, data: GivenData, runs: Runs, plan: Planned) -> Result:
+        result = runs.run(plan)
+        if options.scale == "lab":
+            data.set.check_trained(result, data.spec)  # a folder may be called cifar10 and hold something else
+        return result
 
     def _may_miss(self, over: OutOfTime, late: list[OutOfTime]) -> None:
         """Add `over` to `late` if evidence may be written with runs missing; otherwise raise it."""
@@ -331,7 +337,7 @@ class TrainedArms(Claim):
                 name=f"{folder}/grid-{lr:g}", config=changed, images=images, start=start,
                 turn=0 if self.arms[arm].seeds is None else 2,
             )  # fmt: skip
-            tried[lr] = runs.run(plan)
+            tried[lr] = self._trained(options, data, runs, plan)
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 
         return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried

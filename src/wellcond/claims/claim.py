@@ -189,8 +189,9 @@ class Measured(Claim):
     def reproduce(self, options: Options, runs: "Runs") -> list[Line]:
         options = replace(options, results=runs.results)
         record: dict[str, Any] = {"claim": self.id, "scale": options.scale, **self.measure(options)}
-        record["verdict"] = self.verdict([record]).as_json()
         path = options.evidence / self.id / f"{options.scale}.json"
+        write_record(path, record, seed=0)  # before it is judged: a mistake in `judge` must not cost the measurement
+        record["verdict"] = self.verdict([record]).as_json()
         write_record(path, record, seed=0)
         options.say(f"wrote {path}")
         return self.lines(record)

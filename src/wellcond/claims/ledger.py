@@ -8,9 +8,10 @@ Verdicts are computed anew from the rows of each file, so that a change of the r
 evidence: it is listed as "smoke only" and decides nothing.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -107,18 +108,32 @@ class Entry:
 def entries(evidence: Path) -> list[Entry]:
     """Return an entry per claim, in order. Raises ValueError for a file that belongs to no claim or cannot be read."""
     _refuse_unknown(evidence)
-    return [
-        _statement(evidence, one) if isinstance(one, Statement) else _claim(evidence, one)
-        for id_, one in CLAIMS.items()
-        if id_ in OURS or (evidence / id_).is_dir()  # plug-ins' claims may keep their evidence elsewhere
-    ]
+    found = []
+    for id_, one in CLAIMS.items():
+        if id_ in OURS or (evidence / id_).is_dir():  # plug-ins' claims may keep their evidence elsewhere
+            with _naming(one):
+                found.append(_statement(evidence, one) if isinstance(one, Statement) else _claim(evidence, one))
+    return found
+
+
+@contextlib.contextmanager
+def _naming(one: Claim) -> Iterator[None]:
+    """Name the claim whose code fails on its evidence, which may be anybody's."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{one.id} cannot be told from its evidence ({why}; WELLCOND_DEBUG=1 shows where)") from error
 
 
 def run(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> Path:
     """Draw the figures that have changed; write the page and, if given, the reference and the README's table."""
     for one, figure, files in _figures(evidence):
         if can_draw() or not is_current(figure, made_from=files):
-            write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
+            with _naming(one):
+                write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
     found, chart = entries(evidence), evidence / OVERVIEW
     rows = overview_rows(found)
     if can_draw() or not is_current(chart, made_from=rows):

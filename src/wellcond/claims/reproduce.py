@@ -29,7 +29,7 @@ from wellcond.claims.claim import Claim, Measured, Options, Statement
 from wellcond.claims.jobs import RunFailed
 from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
-from wellcond.records import read_json
+from wellcond.records import check_writable, read_json
 from wellcond.train.config import as_seconds
 from wellcond.train.processes import check_device
 from wellcond.train.recipes import SCALES
@@ -87,6 +87,7 @@ def reproduce(
             _check_limit(time_limit)
         _check_arms(arms, chosen)
         check_device(device)
+        check_writable(evidence / "file", *([output / scale / "file"] if training else []))
         if not training:
             _check_readable([] if whole_queue else chosen, scale, [evidence / "runs" / scale, output / scale])
         given = _given(data_dirs, chosen, whole_queue=whole_queue, training=training) if scale == "lab" else []

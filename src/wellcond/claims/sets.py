@@ -93,6 +93,9 @@ class ClaimSet(ABC):
     def samples(self, config: Config) -> int:
         """Return how long a training takes, as the number of training samples that would take the same time."""
 
+    def check_trained(self, run: Mapping[str, Any], spec: str) -> None:  # noqa: B027 (most need no check)
+        """Raise ValueError if a run shows that its data were not this set's."""
+
     @abstractmethod
     def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
         """Return what a run reached on the test set, from its result; None if it diverged."""
@@ -164,6 +167,17 @@ class ImageSet(ClaimSet):
 
     def metrics(self, run: Mapping[str, Any]) -> Mapping[str, float] | None:
         return run["metrics"]
+
+    def check_trained(self, run: Mapping[str, Any], spec: str) -> None:
+        """Raise ValueError if a run's steps say that it was trained on another number of images than the set has."""
+        config = run["config"]
+        if run["status"] != "finished" or config.get("steps"):
+            return
+        images = run["steps"] / config["epochs"] * config["batch_size"] / (1 - config["holdout"])
+        if not 0.98 * self.train_samples - config["batch_size"] <= images <= 1.02 * self.train_samples:
+            raise ValueError(
+                f"{spec} is not {self.title}: it has about {images:,.0f} images to train on, not {self.train_samples:,}"
+            )
 
     def _of_folder(self, path: Path) -> str:
         if self.name.startswith("cifar") and any((path / part).exists() for part in CIFAR_FILES):

@@ -17,12 +17,16 @@ import the plug-ins of other packages first (plugins.py).
 `wellcond --install-completion` sets up your shell to complete commands, recipes, claims and models.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,7 +59,8 @@ def main() -> None:
     interrupt = partial(_interrupt, os.getpid())
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        app(prog_name="wellcond")
+        with _plain_warnings():
+            app(prog_name="wellcond")
     except Exception as error:
         if os.environ.get("WELLCOND_DEBUG", "0") not in ("", "0"):
             raise
@@ -64,6 +69,22 @@ def main() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show our own warnings as one line each, for people who read a log and not our code; others as usual."""
+    ours, others = Path(__file__).parents[1], warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
+        if Path(filename).is_relative_to(ours):
+            Console(stderr=True).print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+        else:
+            others(message, category, filename, *args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _interrupt(main_process: int, number: int, frame: FrameType | None) -> None:

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +65,7 @@ def run(config: Config, output: Path, *, device: str | None = None) -> int:
     console = Console(stderr=True)
     main = _is_main()
     try:
-        with _plain_warnings(console):
-            outcome = train(config, output, device=device, quiet=not main)
+        outcome = train(config, output, device=device, quiet=not main)
     except Interrupted as stopped:
         if main:
             console.print(str(stopped), highlight=False, soft_wrap=True)
@@ -95,19 +92,3 @@ def _page(output: Path, console: Console) -> None:
     else:
         said = f"no page: there is no Altair here; `wellcond report {output}` draws it where Altair is installed"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _plain_warnings(console: Console) -> Iterator[None]:
-    """Show our own warnings as one line each, for people who read a log and not our code; others as usual."""
-    ours, others = Path(__file__).parents[1], warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
-        if Path(filename).is_relative_to(ours):
-            console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
-        else:
-            others(message, category, filename, *args, **kwargs)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield

@@ -80,8 +80,11 @@ def folder_source(path: Path) -> Source:
     if all(shards):
         return archive_source(*shards, name=printable(path.resolve().name))
     classes = train if train.is_dir() else path
-    if val is None and len(_with_images(classes)) > 1:
+    filled = _with_images(classes)
+    if val is None and len(filled) > 1:
         return _divided_source(path, classes)
+    if val is None and len(filled) == 1:
+        raise ValueError(f"{classes} has images of one class only, {filled[0]}/; two are needed to tell apart")
     there = sorted(other.name + "/" * other.is_dir() for other in path.iterdir() if not other.name.startswith("."))
     holds = ", ".join(there[:8]) + (", …" if len(there) > 8 else "") or "nothing"
     raise ValueError(

@@ -34,7 +34,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from wellcond.attention import find_attention
+from wellcond.attention import ATTENTIONS, find_attention
 from wellcond.graying import TokenGraying
 from wellcond.models.families import unwrap
 from wellcond.models.surgery import (
@@ -52,6 +52,7 @@ from wellcond.models.surgery import (
     skips_of,
     ungray,
 )
+from wellcond.words import meant
 
 __all__ = [
     "FORMAT",
@@ -376,13 +377,19 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attent
             TokenGraying(settings.method, settings.epsilon, **how)  # checks the values
         skips = {name: tuple(removed) for name, removed in surgery.get("skips", {}).items()}
         attention = {name: AttentionSettings(**how) for name, how in surgery.get("attention", {}).items()}
-        for how in attention.values():
+        unregistered = [how.name for how in attention.values() if how.name not in ATTENTIONS]
+        for how in attention.values() if not unregistered else ():
             _check_attention(how)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: its wellcond metadata are damaged, or newer than this version ({error!r}): {text[:200]}. "
             "Upgrade wellcond, or read the weights alone with safetensors.torch.load_file"
         ) from error
+    if unregistered and version == FORMAT:
+        raise ValueError(
+            f"{path} was saved with the attention {unregistered[0]!r}, which is not registered here"
+            f"{meant(unregistered[0], ATTENTIONS)}: import the module that registers it first"
+        )
     if version != FORMAT or unknown:
         what = f"entries {sorted(unknown)}" if unknown else f"format {version}"
         raise ValueError(

@@ -266,13 +266,29 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_record(path: str | Path, payload: Mapping[str, Any], *, seed: int | None) -> None:
-    """Write a file of evidence or of a benchmark: payload, seed (None if nothing is random) and environment."""
+    """Write a file of evidence or of a benchmark: payload, seed (None if nothing is random) and environment.
+
+    A file with the same payload and seed is left as it is, with the environment that it was first made in."""
     taken = {"seed", "environment"} & payload.keys()
     if taken:
         raise ValueError(
             f"the payload already has {', '.join(sorted(taken))}, which write_record adds itself; rename it"
         )
-    write_json(path, {**payload, "seed": seed, "environment": environment()})
+    content = {**payload, "seed": seed}
+    if not _holds(Path(path), content):
+        write_json(path, {**content, "environment": environment()})
+
+
+def _holds(path: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a file has this content beside its environment."""
+    try:
+        before = read_json(path)
+    except (OSError, ValueError):
+        return False
+    if not isinstance(before, dict) or "environment" not in before:
+        return False
+    before.pop("environment")
+    return _dumps(_plain(before)) == _dumps(_plain(content))
 
 
 def check_writable(*files: Path) -> None:

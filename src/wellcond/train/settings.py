@@ -265,7 +265,23 @@ def assignment(text: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
+USUAL = {
+    "learning_rate": "lr", "optimizer": "opt", "optimiser": "opt", "betas": "opt_betas", "eps": "opt_eps",
+    "wd": "weight_decay", "grad_clip": "clip_grad", "max_grad_norm": "clip_grad", "warmup": "warmup_epochs",
+    "scheduler": "sched", "lr_scheduler": "sched", "amp": "amp_dtype", "precision": "amp_dtype", "batch": "batch_size",
+    "num_epochs": "epochs", "max_steps": "steps", "smoothing": "label_smoothing", "ema": "ema_decay",
+}  # fmt: skip
+"""What other programs call some settings."""
+OPTIONS = ("device", "output", "data_dir")
+"""Options of the command, which are no settings."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    if name in OPTIONS:
+        return f"; that is the option --{name.replace('_', '-')}"
+    if USUAL.get(name) in known:
+        return f"; did you mean {USUAL[name]}?"
     return meant(name, known) or f"; there are {', '.join(sorted(known))}"
 
 

@@ -90,8 +90,8 @@ class ReplacedWithBias(Replaced):
         if core.takes_bias or not (own or shared):
             return ""
         return (
-            "it has a relative position bias, a number for each pair of tokens, and landmarks know no pairs; "
-            "softmax, kernelized and linear attention keep it"
+            "it has a relative position bias, a number for each pair of tokens, which this attention cannot take "
+            "(landmarks know no pairs); softmax, kernelized and linear attention keep it"
         )
 
 

@@ -36,7 +36,7 @@ class SkipChange(Undoable):
 
     blocks: Mapping[str, tuple[str, ...]]
     """Block → the skips that were changed."""
-    _flipped: tuple[tuple[nn.Module, str, bool], ...] = ()
+    _flipped: tuple[tuple[nn.Module, str, bool], ...] = field(default=(), repr=False)
     _filled: tuple[tuple[nn.Parameter, Tensor, Tensor], ...] = field(default=(), repr=False)
 
     def undo(self) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Self
+from typing import NoReturn, Self
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ class Undoable(ABC):
 
     def __exit__(self, *_error: object) -> None:
         self.undo()
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise TypeError("this is a record of the change, not the model: the model was changed in place; call that one")
 
 
 def class_was_given(module: nn.Module) -> bool:

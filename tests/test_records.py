@@ -272,3 +272,18 @@ def test_what_cannot_be_written_is_named(tmp_path):
 def test_permissions_are_not_trusted():
     with pytest.raises(ValueError, match="nothing can be written to /proc/wellcond"):
         check_writable(Path("/proc/wellcond/page.html"))
+
+
+def test_a_record_that_says_the_same_keeps_its_environment(tmp_path, monkeypatch):
+    path, payload = tmp_path / "a.json", {"rows": [{"x": 1.5, "y": math.inf}], "of": ("a", "b")}
+    write_record(path, payload, seed=0)
+    first = path.read_text()
+    monkeypatch.setattr(records.rows, "environment", lambda: {"command": "another"})
+    write_record(path, payload, seed=0)
+    assert path.read_text() == first
+    for changed, seed in (({**payload, "of": "a"}, 0), (payload, 1)):
+        write_record(path, changed, seed=seed)
+        assert read_json(path)["environment"] == {"command": "another"}
+    path.write_text("{")
+    write_record(path, payload, seed=0)
+    assert read_json(path)["seed"] == 0

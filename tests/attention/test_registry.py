@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellcond.attention import ATTENTIONS, AttentionLayer, find_attention
+from wellcond.attention import ATTENTIONS, AttentionLayer, find_attention, register_attention
 
 SETTINGS = {"skyformer": {"num_landmarks": 6}, "nystrom": {"num_landmarks": 4}}
 CASES = [(name, SETTINGS.get(name, {})) for name in ATTENTIONS]
@@ -178,3 +178,10 @@ def test_an_unknown_name() -> None:
         find_attention("xyzzy")
     with pytest.raises(ValueError, match=r"no attention 'nystromer'; did you mean nystrom\?"):
         find_attention("nystromer")
+
+
+def test_a_decorator_without_its_name_registers_nothing() -> None:
+    before = dict(ATTENTIONS)
+    with pytest.raises(TypeError, match=r'write @register_attention\("name"\)'):
+        register_attention(lambda query, key, value: value)  # pyright: ignore[reportArgumentType]
+    assert before == ATTENTIONS

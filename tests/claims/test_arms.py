@@ -128,6 +128,9 @@ def test_our_evidence_is_what_the_kept_results_say(tmp_path, monkeypatch):
     """By the command for whoever wants to check it, in an empty folder, without data and without training."""
     shutil.copytree(ROOT / "evidence", tmp_path / "evidence")
     before = {path: read_json(path) for path in sorted((tmp_path / "evidence").glob("*/lab-*.json"))}
+    for path, record in before.items():
+        if "arms" in record and any((tmp_path / "evidence/runs/lab" / record["data"]).glob("*/*/seed-*")):
+            write_json(path, {**record, "arms": {}})  # so that nothing can be left as it is
     monkeypatch.chdir(tmp_path)
     console = told()
     assert reproduce(whole_queue=True, scale="lab", training=False, console=console) == 0
@@ -468,3 +471,27 @@ def test_a_damaged_record_ends_no_queue(tmp_path, monkeypatch):
     assert "asa-fig2: no verdict, " in said
     assert "lab-broken.json is not JSON" in said
     assert "asa-fig3: holds\n" in said
+
+
+def test_a_folder_that_is_not_the_set_is_refused(tmp_path):
+    run = {"status": "finished", "steps": 1750, "config": {"epochs": 10, "batch_size": 256, "holdout": 0.1}}
+    SETS["cifar10"].check_trained(run, "folder:photos")
+    SETS["lra_text"].check_trained(run, "anything")
+    with pytest.raises(ValueError, match=r"folder:photos is not CIFAR-10: .* about 284 images to train on, not 50,000"):
+        SETS["cifar10"].check_trained({**run, "steps": 10}, "folder:photos")
+    with pytest.raises(ValueError, match="is not Tiny-ImageNet"):
+        SETS["tiny-imagenet"].check_trained(run, "folder:photos")
+    for path in (ROOT / "evidence/runs/lab").rglob("result.json"):
+        result = read_json(path)
+        SETS[result["name"].split("/")[0]].check_trained(result, "ours")
+
+
+def test_where_nothing_can_be_written_nothing_is_started(tmp_path):
+    (tmp_path / "file").write_text("")
+    for places in (
+        {"evidence": tmp_path / "file" / "x", "output": tmp_path},
+        {"evidence": tmp_path, "output": tmp_path / "file"},
+    ):
+        with pytest.raises(ValueError, match="nothing can be written to"):
+            reproduce("asa-fig1c", scale="smoke", **places)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import CLAIMS, OURS
+from wellcond.claims.claim import Measured, Options
 from wellcond.claims.figures import altair, svg
 from wellcond.claims.overview import overview, overview_rows
-from wellcond.records import write_record
-from wellcond.verdicts import Interval, Part
+from wellcond.claims.runs import Runs
+from wellcond.records import read_json, write_record
+from wellcond.verdicts import Interval, Part, not_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,3 +240,28 @@ def test_without_altair_only_drawing_fails_and_says_what_to_install(evidence, tm
         ledger.run(evidence, tmp_path / "claims.md")
     with pytest.raises(ValueError, match="charts need Altair"):
         altair()
+
+
+def test_a_claim_whose_words_fail_is_named(evidence, monkeypatch):
+    def says(record):
+        return record["misspelt"]
+
+    claim = Measured(
+        id="my-claim", claim="a", test="b", holds_if="c", measure=lambda options: {}, says=says,
+        judge=lambda record: [not_run("c")],
+    )  # fmt: skip
+    monkeypatch.setitem(CLAIMS, claim.id, claim)
+    write_record(evidence / "my-claim" / "lab.json", {"claim": "my-claim", "scale": "lab"}, seed=0)
+    with pytest.raises(ValueError, match=r"my-claim cannot be told from its evidence \(KeyError: 'misspelt'"):
+        ledger.entries(evidence)
+
+
+def test_a_mistake_in_a_judge_does_not_cost_the_measurement(tmp_path):
+    claim = Measured(
+        id="my-claim", claim="a", test="b", holds_if="c", measure=lambda options: {"value": 1},
+        judge=lambda record: record["misspelt"],
+    )  # fmt: skip
+    options = Options(scale="lab", evidence=tmp_path, console=Console(quiet=True))
+    with pytest.raises(KeyError):
+        claim.reproduce(options, Runs(tmp_path, console=options.console))
+    assert read_json(tmp_path / "my-claim" / "lab.json")["value"] == 1

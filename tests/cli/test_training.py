@@ -84,13 +84,21 @@ def test_without_a_probe_there_is_a_page_too(tmp_path: Path, capsys: pytest.Capt
         assert ("diverged: " in page) is (name == "lost")
 
 
-def test_a_warning_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
+def test_a_warning_of_ours_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(small(), tmp_path / "run", device="cpu") == 0
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    capsys.readouterr()
+
+    def again(**_: object) -> None:
+        assert run(small(), tmp_path / "run", device="cpu") == 0
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cli, "app", again)
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
         warnings.simplefilter("default")  # as outside of tests
-        assert run(small(), tmp_path / "run", device="cpu") == 0
-        shutil.rmtree(tmp_path / "run/checkpoints")
-        capsys.readouterr()
-        assert run(small(), tmp_path / "run", device="cpu") == 0
+        cli.main()
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("warning: ")
     assert first.endswith("starts again from step 0. What it had written is kept in metrics.before-1.jsonl")

@@ -171,7 +171,7 @@ class ImageSet(ClaimSet):
     def check_trained(self, run: Mapping[str, Any], spec: str) -> None:
         """Raise ValueError if a run's steps say that it was trained on another number of images than the set has."""
         config = run["config"]
-        if run["status"] != "finished" or config.get("steps"):
+        if run["status"] != "finished" or config.get("steps") or not run.get("steps"):
             return
         images = run["steps"] / config["epochs"] * config["batch_size"] / (1 - config["holdout"])
         if not 0.98 * self.train_samples - config["batch_size"] <= images <= 1.02 * self.train_samples:

@@ -391,3 +391,10 @@ def test_exported(vit: nn.Module, images: Tensor) -> None:
     assert skips_of(vit) == BOTH
     exported = torch.export.export(vit, (images,)).module()
     assert torch.equal(exported(images), expected)
+
+
+def test_the_record_of_a_change_is_short_and_no_model(vit: nn.Module, images: Tensor) -> None:
+    change = remove_skip(vit, "sa")
+    assert len(repr(change)) < 400
+    with pytest.raises(TypeError, match="the model was changed in place; call that one"):
+        change(images)

@@ -488,10 +488,8 @@ def test_a_folder_that_is_not_the_set_is_refused(tmp_path):
 
 def test_where_nothing_can_be_written_nothing_is_started(tmp_path):
     (tmp_path / "file").write_text("")
-    for places in (
-        {"evidence": tmp_path / "file" / "x", "output": tmp_path},
-        {"evidence": tmp_path, "output": tmp_path / "file"},
-    ):
+    for wrong in ("evidence", "output"):
+        places = {"evidence": tmp_path, "output": tmp_path} | {wrong: tmp_path / "file" / "x"}
         with pytest.raises(ValueError, match="nothing can be written to"):
             reproduce("asa-fig1c", scale="smoke", **places)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

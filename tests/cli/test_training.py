@@ -96,9 +96,10 @@ def test_a_warning_of_ours_is_one_line(
         raise SystemExit(0)
 
     monkeypatch.setattr(cli, "app", again)
-    with warnings.catch_warnings(), pytest.raises(SystemExit):
+    with warnings.catch_warnings():
         warnings.simplefilter("default")  # as outside of tests
-        cli.main()
+        with pytest.raises(SystemExit):
+            cli.main()
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("warning: ")
     assert first.endswith("starts again from step 0. What it had written is kept in metrics.before-1.jsonl")

@@ -84,6 +84,10 @@ def test_mistakes_in_folders(tmp_path: Path, make_tree) -> None:
     refused(tree / "train" / "china" / "000.png", "is a file")
     refused(tree / "train" / "china", r"needs train/ and one of val/.*it holds 000\.png, 001\.png")
 
+    alone = tmp_path / "alone"
+    shutil.copytree(tree / "train" / "china", alone / "china")
+    refused(alone, "images of one class only, china/; two are needed")
+
     tree = make_tree("empty_class")
     (tree / "train" / "cathedral").mkdir()
     refused(tree, r"train.cathedral holds no image; add some")

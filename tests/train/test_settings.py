@@ -18,7 +18,16 @@ Make = Callable[..., Config]
 
 @pytest.mark.parametrize(
     ("setting", "nearest"),
-    [("xyzzy=1", "there are"), ("epoch=3", "mean epochs"), ("batchsize=3", "mean batch_size"), ("lrr=1", "mean lr")],
+    [
+        ("xyzzy=1", "there are"),
+        ("epoch=3", "mean epochs"),
+        ("batchsize=3", "mean batch_size"),
+        ("lrr=1", "mean lr"),
+        ("learning_rate=1", r"mean lr\?"),
+        ("grad_clip=1", r"mean clip_grad\?"),
+        ("device=cpu", "the option --device"),
+        ("data_dir=x", "the option --data-dir"),
+    ],  # fmt: skip
 )
 def test_an_unknown_setting_names_the_nearest(setting: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"no setting.*({nearest})"):

@@ -1,6 +1,7 @@
 """Jacobian spectra against `torch.func.jacrev` in float64, on small random modules and on blocks of real models."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -238,6 +239,28 @@ def test_auto_takes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for method in ("exact", "gram"):
         with pytest.raises(ValueError, match="max_entries = 35"):
             jacobian_spectrum(module, x, method=method)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        (1e-25, torch.float32),
+        (1e-22, torch.float32),
+        (1e19, torch.float32),
+        (1e-200, torch.float64),
+        (1e200, torch.float64),
+    ],
+)
+def test_the_gram_matrix_has_squares_beyond_the_range_of_its_dtype(scale: float, dtype: torch.dtype) -> None:
+    for shape in ((5, 8), (8, 5)):
+        a = scale * torch.randn(shape, dtype=torch.float64)
+        a[0] *= 1e-3
+        function = functools.partial(nn.functional.linear, weight=a.to(dtype))
+        found = jacobian_spectrum(function, torch.randn(1, shape[1]), k=5, method="gram", dtype=dtype)
+        truth = torch.linalg.svdvals(a / scale) * scale  # LAPACK's own range ends near 1e±150
+        assert found.status_names() == ["ok"]
+        assert ((found.values[0] - truth).abs() <= found.largest_error[0]).all()
+        assert_close(found.largest[0, :2], truth[:2], rtol=1e-6, atol=0)
 
 
 def test_the_gram_matrix_knows_what_it_cannot_see() -> None:

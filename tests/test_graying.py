@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from wellcond import TokenGraying, gray_tokens
 from wellcond.graying import explain_graying
@@ -329,6 +331,34 @@ def test_a_compiled_module_takes_the_fused_operator_where_there_are_kernels(monk
     for graph in graphs:
         assert [str(node.target) for node in graph.graph.nodes if "wellcond" in str(node.target)] == [operator]
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_of_each_sample(method, dtype):
+    images, weight = torch.randn(3, 3, 8, 12, dtype=dtype), torch.randn(3, 8, 12, dtype=dtype)
+    graying = TokenGraying(method, 0.8, 4)
+
+    def loss(image):
+        return (graying(image[None])[0] * weight).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(images)
+    leaves = images.clone().requires_grad_()
+    (alone,) = torch.autograd.grad(sum(map(loss, leaves)), leaves)
+    torch.testing.assert_close(together, alone)
+    batched = torch.func.vmap(lambda image: graying(image[None])[0])(images)
+    torch.testing.assert_close(batched, graying(images))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_without_values_are_not_looked_at(method):
+    images, graying = torch.randn(2, 3, 8, 12), TokenGraying(method, 0.95, 4)
+    assert graying(images.to("meta")).shape == images.shape
+    with FakeTensorMode() as mode:
+        assert graying(mode.from_tensor(images)).shape == images.shape
+    traced = make_fx(graying)(images)
+    other = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(traced(other), graying(other))
 
 
 @pytest.mark.parametrize("method", ["svd", "dct"])

@@ -136,6 +136,8 @@ class _SpectralPower(torch.autograd.Function):
     (fi − fj)/(σi − σj), the antisymmetric part by (fi + fj)/(σi + σj), and what lies outside the shorter side by fi/σi.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         x: Tensor, epsilon: float, floor: float, restore_scale: bool
@@ -215,6 +217,8 @@ def _by_eigh(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor
 
 class _GramPower(torch.autograd.Function):
     """max(G/λmax, floor²)^((ε−1)/2) of symmetric matrices, differentiated by divided differences (Daleckii, Krein)."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]

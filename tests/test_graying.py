@@ -335,6 +335,34 @@ def test_a_compiled_module_takes_the_fused_operator_where_there_are_kernels(monk
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("padded", [60, 2048])
+def test_padding_changes_nothing(method, dtype, padded):
+    """Not even the smallest singular values, which in float32 are just above the floor of the matrix alone."""
+    counts, d, side = (40, 5, 0), 24, 5.5 if dtype == torch.float32 else 11
+    x, keep = torch.randn(3, padded, d, dtype=dtype), torch.zeros(3, padded, dtype=torch.bool)
+    for matrix, kept, count in zip(x, keep, counts, strict=True):
+        kept[torch.randperm(padded)[:count]] = True
+        if count:
+            u, _, vh = torch.linalg.svd(torch.randn(count, d, dtype=torch.float64), full_matrices=False)
+            matrix[kept] = (u * torch.logspace(0, -side, len(vh), dtype=torch.float64) @ vh).to(dtype)
+    x.requires_grad_()
+    got = gray_tokens(x, method, epsilon=0.5, keep=keep)
+    got.square().sum().backward()
+    assert (got[~keep] == 0).all()
+    assert (x.grad[~keep] == 0).all()
+    for i in range(2):
+        alone = x[i, keep[i]].detach().requires_grad_()
+        want = gray_tokens(alone, method, epsilon=0.5)
+        want.square().sum().backward()
+        with torch.no_grad():
+            assert (got[i, keep[i]] - want).abs().max() < 1e-5 * want.abs().max()
+            assert (x.grad[i, keep[i]] - alone.grad).abs().max() < 1e-5 * alone.grad.abs().max()
+            values = torch.linalg.svdvals(got[i, keep[i]].double()), torch.linalg.svdvals(want.double())
+        torch.testing.assert_close(*values, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
 def test_gradients_of_each_sample(method, dtype):
     images, weight = torch.randn(3, 3, 8, 12, dtype=dtype), torch.randn(3, 8, 12, dtype=dtype)
     graying = TokenGraying(method, 0.8, 4)

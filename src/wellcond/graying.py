@@ -64,7 +64,10 @@ def gray_tokens(
         return gray_dct(x.reshape(-1, n, d).contiguous(), 0, 0, epsilon, restore_scale).reshape(*lead, n, d)
     if method == "dct":
         return dct_power(x, epsilon, restore_scale=restore_scale)
-    return spectral_power(x, epsilon, restore_scale=restore_scale)
+    if keep is None:
+        return spectral_power(x, epsilon, restore_scale=restore_scale)
+    grayed = spectral_power(x, epsilon, restore_scale=restore_scale, rows=keep.sum(-1))
+    return grayed.masked_fill(~keep[..., None], 0)  # it is only rounding, but not zero
 
 
 class TokenGraying(nn.Module):

@@ -127,6 +127,24 @@ def test_real_models_with_another_attention() -> None:
     assert [score.tau for score in scores] == [score.tau for score in found.scores["softmax"]]
 
 
+def test_every_model_gets_the_batches_as_they_came() -> None:
+    def make_step(model: nn.Module) -> Callable[[nn.Module, Tensor], None]:
+        def step(model: nn.Module, batch: Tensor) -> None:
+            batch += 1
+            with torch.no_grad():
+                model.weight += 0.01 * batch[: len(model.weight)]
+
+        return step
+
+    given = batches(3)
+    before = copy.deepcopy(given)
+    models = scaled(1, 2)
+    found = instability_ratio(models, given, make_step, baseline="times 1", steps=3)
+    assert found["times 2"].ratios == pytest.approx([4.0] * 3, rel=1e-9)
+    assert torch.equal(models["times 1"].weight, models["times 2"].weight)
+    assert all(map(torch.equal, given, before))
+
+
 def test_steps_without_a_score() -> None:
     def make_step(model: nn.Module) -> Callable[[nn.Module, object], None]:
         count = 0

@@ -2,8 +2,10 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -150,6 +152,44 @@ def test_random_draws_are_the_same_in_both_evaluations() -> None:
     assert score.tau == pytest.approx(float((x @ delta.mT).square().sum() / delta.square().sum()), rel=1e-3)
 
 
+@dataclass(frozen=True)
+class Pair:
+    inputs: tuple[Tensor]
+    more: np.ndarray
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_that_changes_its_batch(linear: nn.Linear, wrapped: bool) -> None:
+    """As timm's Mixup does: f is evaluated on the batch as it came, and the step gets the very batch that was given."""
+    x = torch.randn(5, 6, dtype=torch.float64)
+    batch = Pair(inputs=(x.clone(),), more=np.ones(3)) if wrapped else {"x": (x.clone() * linear.weight[0, 0], "name")}
+    if not wrapped:
+        x = batch["x"][0].detach().clone()  # with a history, which deepcopy refuses
+    given = []
+
+    def tokens(batch: Any) -> Tensor:
+        return batch.inputs[0] if wrapped else batch["x"][0]
+
+    def step(model: nn.Module, batch: Any) -> None:
+        given.append(batch)
+        with torch.no_grad():
+            tokens(batch).mul_(3)
+            model.weight += 0.01
+        if wrapped:
+            batch.more.fill(0)
+
+    def embed(model: nn.Module, batch: Any) -> Tensor:
+        assert not wrapped or batch.more.all()
+        with torch.no_grad():
+            return model(tokens(batch).sub_(1).div_(2))  # works in place, too
+
+    score = instability_score(linear, batch, step, embed=embed)
+    delta = torch.full((4, 6), 0.01, dtype=torch.float64)
+    assert score.tau == pytest.approx(float(((x - 1) / 2 @ delta.mT).square().sum() / delta.square().sum()), rel=1e-9)
+    assert given[0] is batch
+    assert torch.equal(tokens(batch), 3 * x)
+
+
 def test_a_real_vit_before_and_after_its_norm() -> None:
     model = make_vit()
     one = image_batches(1)[0]
@@ -239,6 +279,8 @@ def test_bad_input(linear: nn.Linear, batch: tuple[Tensor, Tensor]) -> None:
         instability_scores(linear, iter([batch] * 2), step, steps=3)
     with pytest.raises(ValueError, match="at least 1"):
         instability_scores(linear, [batch], step, steps=0)
+    with pytest.raises(ValueError, match="generator in the batch cannot be copied"):
+        instability_score(linear, (batch[0], (i for i in range(3))), step)
     idle = nn.Sequential(linear)
     idle.spare, idle.forward = nn.Linear(1, 1), linear.forward
     with pytest.raises(ValueError, match="ran 0 times"):

@@ -12,6 +12,7 @@ gradients, buffers and training flags are left as `step` leaves them.
 """
 
 import contextlib
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 __all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_score", "instability_scores", "seeded"]
 
@@ -88,18 +90,20 @@ def instability_score(
 
     `embed(model, batch)` returns the token embeddings, or several by name, e.g. before and after the final norm
     (`around` makes such a function). By default `model.forward_features`, or else the model, is called with the batch
-    or its first element. `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs
-    memory for one copy of the parameters, the buffers and the embeddings.
+    or its first element. Both evaluations get a copy of the batch, since the step or the model may change it in place.
+    `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs memory for one copy of
+    the parameters, the buffers and the embeddings, and two of the batch.
     """
     embed = embed or _default_embed
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no parameters that an update could move")
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    before = _evaluate(model, batch, embed, seed, buffers)
+    first, second = cloned(batch), cloned(batch)
+    before = _evaluate(model, first, embed, seed, buffers)
     step(model, batch)
     moved = _squared_distance(model, parameters)
-    after = _evaluate(model, batch, embed, seed, buffers)
+    after = _evaluate(model, second, embed, seed, buffers)
     if [(name, value.shape) for name, value in before.items()] != [(n, v.shape) for n, v in after.items()]:
         raise ValueError("the embeddings changed in name or shape; `embed` must give the same ones before and after")
     scores = []
@@ -220,6 +224,23 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=sorted(devices)):
         torch.manual_seed(seed)
         yield
+
+
+def cloned(batch: Any) -> Any:
+    """Return a copy of the batch that shares no values with it. ValueError if something in it cannot be copied."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):  # deepcopy refuses tensors that were computed with gradients
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        try:
+            return copy.deepcopy(leaf)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"the {type(leaf).__name__} in the batch cannot be copied ({error}), and without a copy the step could "
+                "change what f is evaluated on; put tensors into the batch, or containers of them"
+            ) from error
+
+    return pytree.tree_map(of_leaf, batch)
 
 
 def _default_embed(model: nn.Module, batch: Any) -> Tensor:

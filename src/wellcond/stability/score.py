@@ -15,10 +15,12 @@ import contextlib
 import copy
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -219,11 +221,18 @@ def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed the CPU and the model's GPUs inside this context, and restore their random state afterwards."""
+    """Seed torch on the CPU and the model's GPUs, NumPy and Python inside this context, and restore them afterwards."""
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the draws of others, such as timm)
     with torch.random.fork_rng(devices=sorted(devices)):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def cloned(batch: Any) -> Any:

@@ -72,6 +72,22 @@ def test_a_linear_model_in_closed_form(linear: nn.Linear, batch: tuple[Tensor, T
         assert (score.status, score.step, score.count, score.dtype) == ("ok", 7, 5, "float64")
 
 
+def test_complex_parameters_and_embeddings() -> None:
+    """Both parts count: a step that moves only the imaginary one is a step."""
+    model, x = nn.Linear(6, 4, bias=False, dtype=torch.complex128), torch.randn(5, 6, dtype=torch.complex128)
+    delta = torch.randn(4, 6, dtype=torch.float64)
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        with torch.no_grad():
+            model.weight += 0.01j * delta
+
+    score = instability_score(model, x, step)
+    assert score.status == "ok"
+    assert score.tau == pytest.approx(
+        float((x @ (1j * delta).mT).abs().square().sum() / delta.square().sum()), rel=1e-9
+    )
+
+
 def test_steps_follow_each_other(linear: nn.Linear) -> None:
     batches = [(torch.randn(5, 6).double(), torch.randn(5, 4).double()) for _ in range(4)]
     twin = copy.deepcopy(linear)

@@ -110,7 +110,7 @@ def instability_score(
         raise ValueError("the embeddings changed in name or shape; `embed` must give the same ones before and after")
     scores = []
     for name, value in before.items():
-        change = float((after[name].double() - value.double()).square().sum())
+        change = float((_wide(after[name]) - _wide(value)).abs().square().sum())
         status = _status(value, change, moved)
         scores.append(
             InstabilityScore(
@@ -173,7 +173,7 @@ def _status(embedding: Tensor, change: float, moved: float) -> str:
     if moved == 0:
         return "zero"
     rounding = ROUNDING * torch.finfo(embedding.dtype).eps
-    coarse = embedding.dtype.itemsize < 4 or change <= rounding**2 * float(embedding.double().square().sum())
+    coarse = embedding.dtype.itemsize < 4 or change <= rounding**2 * float(_wide(embedding).abs().square().sum())
     return "low_precision" if coarse else "ok"
 
 
@@ -184,7 +184,11 @@ def _squared_distance(model: nn.Module, before: Mapping[str, Tensor]) -> float:
             "the step added, removed or reshaped parameters; ‖W' − W‖ needs the same ones before and after"
         )
     with torch.no_grad():
-        return sum(float((now[name].double() - tensor.double()).square().sum()) for name, tensor in before.items())
+        return sum(float((_wide(now[name]) - _wide(tensor)).abs().square().sum()) for name, tensor in before.items())
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _evaluate(

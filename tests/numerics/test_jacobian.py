@@ -104,6 +104,44 @@ def test_with_respect_to_parameters(method: str, tokens: int, out: int) -> None:
     assert_close(found.largest, truth[:2])
 
 
+@pytest.mark.parametrize("wrt", ["input", "params"])
+@pytest.mark.parametrize("method", ["exact", "lanczos"])
+def test_a_block_that_caches(wrt: str, method: str) -> None:
+    """What it caches in one call, as timm's TinyViT its biases, is neither read by the next nor left behind."""
+
+    class Caching(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.bias_cache: dict[str, Tensor] = {}
+            self.table: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.table = torch.linspace(0, 1, 4, dtype=x.dtype)
+            if "square" not in self.bias_cache:
+                self.bias_cache["square"] = self.weight @ self.weight
+            return torch.tanh(x @ self.bias_cache["square"] + self.table)
+
+    block, x = Caching(), torch.randn(1, 3, 4)
+    block.bias.requires_grad_(False)
+    block(x)
+    held = block.table, block.bias_cache["square"]
+    found = jacobian_spectrum(block, x, wrt, 2, method=method)
+    assert (block.table, block.bias_cache["square"]) == held
+    fresh = Caching().double()
+    fresh.load_state_dict(block.state_dict())
+    at = x.double() if wrt == "input" else fresh.weight.detach()
+
+    def outputs(point: Tensor) -> Tensor:
+        fresh.bias_cache.clear()
+        given = {} if wrt == "input" else {"weight": point}
+        return torch.func.functional_call(fresh, given, (point if wrt == "input" else x.double(),)).flatten()
+
+    truth = torch.autograd.functional.jacobian(outputs, at).flatten(1)
+    fresh.table = None
+    assert_close(found.largest.flatten(), torch.linalg.svdvals(truth)[:2], rtol=1e-6, atol=0)
+
+
 def test_tied_parameters_count_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False))
     module[2].weight = module[0].weight

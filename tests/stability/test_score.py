@@ -150,6 +150,28 @@ def test_the_weights_alone_make_the_difference() -> None:
     assert not torch.equal(model[1].running_mean, torch.zeros(4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_model_caches_is_of_neither_evaluation(training: bool) -> None:
+    """timm's TinyViT keeps the attention biases of an evaluation, and frees them in train()."""
+    model = timm.create_model("tiny_vit_5m_224").train(training)
+    images, cached = torch.randn(1, 3, 64, 64), [m for m in model.modules() if hasattr(m, "attention_bias_cache")]
+    assert cached
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        assert not any(module.attention_bias_cache for module in cached)
+        with torch.no_grad():
+            for module in cached:
+                module.attention_biases += torch.randn_like(module.attention_biases)
+
+    with torch.no_grad():
+        before = copy.deepcopy(model).eval().forward_features(images)
+        score = instability_score(model, images, step)
+        assert not any(module.attention_bias_cache for module in cached)
+        after = copy.deepcopy(model).eval().forward_features(images)
+    assert score.status == "ok"
+    assert score.output_change == pytest.approx(float((after - before).double().square().sum()), rel=1e-3)
+
+
 def test_random_draws_are_the_same_in_both_evaluations() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@
 
 f returns the token embeddings. It is evaluated in eval mode, without gradients, with the same random draws and the same
 buffers before and after, so that only the weights make a difference. Training itself is not affected: the random state,
-gradients, buffers and training flags are left as `step` leaves them.
+gradients, buffers, caches and training flags are left as `step` leaves them.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from wellcond.numerics.no_trace import no_trace
 
 __all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_score", "instability_scores", "seeded"]
 
@@ -102,10 +104,12 @@ def instability_score(
         raise ValueError(f"{type(model).__name__} has no parameters that an update could move")
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     first, second = cloned(batch), cloned(batch)
-    before = _evaluate(model, first, embed, seed, buffers)
+    with no_trace(model.modules()):  # else the second evaluation could read what the first has cached
+        before = _evaluate(model, first, embed, seed, buffers)
     step(model, batch)
     moved = _squared_distance(model, parameters)
-    after = _evaluate(model, second, embed, seed, buffers)
+    with no_trace(model.modules()):
+        after = _evaluate(model, second, embed, seed, buffers)
     if [(name, value.shape) for name, value in before.items()] != [(n, v.shape) for n, v in after.items()]:
         raise ValueError("the embeddings changed in name or shape; `embed` must give the same ones before and after")
     scores = []

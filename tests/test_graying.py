@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from wellcond import TokenGraying, gray_tokens
 from wellcond.graying import explain_graying
@@ -344,6 +346,62 @@ def test_a_compiled_module_takes_the_fused_operator_where_there_are_kernels(monk
     for graph in graphs:
         assert [str(node.target) for node in graph.graph.nodes if "wellcond" in str(node.target)] == [operator]
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("padded", [60, 2048])
+def test_padding_changes_nothing(method, dtype, padded):
+    """Not even the smallest singular values, which in float32 are just above the floor of the matrix alone."""
+    counts, d, side = (40, 5, 0), 24, 5.5 if dtype == torch.float32 else 11
+    x, keep = torch.randn(3, padded, d, dtype=dtype), torch.zeros(3, padded, dtype=torch.bool)
+    for matrix, kept, count in zip(x, keep, counts, strict=True):
+        kept[torch.randperm(padded)[:count]] = True
+        if count:
+            u, _, vh = torch.linalg.svd(torch.randn(count, d, dtype=torch.float64), full_matrices=False)
+            matrix[kept] = (u * torch.logspace(0, -side, len(vh), dtype=torch.float64) @ vh).to(dtype)
+    x.requires_grad_()
+    got = gray_tokens(x, method, epsilon=0.5, keep=keep)
+    got.square().sum().backward()
+    assert (got[~keep] == 0).all()
+    assert (x.grad[~keep] == 0).all()
+    for i in range(2):
+        alone = x[i, keep[i]].detach().requires_grad_()
+        want = gray_tokens(alone, method, epsilon=0.5)
+        want.square().sum().backward()
+        with torch.no_grad():
+            assert (got[i, keep[i]] - want).abs().max() < 1e-5 * want.abs().max()
+            assert (x.grad[i, keep[i]] - alone.grad).abs().max() < 1e-5 * alone.grad.abs().max()
+            values = torch.linalg.svdvals(got[i, keep[i]].double()), torch.linalg.svdvals(want.double())
+        torch.testing.assert_close(*values, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_of_each_sample(method, dtype):
+    images, weight = torch.randn(3, 3, 8, 12, dtype=dtype), torch.randn(3, 8, 12, dtype=dtype)
+    graying = TokenGraying(method, 0.8, 4)
+
+    def loss(image):
+        return (graying(image[None])[0] * weight).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(images)
+    leaves = images.clone().requires_grad_()
+    (alone,) = torch.autograd.grad(sum(map(loss, leaves)), leaves)
+    torch.testing.assert_close(together, alone)
+    batched = torch.func.vmap(lambda image: graying(image[None])[0])(images)
+    torch.testing.assert_close(batched, graying(images))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_without_values_are_not_looked_at(method):
+    images, graying = torch.randn(2, 3, 8, 12), TokenGraying(method, 0.95, 4)
+    assert graying(images.to("meta")).shape == images.shape
+    with FakeTensorMode() as mode:
+        assert graying(mode.from_tensor(images)).shape == images.shape
+    traced = make_fx(graying)(images)
+    other = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(traced(other), graying(other))
 
 
 @pytest.mark.parametrize("method", ["svd", "dct"])

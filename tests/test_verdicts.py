@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from wellcond.verdicts import (
+    Interval,
     at_least,
     at_most,
     clopper_pearson,
@@ -19,6 +20,7 @@ from wellcond.verdicts import (
     rank_correlation,
     reaches,
     smallest_effect,
+    stays_below,
     undecided,
     within,
     written,
@@ -81,6 +83,12 @@ def test_a_rank_correlation_is_spearmans_and_its_interval_draws_groups():
     assert rank_correlation(same).high - rank_correlation(same).low > 1
     with pytest.raises(ValueError, match="several pairs"):
         rank_correlation([[(1.0, 2.0)], [(1.0, 3.0)]])
+
+
+def test_one_group_decides_nothing():
+    found = rank_correlation([[(1.0, 2.0), (2.0, 3.0), (3.0, 4.0), (4.0, 3.5)], []])
+    assert found == Interval(mean=pytest.approx(0.8), low=-math.inf, high=math.inf, count=1)
+    assert reaches("a", found, 0.7).outcome == stays_below("a", found, 0.9).outcome == "undecided"
 
 
 def test_an_interval_reaches_a_bound_or_does_not():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from wellcond.numerics.autocast import autocast_dtype, no_autocast
 from wellcond.numerics.dct import DOUBLE_BELOW, dct_power, dct_power_in
-from wellcond.numerics.fastpaths import exporting, fused_kernels, other_derivatives
+from wellcond.numerics.fastpaths import exporting, fused_kernels, may_look, other_derivatives
 from wellcond.numerics.fused import gray_dct, spectral_power_images, tokens_of, untokens
 from wellcond.numerics.spectral import check_epsilon, check_matrices, explain_spectral_power, spectral_power
 from wellcond.numerics.trust import is_trusted
@@ -46,9 +46,9 @@ def gray_tokens(
         keep: bool (…, n), False for padding tokens: the matrix of the others is grayed as if they stood alone, and
             padding comes back as zeros. With `dct` this takes memory of n² numbers for each matrix.
 
-    Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and, outside
-    `torch.compile`, export and `trusted_input`, for a NaN or Inf. Under those, only the matrix that holds it comes back
-    as NaN.
+    Raises ValueError for an unknown method, an epsilon out of range, integer or empty input, and for a NaN or Inf.
+    Under `trusted_input`, and where values cannot be read (`torch.compile`, export, tracing, `torch.func`, fake and
+    `meta` tensors), only the matrix that holds one comes back as NaN.
     """
     check_method(method)
     check_epsilon(epsilon)
@@ -64,7 +64,10 @@ def gray_tokens(
         return gray_dct(x.reshape(-1, n, d).contiguous(), 0, 0, epsilon, restore_scale).reshape(*lead, n, d)
     if method == "dct":
         return dct_power(x, epsilon, restore_scale=restore_scale)
-    return spectral_power(x, epsilon, restore_scale=restore_scale)
+    if keep is None:
+        return spectral_power(x, epsilon, restore_scale=restore_scale)
+    grayed = spectral_power(x, epsilon, restore_scale=restore_scale, rows=keep.sum(-1))
+    return grayed.masked_fill(~keep[..., None], 0)  # it is only rounding, but not zero
 
 
 class _Graying(nn.Module):
@@ -214,8 +217,8 @@ def _fused_dct(x: Tensor, epsilon: float) -> bool:
 
 
 def _check_finite(x: Tensor) -> None:
-    if torch.compiler.is_compiling() or exporting() or is_trusted() or not x.is_floating_point():
-        return  # a check on values would break the graph
+    if is_trusted() or not x.is_floating_point() or not may_look(x):
+        return
     if not bool(x.detach().isfinite().all()):
         bad = ~x.detach().isfinite().flatten(-2).all(-1)
         raise ValueError(

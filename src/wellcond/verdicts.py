@@ -132,8 +132,9 @@ def rank_correlation(groups: Sequence[Sequence[tuple[float, ...]]], *, confidenc
     """Return Spearman's correlation of all pairs of numbers, with an interval from resampling whole groups.
 
     Pairs of one group, such as the blocks and states of one training, are alike, so they are drawn together
-    (a cluster bootstrap, the same for the same numbers). Of triples, the third numbers are held constant: a partial
-    correlation. Raises ValueError if all pairs have one value, or the third numbers tell one of the others.
+    (a cluster bootstrap, the same for the same numbers); a single group has an infinite interval. Of triples, the third
+    numbers are held constant: a partial correlation. Raises ValueError if all pairs have one value, or the third
+    numbers tell one of the others.
     """
     return _rank_correlation(tuple(tuple(map(tuple, group)) for group in groups if len(group)), confidence)
 
@@ -163,14 +164,16 @@ def resampled(
 ) -> Interval:
     """Return a statistic of all rows of numbers, with its interval from resampling whole groups of them.
 
-    `statistic` gets an array of rows. It may return nan for a sample that it cannot tell anything of.
+    `statistic` gets an array of rows. It may return nan for a sample that it cannot tell anything of. A single group
+    has an infinite interval, for nothing is known of the spread between groups.
     """
     import numpy as np
 
     parts = [np.asarray(group, dtype=float) for group in groups]
     found = statistic(np.concatenate(parts)) if parts else math.nan
-    if not math.isfinite(found):
-        return Interval(mean=math.nan, low=-math.inf, high=math.inf, count=len(parts))
+    if len(parts) < 2 or not math.isfinite(found):
+        mean = found if math.isfinite(found) else math.nan
+        return Interval(mean=mean, low=-math.inf, high=math.inf, count=len(parts))
     draw = np.random.default_rng(0)
     chosen = (draw.integers(len(parts), size=len(parts)).tolist() for _ in range(DRAWS))
     drawn = [statistic(np.concatenate([parts[index] for index in indices])) for indices in chosen]

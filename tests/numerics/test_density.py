@@ -65,6 +65,13 @@ def test_quantiles_and_cumulative_shares() -> None:
     assert ((value - shares).abs() < 4 * error + 0.01).all()
     ends, _ = density.cumulative(torch.tensor([0.0, 2.0], dtype=torch.float64))
     assert_close(ends, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    outermost = density.quantile(torch.tensor([0.0, 1.0]))
+    assert torch.equal(outermost, torch.stack([density.nodes.min(), density.nodes.max()]))
+
+
+def test_a_single_node_is_every_quantile() -> None:
+    density = spectral_density(matrix(torch.full((1, 4), 0.5, dtype=torch.float64)), probes=1)
+    assert_close(density.quantile(torch.tensor([0.0, 0.5, 1.0])), torch.ones(3, dtype=torch.float64))
 
 
 def test_batches_are_kept_apart() -> None:

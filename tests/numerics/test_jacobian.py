@@ -1,6 +1,7 @@
 """Jacobian spectra against `torch.func.jacrev` in float64, on small random modules and on blocks of real models."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,44 @@ def test_with_respect_to_parameters(method: str, tokens: int, out: int) -> None:
     assert found.largest.shape == (2,)
     assert found.kappa.shape == ()
     assert_close(found.largest, truth[:2])
+
+
+@pytest.mark.parametrize("wrt", ["input", "params"])
+@pytest.mark.parametrize("method", ["exact", "lanczos"])
+def test_a_block_that_caches(wrt: str, method: str) -> None:
+    """What it caches in one call, as timm's TinyViT its biases, is neither read by the next nor left behind."""
+
+    class Caching(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.bias_cache: dict[str, Tensor] = {}
+            self.table: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.table = torch.linspace(0, 1, 4, dtype=x.dtype)
+            if "square" not in self.bias_cache:
+                self.bias_cache["square"] = self.weight @ self.weight
+            return torch.tanh(x @ self.bias_cache["square"] + self.table)
+
+    block, x = Caching(), torch.randn(1, 3, 4)
+    block.bias.requires_grad_(False)
+    block(x)
+    held = block.table, block.bias_cache["square"]
+    found = jacobian_spectrum(block, x, wrt, 2, method=method)
+    assert (block.table, block.bias_cache["square"]) == held
+    fresh = Caching().double()
+    fresh.load_state_dict(block.state_dict())
+    at = x.double() if wrt == "input" else fresh.weight.detach()
+
+    def outputs(point: Tensor) -> Tensor:
+        fresh.bias_cache.clear()
+        given = {} if wrt == "input" else {"weight": point}
+        return torch.func.functional_call(fresh, given, (point if wrt == "input" else x.double(),)).flatten()
+
+    truth = torch.autograd.functional.jacobian(outputs, at).flatten(1)
+    fresh.table = None
+    assert_close(found.largest.flatten(), torch.linalg.svdvals(truth)[:2], rtol=1e-6, atol=0)
 
 
 def test_tied_parameters_count_once() -> None:
@@ -238,6 +277,28 @@ def test_auto_takes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for method in ("exact", "gram"):
         with pytest.raises(ValueError, match="max_entries = 35"):
             jacobian_spectrum(module, x, method=method)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        (1e-25, torch.float32),
+        (1e-22, torch.float32),
+        (1e19, torch.float32),
+        (1e-200, torch.float64),
+        (1e200, torch.float64),
+    ],
+)
+def test_the_gram_matrix_has_squares_beyond_the_range_of_its_dtype(scale: float, dtype: torch.dtype) -> None:
+    for shape in ((5, 8), (8, 5)):
+        a = scale * torch.randn(shape, dtype=torch.float64)
+        a[0] *= 1e-3
+        function = functools.partial(nn.functional.linear, weight=a.to(dtype))
+        found = jacobian_spectrum(function, torch.randn(1, shape[1]), k=5, method="gram", dtype=dtype)
+        truth = torch.linalg.svdvals(a / scale) * scale  # LAPACK's own range ends near 1e±150
+        assert found.status_names() == ["ok"]
+        assert ((found.values[0] - truth).abs() <= found.largest_error[0]).all()
+        assert_close(found.largest[0, :2], truth[:2], rtol=1e-6, atol=0)
 
 
 def test_the_gram_matrix_knows_what_it_cannot_see() -> None:

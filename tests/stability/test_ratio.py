@@ -2,8 +2,10 @@
 
 import copy
 import math
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -125,6 +127,43 @@ def test_real_models_with_another_attention() -> None:
     assert found["qk norm", "before"] != found["qk norm", "after"]
     scores = instability_scores(alone, given, make_step(alone), embed=around("norm"), steps=3)
     assert [score.tau for score in scores] == [score.tau for score in found.scores["softmax"]]
+
+
+def test_numpys_and_pythons_draws_are_the_same_for_all() -> None:
+    """Augmentations, such as timm's Mixup, draw from them."""
+
+    def make_step(model: nn.Module) -> Callable[[nn.Module, object], None]:
+        def step(model: nn.Module, batch: object) -> None:
+            with torch.no_grad():
+                model.weight += 0.01 * random.random() * torch.from_numpy(np.random.randn(4, 6))  # noqa: NPY002
+
+        return step
+
+    state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    models = scaled(1, 2)
+    found = instability_ratio(models, batches(3), make_step, baseline="times 1", steps=3, seed=-1)
+    assert found["times 2"].ratios == pytest.approx([4.0] * 3, rel=1e-9)
+    assert torch.equal(models["times 1"].weight, models["times 2"].weight)
+    assert random.getstate() == state
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+
+
+def test_every_model_gets_the_batches_as_they_came() -> None:
+    def make_step(model: nn.Module) -> Callable[[nn.Module, Tensor], None]:
+        def step(model: nn.Module, batch: Tensor) -> None:
+            batch += 1
+            with torch.no_grad():
+                model.weight += 0.01 * batch[: len(model.weight)]
+
+        return step
+
+    given = batches(3)
+    before = copy.deepcopy(given)
+    models = scaled(1, 2)
+    found = instability_ratio(models, given, make_step, baseline="times 1", steps=3)
+    assert found["times 2"].ratios == pytest.approx([4.0] * 3, rel=1e-9)
+    assert torch.equal(models["times 1"].weight, models["times 2"].weight)
+    assert all(map(torch.equal, given, before))
 
 
 def test_steps_without_a_score() -> None:

@@ -2,8 +2,10 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -70,6 +72,22 @@ def test_a_linear_model_in_closed_form(linear: nn.Linear, batch: tuple[Tensor, T
         assert (score.status, score.step, score.count, score.dtype) == ("ok", 7, 5, "float64")
 
 
+def test_complex_parameters_and_embeddings() -> None:
+    """Both parts count: a step that moves only the imaginary one is a step."""
+    model, x = nn.Linear(6, 4, bias=False, dtype=torch.complex128), torch.randn(5, 6, dtype=torch.complex128)
+    delta = torch.randn(4, 6, dtype=torch.float64)
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        with torch.no_grad():
+            model.weight += 0.01j * delta
+
+    score = instability_score(model, x, step)
+    assert score.status == "ok"
+    assert score.tau == pytest.approx(
+        float((x @ (1j * delta).mT).abs().square().sum() / delta.square().sum()), rel=1e-9
+    )
+
+
 def test_steps_follow_each_other(linear: nn.Linear) -> None:
     batches = [(torch.randn(5, 6).double(), torch.randn(5, 4).double()) for _ in range(4)]
     twin = copy.deepcopy(linear)
@@ -132,6 +150,28 @@ def test_the_weights_alone_make_the_difference() -> None:
     assert not torch.equal(model[1].running_mean, torch.zeros(4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_model_caches_is_of_neither_evaluation(training: bool) -> None:
+    """timm's TinyViT keeps the attention biases of an evaluation, and frees them in train()."""
+    model = timm.create_model("tiny_vit_5m_224").train(training)
+    images, cached = torch.randn(1, 3, 64, 64), [m for m in model.modules() if hasattr(m, "attention_bias_cache")]
+    assert cached
+
+    def step(model: nn.Module, batch: Tensor) -> None:
+        assert not any(module.attention_bias_cache for module in cached)
+        with torch.no_grad():
+            for module in cached:
+                module.attention_biases += torch.randn_like(module.attention_biases)
+
+    with torch.no_grad():
+        before = copy.deepcopy(model).eval().forward_features(images)
+        score = instability_score(model, images, step)
+        assert not any(module.attention_bias_cache for module in cached)
+        after = copy.deepcopy(model).eval().forward_features(images)
+    assert score.status == "ok"
+    assert score.output_change == pytest.approx(float((after - before).double().square().sum()), rel=1e-3)
+
+
 def test_random_draws_are_the_same_in_both_evaluations() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -148,6 +188,44 @@ def test_random_draws_are_the_same_in_both_evaluations() -> None:
     score = instability_score(model, x, nudge)
     delta = torch.full((4, 6), 0.01)
     assert score.tau == pytest.approx(float((x @ delta.mT).square().sum() / delta.square().sum()), rel=1e-3)
+
+
+@dataclass(frozen=True)
+class Pair:
+    inputs: tuple[Tensor]
+    more: np.ndarray
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_that_changes_its_batch(linear: nn.Linear, wrapped: bool) -> None:
+    """As timm's Mixup does: f is evaluated on the batch as it came, and the step gets the very batch that was given."""
+    x = torch.randn(5, 6, dtype=torch.float64)
+    batch = Pair(inputs=(x.clone(),), more=np.ones(3)) if wrapped else {"x": (x.clone() * linear.weight[0, 0], "name")}
+    if not wrapped:
+        x = batch["x"][0].detach().clone()  # with a history, which deepcopy refuses
+    given = []
+
+    def tokens(batch: Any) -> Tensor:
+        return batch.inputs[0] if wrapped else batch["x"][0]
+
+    def step(model: nn.Module, batch: Any) -> None:
+        given.append(batch)
+        with torch.no_grad():
+            tokens(batch).mul_(3)
+            model.weight += 0.01
+        if wrapped:
+            batch.more.fill(0)
+
+    def embed(model: nn.Module, batch: Any) -> Tensor:
+        assert not wrapped or batch.more.all()
+        with torch.no_grad():
+            return model(tokens(batch).sub_(1).div_(2))  # works in place, too
+
+    score = instability_score(linear, batch, step, embed=embed)
+    delta = torch.full((4, 6), 0.01, dtype=torch.float64)
+    assert score.tau == pytest.approx(float(((x - 1) / 2 @ delta.mT).square().sum() / delta.square().sum()), rel=1e-9)
+    assert given[0] is batch
+    assert torch.equal(tokens(batch), 3 * x)
 
 
 def test_a_real_vit_before_and_after_its_norm() -> None:
@@ -239,6 +317,8 @@ def test_bad_input(linear: nn.Linear, batch: tuple[Tensor, Tensor]) -> None:
         instability_scores(linear, iter([batch] * 2), step, steps=3)
     with pytest.raises(ValueError, match="at least 1"):
         instability_scores(linear, [batch], step, steps=0)
+    with pytest.raises(ValueError, match="generator in the batch cannot be copied"):
+        instability_score(linear, (batch[0], (i for i in range(3))), step)
     idle = nn.Sequential(linear)
     idle.spare, idle.forward = nn.Linear(1, 1), linear.forward
     with pytest.raises(ValueError, match="ran 0 times"):

@@ -27,7 +27,7 @@ Make = Callable[..., Config]
         ("grad_clip=1", r"mean clip_grad\?"),
         ("device=cpu", "the option --device"),
         ("data_dir=x", "the option --data-dir"),
-    ],  # fmt: skip
+    ],
 )
 def test_an_unknown_setting_names_the_nearest(setting: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"no setting.*({nearest})"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wellcond.attention.landmarks import Landmarks
 from wellcond.attention.masks import KeyMask
-from wellcond.numerics.fastpaths import exporting, other_derivatives
+from wellcond.numerics.fastpaths import may_look
 
 LOST = 100  # a row sum below this many times its rounding error has at most one correct digit
 __all__ = ["attend", "landmark_sums", "widest_dtype"]
@@ -53,20 +53,13 @@ def attend(
     lost = sums.detach().abs() < (LOST * weights.detach() @ noise).clamp_min(least)
     values = (values / sums.masked_fill(lost, 1)).masked_fill(lost, 0)
     lost = lost if counts is None else lost & counts[..., None]
-    if _may_look(out) and bool(lost.any()):
+    if may_look(out) and bool(lost.any()):
         raise ValueError(
             f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding: queries and "
             "keys are too far apart. Scale them down or normalise them (qk_norm), raise gamma or num_landmarks, or "
             "use softmax or nystrom attention"
         )
     return values.masked_fill(lost, torch.nan)
-
-
-def _may_look(t: Tensor) -> bool:
-    """Whether values can be read: not while code is being compiled, captured or transformed."""
-    if torch.compiler.is_compiling() or exporting() or t.is_meta or other_derivatives(t):
-        return False
-    return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def widest_dtype(like: Tensor) -> torch.dtype:

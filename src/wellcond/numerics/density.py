@@ -62,9 +62,10 @@ class SpectralDensity:
         # Each node sits at the middle of its weight; interpolate linearly between nodes.
         middle = (weights.cumsum(-1) - weights / 2).contiguous()
         share = share.to(nodes).expand(*nodes.shape[:-1], -1).contiguous()
-        above = torch.searchsorted(middle, share).clamp(1, nodes.shape[-1] - 1)
-        x0, x1 = middle.gather(-1, above - 1), middle.gather(-1, above)
-        y0, y1 = nodes.gather(-1, above - 1), nodes.gather(-1, above)
+        above = torch.searchsorted(middle, share).clamp_max(nodes.shape[-1] - 1)
+        below = (above - 1).clamp_min(0)  # the same node beyond the first, and where there is only one
+        x0, x1 = middle.gather(-1, below), middle.gather(-1, above)
+        y0, y1 = nodes.gather(-1, below), nodes.gather(-1, above)
         along = ((share - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0, 1)
         return y0 + along * (y1 - y0)
 

@@ -32,6 +32,7 @@ __all__ = [
     "fused_kernels",
     "gradient_wanted",
     "large_programs",
+    "may_look",
     "other_derivatives",
     "overheard",
     "plain_twins",
@@ -138,6 +139,13 @@ def followed(*tensors: Tensor) -> bool:
     if any(kind.__torch_dispatch__ is not torch_c._disabled_torch_dispatch_impl for kind in kinds):
         return True
     return other_derivatives(*tensors)
+
+
+def may_look(t: Tensor) -> bool:
+    """Whether values can be read: not on `meta`, nor while code is being compiled, captured, traced or transformed."""
+    if torch.compiler.is_compiling() or exporting() or t.is_meta or followed(t):
+        return False
+    return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def overheard() -> bool:

@@ -72,20 +72,26 @@ def _by_gram(jacobian: Linearization, k: int) -> Found:
     short = min(jacobian.outputs, jacobian.inputs)
     down, up = (jacobian.vjp, jacobian.jvp) if wide else (jacobian.jvp, jacobian.vjp)
     gram = torch.empty(short, short, dtype=torch.float64, device=jacobian.device)
+    sizes = torch.empty(short, 1, dtype=torch.float64, device=jacobian.device)
     for i in range(short):
         unit = torch.zeros(short, dtype=jacobian.dtype, device=jacobian.device)
         unit[i] = 1
-        gram[i] = up(down(unit)).double()
+        row = down(unit)
+        sizes[i] = size = row.abs().amax()
+        # Scaled to 1, so that squares stay within the range of float32.
+        gram[i] = up(row / torch.where(size > 0, size, 1)).double()
+    top = sizes.max()
+    gram *= sizes / top / top if top > 0 else 0
     if not bool(gram.isfinite().all()):
         return _not_finite(jacobian, "gram", k)
-    squares = torch.linalg.eigvalsh((gram + gram.mT) / 2).flip(0).clamp_min(0)
-    values = squares.sqrt()
+    squares = torch.linalg.eigvalsh((gram + gram.mT) / 2).flip(0).clamp_min(0)  # in units of top²
+    values = top * squares.sqrt()
     noise = 4 * rounding_of(jacobian) * squares[0]  # in every square
-    error = torch.where(squares > noise, noise / values, noise.sqrt())
+    error = top * torch.where(squares > noise, noise / squares.sqrt(), noise.sqrt())
     if bool(squares[-1] >= RESOLVED * noise):
         return Found(values[:k], error[:k], values[-k:], error[-k:], values)
     # A square that drowns in the noise is only known to be at most its computed value plus the noise.
-    bound = (squares[-k:] + noise).sqrt()
+    bound = top * (squares[-k:] + noise).sqrt()
     return Found(
         values[:k], error[:k], bound, torch.full_like(bound, math.inf), values, smallest_is_bound=bool(values[0] > 0)
     )

@@ -6,8 +6,8 @@
 
 Inside `evaluation` the block runs on copies of its parameters and buffers in the wanted dtype, in eval mode, without
 autocast or compiled code, with the attention backend that has every derivative. Afterwards everything is as it was:
-parameters, buffers, gradients, training flags and the random state. Hooks do run, since they may be part of what the
-block computes.
+parameters, buffers, caches, gradients, training flags and the random state. Hooks do run, since they may be part of
+what the block computes.
 
 Derivatives come from plain autograd, so that custom functions without support for `torch.func` work too. The product Jv
 is taken in forward mode or, if an operation has none, as the derivative of u ↦ uᵀJ, which needs only backward.
@@ -25,6 +25,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
+
+from .no_trace import no_trace
 
 __all__ = ["EvaluatedFunction", "Linearization", "evaluation", "evaluation_mode", "first_tensor"]
 
@@ -62,7 +64,9 @@ class EvaluatedFunction:
             return first_tensor(self._block(x, *args, **options))
         buffers = {name: tensor.clone() for name, tensor in self._constants.items()}  # the block's writes are lost
         tensors = {**buffers, **(self.parameters if parameters is None else parameters)}
-        return first_tensor(torch.func.functional_call(self.module, tensors, (x, *args), options))
+        # In each call, for what one has cached has the wrong dtype for the block and no derivative for the next call.
+        with no_trace(self.module.modules()):
+            return first_tensor(torch.func.functional_call(self.module, tensors, (x, *args), options))
 
 
 @contextlib.contextmanager
@@ -200,6 +204,9 @@ class Linearization:
             for size in (self.outputs, self.inputs)
         )
         row = self.vjp(u)
+        size = row.abs().amax()
+        size = torch.where(size > 0, size, 1.0)  # what follows is relative to it: norms neither overflow nor underflow
+        row = row / size
         wanted = row @ v
         allowed = 100 * self.coarsest_eps() ** 0.75 * row.norm() * v.norm()
         problems = []
@@ -214,7 +221,7 @@ class Linearization:
             except (RuntimeError, NotImplementedError) as error:
                 problems.append(f"{mode}: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}")
                 continue
-            difference = (u @ column - wanted).abs()
+            difference = (u @ (column / size) - wanted).abs()
             if bool(difference <= allowed) or not bool(difference.isfinite()):
                 self.jvp_mode = mode
                 return

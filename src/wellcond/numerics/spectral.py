@@ -50,13 +50,17 @@ def products_bound(epsilon: float, n: int = 196, d: int = 768) -> float:
     return max(direct_fit(epsilon, floor).bound, folded_fit(epsilon, floor).bound if epsilon >= FUSED_EPSILON else 0.0)
 
 
-def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_scale: bool = True) -> Tensor:
+def spectral_power(
+    x: Tensor, epsilon: float, *, method: str = "auto", restore_scale: bool = True, rows: Tensor | None = None
+) -> Tensor:
     """Return U f(Σ) Vᵀ of each (…, n, d) matrix with f(σ) = σmax · (σ/σmax)^ε, or (σ/σmax)^ε without `restore_scale`.
 
     Args:
         x: real floating point, any leading dimensions.
         epsilon: in (0, 1].
         method: see the table above; `auto` takes the fastest here (`explain_spectral_power` says which and why).
+        rows: (…), how many rows of each matrix count where the others are padding, all zero: the floor is that of a
+            matrix without them. `products` fits one floor to all, with the padding; that shows below 1e-5 · σmax.
 
     A zero matrix stays zero. A matrix with a NaN or Inf comes back as NaN, without affecting any other.
     Gradients are those of the matrix function, and finite for repeated and for zero singular values. `products` has
@@ -78,7 +82,10 @@ def spectral_power(x: Tensor, epsilon: float, *, method: str = "auto", restore_s
 
             out = spectral_power_images(flat.contiguous(), 0, 0, epsilon, restore_scale)
         else:
-            out = _PLAIN[method](flat.double(), epsilon, floor_of(method, x.dtype, n, d), restore_scale)
+            floor = floor_of(method, x.dtype, n, d)
+            if rows is not None and method != "products":
+                floor = _floors(method, x.dtype, rows, d)
+            out = _PLAIN[method](flat.double(), epsilon, floor, restore_scale)
     return out.to(x.dtype).reshape(*lead, n, d)
 
 
@@ -108,6 +115,12 @@ def floor_of(method: str, dtype: torch.dtype, n: int, d: int) -> float:
     return floor if method == "svd" else max(floor, SMALLEST_FLOOR)
 
 
+def _floors(method: str, dtype: torch.dtype, rows: Tensor, d: int) -> Tensor:
+    """Return `floor_of` for each matrix, given how many rows it has: (b, 1)."""
+    floors = power_floor(dtype, 1, 1) * rows.reshape(-1, 1).double().clamp_min(d).sqrt()
+    return floors.clamp_min(floor_of(method, dtype, 1, 1))
+
+
 def check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon <= 1:
         raise ValueError(f"epsilon={epsilon} is outside (0, 1]; 1 changes nothing, the paper uses 0.5 to 0.97")
@@ -122,8 +135,9 @@ def check_matrices(x: Tensor) -> None:
         raise ValueError(f"the matrices are empty: shape {tuple(x.shape)}")
 
 
-def _by_svd(x: Tensor, epsilon: float, floor: float, restore_scale: bool) -> Tensor:
+def _by_svd(x: Tensor, epsilon: float, floor: float | Tensor, restore_scale: bool) -> Tensor:
     finite = x.isfinite().all(dim=-1).all(dim=-1)[:, None, None]
+    floor = torch.as_tensor(floor, dtype=x.dtype, device=x.device)
     # LAPACK raises on a NaN and cuSOLVER invents numbers, so neither sees one.
     out, *_ = _SpectralPower.apply(torch.where(finite, x, 0.0), epsilon, floor, restore_scale)
     return torch.where(finite, out, torch.nan)
@@ -136,9 +150,11 @@ class _SpectralPower(torch.autograd.Function):
     (fi − fj)/(σi − σj), the antisymmetric part by (fi + fj)/(σi + σj), and what lies outside the shorter side by fi/σi.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        x: Tensor, epsilon: float, floor: float, restore_scale: bool
+        x: Tensor, epsilon: float, floor: Tensor, restore_scale: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         u, s, vh = torch.linalg.svd(x, full_matrices=False)
         top = s[:, :1]
@@ -148,22 +164,22 @@ class _SpectralPower(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        x, ctx.epsilon, ctx.floor, ctx.restore_scale = inputs
+        x, ctx.epsilon, floor, ctx.restore_scale = inputs
         _, u, s, vh = output
         ctx.mark_non_differentiable(u, s, vh)
-        ctx.save_for_backward(u, s, vh, x)
+        ctx.save_for_backward(u, s, vh, floor, x)
 
     @staticmethod
     @first_order
     def backward(ctx, grad, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        u, s, vh, _ = ctx.saved_tensors
+        u, s, vh, floor, _ = ctx.saved_tensors
         top = torch.where(s[:, :1] > 0, s[:, :1], 1.0)
         r = s / top
-        f, slope = _power_and_slope(r, ctx.epsilon, ctx.floor)
-        ratio = torch.where(r > ctx.floor, f / r.clamp_min(ctx.floor), ctx.floor ** (ctx.epsilon - 1))
+        f, slope = _power_and_slope(r, ctx.epsilon, floor)
+        ratio = torch.where(r > floor, f / r.clamp_min(floor), floor ** (ctx.epsilon - 1))
         ri, rj, fi, fj = r[:, :, None], r[:, None, :], f[:, :, None], f[:, None, :]
         close = (ri - rj).abs() <= 1e-5 * (ri + rj)
-        middle = _power_and_slope((ri + rj) / 2, ctx.epsilon, ctx.floor)[1]
+        middle = _power_and_slope((ri + rj) / 2, ctx.epsilon, floor[..., None])[1]
         differences = torch.where(close, middle, (fi - fj) / torch.where(close, 1.0, ri - rj))
         both_zero = ri + rj == 0
         sums = torch.where(both_zero, ratio[:, :, None], (fi + fj) / torch.where(both_zero, 1.0, ri + rj))
@@ -183,7 +199,7 @@ def _diagonal(p: Tensor) -> Tensor:
     return p[:, i, i]
 
 
-def _power_and_slope(r: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
+def _power_and_slope(r: Tensor, epsilon: float, floor: Tensor) -> tuple[Tensor, Tensor]:
     """Return h(r) = r^ε above the floor, linear below, and its derivative; for r in [0, 1]."""
     above = r > floor
     safe = r.clamp_min(floor)
@@ -194,7 +210,7 @@ def _power_and_slope(r: Tensor, epsilon: float, floor: float) -> tuple[Tensor, T
 def _by_gram(weights):
     """Make a method out of `weights`: Gram matrix G of the shorter side → (power of G/λmax, to multiply X by; λmax)."""
 
-    def method(x: Tensor, epsilon: float, floor: float, restore_scale: bool) -> Tensor:
+    def method(x: Tensor, epsilon: float, floor: float | Tensor, restore_scale: bool) -> Tensor:
         n, d = x.shape[-2:]
         size = x.detach().abs().amax(dim=(-2, -1), keepdim=True)
         scale = torch.where(size > 0, size, 1.0)  # so that squares neither overflow nor underflow
@@ -207,8 +223,9 @@ def _by_gram(weights):
 
 
 @_by_gram
-def _by_eigh(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor]:
+def _by_eigh(gram: Tensor, epsilon: float, floor: float | Tensor) -> tuple[Tensor, Tensor]:
     finite = gram.isfinite().all(dim=-1).all(dim=-1)[:, None, None]
+    floor = torch.as_tensor(floor, dtype=gram.dtype, device=gram.device)
     w, top = _GramPower.apply(torch.where(finite, gram, 0.0), epsilon, floor)[:2]
     return torch.where(finite, w, torch.nan), top[:, None, None]
 
@@ -216,8 +233,10 @@ def _by_eigh(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor
 class _GramPower(torch.autograd.Function):
     """max(G/λmax, floor²)^((ε−1)/2) of symmetric matrices, differentiated by divided differences (Daleckii, Krein)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(gram: Tensor, epsilon: float, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(gram: Tensor, epsilon: float, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         values, vectors = torch.linalg.eigh(gram)
         top = values[:, -1].clamp_min(0)
         g = values / torch.where(top > 0, top, 1.0)[:, None]
@@ -226,21 +245,21 @@ class _GramPower(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        _, ctx.epsilon, ctx.floor = inputs
+        _, ctx.epsilon, floor = inputs
         power, _, values, vectors = output
         ctx.mark_non_differentiable(values, vectors)
-        ctx.save_for_backward(values, vectors, power)
+        ctx.save_for_backward(values, vectors, floor, power)
 
     @staticmethod
     @first_order
     def backward(ctx, grad, grad_top, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        values, vectors, _ = ctx.saved_tensors
+        values, vectors, floor, _ = ctx.saved_tensors
         top = torch.where(values[:, -1:] > 0, values[:, -1:], 1.0)
         g = values / top
         exponent = (ctx.epsilon - 1) / 2
-        clamped = g.clamp_min(ctx.floor**2)
+        clamped = g.clamp_min(floor**2)
         w = clamped**exponent
-        slope = torch.where(g > ctx.floor**2, exponent * w / clamped, 0.0)
+        slope = torch.where(g > floor**2, exponent * w / clamped, 0.0)
         gi, gj = g[:, :, None], g[:, None, :]
         close = (gi - gj).abs() <= 1e-5 * (clamped[:, :, None] + clamped[:, None, :])
         differences = (w[:, :, None] - w[:, None, :]) / torch.where(close, 1.0, gi - gj)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .score import STEPS, Embed, InstabilityScore, Step, check_count, instability_scores, seeded
+from .score import STEPS, Embed, InstabilityScore, Step, check_count, cloned, instability_scores, seeded
 
 __all__ = ["InstabilityRatio", "InstabilityRatios", "instability_ratio"]
 
@@ -87,7 +87,8 @@ def instability_ratio(
     scores = {}
     for name, model in models.items():
         with seeded(model, seed):
-            scores[name] = instability_scores(model, kept, make_step(model), embed=embed, steps=steps, seed=seed)
+            own = map(cloned, kept)  # for what the steps of one model change in place, another's would see
+            scores[name] = instability_scores(model, own, make_step(model), embed=embed, steps=steps, seed=seed)
     embeddings = scores[baseline][0].embeddings()
     return InstabilityRatios(
         baseline=baseline,

@@ -8,20 +8,25 @@
 
 f returns the token embeddings. It is evaluated in eval mode, without gradients, with the same random draws and the same
 buffers before and after, so that only the weights make a difference. Training itself is not affected: the random state,
-gradients, buffers and training flags are left as `step` leaves them.
+gradients, buffers, caches and training flags are left as `step` leaves them.
 """
 
 import contextlib
+import copy
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from wellcond.numerics.linearize import evaluation_mode
+from wellcond.numerics.no_trace import no_trace
 
 __all__ = ["STEPS", "Embed", "InstabilityScore", "Step", "around", "instability_score", "instability_scores", "seeded"]
 
@@ -90,23 +95,27 @@ def instability_score(
 
     `embed(model, batch)` returns the token embeddings, or several by name, e.g. before and after the final norm
     (`around` makes such a function). By default `model.forward_features`, or else the model, is called with the batch
-    or its first element. `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs
-    memory for one copy of the parameters, the buffers and the embeddings.
+    or its first element. Both evaluations get a copy of the batch, since the step or the model may change it in place.
+    `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs memory for one copy of
+    the parameters, the buffers and the embeddings, and two of the batch.
     """
     embed = embed or _default_embed
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no parameters that an update could move")
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    before = _evaluate(model, batch, embed, seed, buffers)
+    first, second = cloned(batch), cloned(batch)
+    with no_trace(model.modules()):  # else the second evaluation could read what the first has cached
+        before = _evaluate(model, first, embed, seed, buffers)
     step(model, batch)
     moved = _squared_distance(model, parameters)
-    after = _evaluate(model, batch, embed, seed, buffers)
+    with no_trace(model.modules()):
+        after = _evaluate(model, second, embed, seed, buffers)
     if [(name, value.shape) for name, value in before.items()] != [(n, v.shape) for n, v in after.items()]:
         raise ValueError("the embeddings changed in name or shape; `embed` must give the same ones before and after")
     scores = []
     for name, value in before.items():
-        change = float((after[name].double() - value.double()).square().sum())
+        change = float((_wide(after[name]) - _wide(value)).abs().square().sum())
         status = _status(value, change, moved)
         scores.append(
             InstabilityScore(
@@ -169,7 +178,7 @@ def _status(embedding: Tensor, change: float, moved: float) -> str:
     if moved == 0:
         return "zero"
     rounding = ROUNDING * torch.finfo(embedding.dtype).eps
-    coarse = embedding.dtype.itemsize < 4 or change <= rounding**2 * float(embedding.double().square().sum())
+    coarse = embedding.dtype.itemsize < 4 or change <= rounding**2 * float(_wide(embedding).abs().square().sum())
     return "low_precision" if coarse else "ok"
 
 
@@ -180,7 +189,11 @@ def _squared_distance(model: nn.Module, before: Mapping[str, Tensor]) -> float:
             "the step added, removed or reshaped parameters; ‖W' − W‖ needs the same ones before and after"
         )
     with torch.no_grad():
-        return sum(float((now[name].double() - tensor.double()).square().sum()) for name, tensor in before.items())
+        return sum(float((_wide(now[name]) - _wide(tensor)).abs().square().sum()) for name, tensor in before.items())
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _evaluate(
@@ -212,11 +225,35 @@ def _set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed the CPU and the model's GPUs inside this context, and restore their random state afterwards."""
+    """Seed torch on the CPU and the model's GPUs, NumPy and Python inside this context, and restore them afterwards."""
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the draws of others, such as timm)
     with torch.random.fork_rng(devices=sorted(devices)):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def cloned(batch: Any) -> Any:
+    """Return a copy of the batch that shares no values with it. ValueError if something in it cannot be copied."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):  # deepcopy refuses tensors that were computed with gradients
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        try:
+            return copy.deepcopy(leaf)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"the {type(leaf).__name__} in the batch cannot be copied ({error}), and without a copy the step could "
+                "change what f is evaluated on; put tensors into the batch, or containers of them"
+            ) from error
+
+    return pytree.tree_map(of_leaf, batch)
 
 
 def _default_embed(model: nn.Module, batch: Any) -> Tensor:

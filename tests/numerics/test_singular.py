@@ -83,6 +83,21 @@ def test_known_condition_numbers_in_float32(shape, log10, method):
         assert_close(condition_number(x, method=method).double(), truth, rtol=5e-4 if 5 < log10 <= 6 else 1e-4, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(100, 1000), (197, 768), (255, 600), (300, 768)])
+def test_flat_spectra_whose_gram_matrix_rounds_worst(shape, dtype):
+    """All values equal but one or two, so that λmin is a small difference of large numbers: float32 entries bias it."""
+    for kappa in (2e5, 4.9e5, 6e5, 1.09e6):
+        for low in (1, 2):
+            values = torch.ones(min(shape), dtype=torch.float64)
+            values[-low:] = 1 / kappa
+            x = with_values(values, *shape, seed=low).to(dtype)
+            tolerance = 1e-4 if kappa == 2e5 else 5e-4 if kappa < 5e5 else 2e-3
+            assert_close(condition_number(x).double(), true_kappa(x.double()), rtol=tolerance, atol=0)
+            truth = torch.linalg.svdvals(x.double())
+            assert_close(singular_values(x, method="gram").double(), truth, rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("method", ["svd", "gram"])
 @pytest.mark.parametrize("shape", [(60, 130), (150, 140)])
 @pytest.mark.parametrize("log10", [1, 6, 7, 8, 9, 10, 11, 12])

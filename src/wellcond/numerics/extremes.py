@@ -27,7 +27,7 @@ from .fastpaths import FUSED_SIDE, fused_kernels
 
 __all__ = ["extreme_singular_values", "largest_singular_value", "prefers_eigvalsh", "scaled_gram"]
 
-RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5, 4e-4 at worst
+RESOLVABLE = 8e-13  # λmin/λmax down to which G is trusted: at κ = 1e6 its rounding moves κ by 5e-5; by 2e-3 at worst
 TOLERANCE = 1e-5  # relative, of an eigenvalue; half of it for a singular value. The error is mostly far smaller
 SHIFT = 1e-11  # far above the rounding of any Gram matrix, so that the shifted one has a Cholesky factor
 FACTOR_LIMIT = 1e10  # κ up to which stage 2 stays within the tolerance

@@ -53,7 +53,8 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     """Return the min(n, d) singular values of each matrix of (…, n, d), in descending order: (…, min(n, d)).
 
     `gram` takes them from the eigenvalues of XXᵀ, each within 1e-4, or 5e-4 as κ nears 1e6 (2e-3 if all others are
-    equal), and leaves matrices beyond that to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, even where singular values are equal.
+    equal), and leaves matrices beyond that to `svd`. A matrix with a NaN or an Inf gives NaN. Differentiable, even
+    where singular values are equal.
 
     Raises ValueError for anything but a real floating-point (…, n, d) with n, d ≥ 1, and for an unknown method.
 
@@ -79,8 +80,8 @@ def condition_number(x: Tensor, *, method: str = "auto") -> Tensor:
     Rank-deficient matrices and zero matrices are `inf` as well. To look past the ceiling of a half-precision tensor
     whose values are exact, pass `x.float()`. NaN for a matrix with a NaN or an Inf. A single token has κ = 1, which
     means nothing: `measure_conditioning` and the probe leave it out of averages.
-    `gram` is within 1e-4 of `svd`, or 5e-4 as κ nears 1e6 (2e-3 if all but the smallest value are equal): in float32 up to the ceiling, in float64 over the whole
-    range. Differentiable; where κ is not finite the gradient is zero.
+    `gram` is within 1e-4 of `svd`, or 5e-4 as κ nears 1e6 (2e-3 if all but the smallest value are equal): in float32
+    up to the ceiling, in float64 over the whole range. Differentiable; where κ is not finite the gradient is zero.
 
     Raises ValueError like `singular_values`.
 

@@ -87,7 +87,7 @@ def reproduce(
             _check_limit(time_limit)
         _check_arms(arms, chosen)
         check_device(device)
-        check_writable(evidence / "file", *([output / scale / "file"] if training else []))
+        check_writable(*(folder / "file" for folder in ([evidence, output] if training else [evidence])))
         if not training:
             _check_readable([] if whole_queue else chosen, scale, [evidence / "runs" / scale, output / scale])
         given = _given(data_dirs, chosen, whole_queue=whole_queue, training=training) if scale == "lab" else []

@@ -24,7 +24,7 @@ from torch import nn
 
 from wellcond import cli
 from wellcond.data import sample_images
-from wellcond.measure.measure import measure
+from wellcond.measure.measure import Measurement, measure
 from wellcond.measure.table import kappa_table, kappa_tables, legend
 from wellcond.models import gray, graying_of, replace_attention, save
 from wellcond.models.build import build_model
@@ -100,6 +100,23 @@ def test_what_is_written(checkpoint: Path) -> None:
     for note in ("weights of trained.safetensors", "5 classes", "crops of two photographs", "untrained"):
         assert note in page
     assert any(row["name"].startswith("sigma.") for row in result.rows)
+
+
+def test_blocks_of_a_single_token_have_a_table_and_no_page() -> None:
+    def cait(blocks: str | int, console: Console) -> Measurement:
+        return measure(
+            "cait_xxs24_224", pretrained=False, model_kwargs={"img_size": 32, "depth": 1}, blocks=blocks, samples=2,
+            console=console,
+        )  # fmt: skip
+
+    folder, console = Path("measure-cait_xxs24_224"), quiet()
+    assert cait("*", quiet()).page == folder / "report.html"
+    result = cait(-1, console)
+    assert result.page is None
+    assert "No page: these blocks work on a single token" in console.file.getvalue()
+    assert console.file.getvalue().count("No page") == 1
+    assert {file.name for file in folder.iterdir()} == {"config.json", "probe.jsonl"}
+    assert read_rows(folder / "probe.jsonl") == result.rows
 
 
 def test_without_altair_the_rows_are_there_and_the_page_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class Measurement:
     notes: list[str]
     """What a reader must know, one sentence each, as on the page."""
     page: Path | None
-    """None if Altair, which draws it, is not installed."""
+    """None if Altair, which draws it, is not installed, or if there is no κ to draw."""
 
 
 def measure(
@@ -150,6 +150,9 @@ def measure(
         start, _, _ = _measure(built.model, UNTRAINED, probed, sample, where, exact, console)
         notes.append(f"{UNTRAINED}: the same model with random weights, seed {seed}.")
     notes += [*said, *_about_images(sample, data_dir), _about_values([*rows, *(start or ())], where)]
+    drawable = any(row["name"] == "log_kappa" and row["status"] != "single" for row in rows)
+    if not drawable:
+        notes.append("No page: these blocks work on a single token, whose κ says nothing. Measure other blocks.")
     measured = Measured(
         model=name, trained=built.trained, why_random=why_random, shape=shape, rows=rows, untrained=start, notes=notes
     )
@@ -165,9 +168,10 @@ def measure(
     for line in (*legend(console, rows, start), *measured.about_reference, *notes):
         say(line)
     written = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in settings.items()}
-    page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed)
-    no_page = f"No page: Altair is not installed. `wellcond report {folder}` draws it where Altair is installed."
-    say(f"The page: {page}" if page else no_page)
+    page = _write(folder, measured, {"model_kwargs": written, "images": sample.names}, seed, page=drawable)
+    if drawable:
+        no_page = f"No page: Altair is not installed. `wellcond report {folder}` draws it where Altair is installed."
+        say(f"The page: {page}" if page else no_page)
     return Measurement(rows=rows, untrained=start, notes=notes, page=page)
 
 
@@ -346,15 +350,19 @@ def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, 
     built.model.load_state_dict(fresh.model.state_dict())
 
 
-def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int) -> Path | None:
-    """Write the files that `wellcond.report.measured` reads and, if it can be drawn, the page; return its path."""
+def _write(folder: Path, measured: Measured, more: Mapping[str, Any], seed: int, *, page: bool) -> Path | None:
+    """Write the files that `wellcond.report.measured` reads and, if `page` and Altair is there, the page; return its
+    path."""
     config = {"what": MARK, "model": measured.model, "trained": measured.trained, "why_random": measured.why_random}
     config |= {"shape": measured.shape, "notes": measured.notes, **more}
     try:
         records.write_record(folder / CONFIG, config, seed=seed)
         _write_rows(folder / ROWS, measured.rows)
         _write_rows(folder / UNTRAINED_ROWS, measured.untrained)
-        return measured.page().write(folder / PAGE) if can_draw() else None
+        if page and can_draw():
+            return measured.page().write(folder / PAGE)
+        (folder / PAGE).unlink(missing_ok=True)  # that of an earlier measurement
+        return None
     except OSError as error:  # it was writable before
         raise ValueError(
             f"{folder} can no longer be written to ({error.strerror}); the table above is all you get"

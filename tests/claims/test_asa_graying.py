@@ -327,7 +327,7 @@ def test_runs_of_one_form_are_compiled_once_over_all_three(tmp_path, monkeypatch
             trained.append(plan.name)
         return {
             "name": plan.name, "config": plan.config.as_json(), "status": "finished", "why": "", "losses": [],
-            "metrics": {"top1": 0.45, "top5": 0.7}, "steps": 100, "images_per_second": 1.0, "log_kappa": None,
+            "metrics": {"top1": 0.45, "top5": 0.7}, "steps": 0, "images_per_second": 1.0, "log_kappa": None,
             "measured": {"steps": []},
         }  # fmt: skip
 

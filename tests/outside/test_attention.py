@@ -91,7 +91,7 @@ def test_files_of_weights_remember_it(model: nn.Module, images: Tensor, tmp_path
     assert loaded.attention["blocks.1"].settings == {"tau": 0.3, "power": 2}
     assert torch.equal(fresh(images), expected)
     del ATTENTIONS["cosine"]
-    with pytest.raises(ValueError, match=r"there is no attention 'cosine'.*import the module"):
+    with pytest.raises(ValueError, match=r"the attention 'cosine', which is not registered here: import the module"):
         wellcond.load(timm.create_model("vit_tiny_patch16_224", **SMALL), tmp_path / "cosine.safetensors")
 
 

@@ -167,7 +167,7 @@ def test_the_ledger_shows_them_where_they_have_evidence(tmp_path):
 
 def test_the_papers_scale_is_planned_for_them(tmp_path, capsys):
     assert reproduce("their-graying", scale="paper", output=tmp_path, console=Console(width=200)) == 0
-    assert "1 sets × 2 arms" in capsys.readouterr().out
+    assert "on CIFAR-10: grids and seeds together 12 trainings" in capsys.readouterr().out
 
 
 def test_a_stated_claim_says_that_it_is_not_built():

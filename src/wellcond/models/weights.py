@@ -52,7 +52,6 @@ from wellcond.models.surgery import (
     skips_of,
     ungray,
 )
-from wellcond.words import meant
 
 __all__ = [
     "FORMAT",
@@ -387,8 +386,8 @@ def _parse(text: str, path: Path) -> tuple[GrayingSettings | None, Skips, Attent
         ) from error
     if unregistered and version == FORMAT:
         raise ValueError(
-            f"{path} was saved with the attention {unregistered[0]!r}, which is not registered here"
-            f"{meant(unregistered[0], ATTENTIONS)}: import the module that registers it first"
+            f"{path} was saved with the attention {unregistered[0]!r}, which is not registered here: "
+            "import the module that registers it first"
         )
     if version != FORMAT or unknown:
         what = f"entries {sorted(unknown)}" if unknown else f"format {version}"

@@ -130,6 +130,43 @@ def test_a_model_that_works_on_its_input_in_place(exact: bool) -> None:
         assert torch.equal(model(images), expected)
 
 
+class Table(nn.Module):
+    """Positions, made at the first call and kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[-1]).to(x.dtype).diag()
+        return x + x @ self.table
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.bfloat16, True), (torch.float32, "float64")])
+def test_a_table_made_at_the_first_call_has_the_models_precision(dtype: torch.dtype, exact: Any) -> None:
+    model: Any = vit().to(dtype)
+    model.norm_pre = own = Table()
+    with Probe(model, exact=exact) as probe:
+        for _ in range(2):  # the second pass of the probe finds the table of the model's own
+            assert model(torch.randn(2, 3, 32, 32).to(dtype)).dtype == dtype
+            assert own.table is not None
+            assert own.table.dtype == dtype
+    assert {row["step"] for row in probe.rows()} == {0, 1}
+
+
+def test_observers_that_write_in_evaluation_too(images: Tensor) -> None:
+    def observed(probed: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model: Any = vit()
+        model.norm_pre = torch.ao.quantization.FakeQuantize(averaging_constant=0.5)
+        with Probe(model, max_samples=2) if probed else contextlib.nullcontext():
+            outputs = [model(images + step) for step in range(2)]
+        return {"outputs": outputs, "state": model.state_dict()}
+
+    torch.testing.assert_close(observed(True), observed(False), rtol=0, atol=0)
+
+
 # ---- precision
 
 

@@ -10,11 +10,12 @@ If the pass fails, `after` is called with False, except that hooks do not run on
 in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
 `torch.compile(model)` is a module whose own hooks run outside the compiled code.
 
-The separate pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without
-gradients, uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or
-in float64 on request, since low precision can both hide and invent large condition numbers. Weights below that
-precision are upcast, and sharded ones (FSDP2) gathered, block by block while the block runs, so that memory never holds
-a second copy of the model. FullyShardedDataParallel gathers its weights itself, in the precision it stores them in.
+The separate pass leaves no trace in the model, not even in buffers and caches that it writes in evaluation mode. It
+runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random state.
+`exact` turns autocast and TF32 off and computes in float32, or in float64 on request, since low precision can both hide
+and invent large condition numbers. Weights below that precision are upcast, and sharded ones (FSDP2) gathered, block by
+block while the block runs, so that memory never holds a second copy of the model. FullyShardedDataParallel gathers its
+weights itself, in the precision it stores them in.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from torch.utils import _pytree as pytree
 from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.autocast import no_tf32
+from wellcond.numerics.no_trace import no_trace
 from wellcond.numerics.split_linear import linear_by_parts
 
 __all__ = [
@@ -204,6 +206,8 @@ def run_apart(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_own_random_state(inner))
+        if not _wrapped_parts(inner):  # FSDP1 keeps its state in plain attributes
+            stack.enter_context(no_trace(inner.modules()))
         stack.enter_context(_evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
@@ -371,7 +375,7 @@ def _as_stored(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Upcast weights and buffers below `dtype` and gather sharded ones, block by block, inside this context."""
+    """Upcast what is below `dtype` and gather what is sharded, block by block, inside this context."""
     blocks = {id(block.module): block.module for block in find_blocks(model)}
     inside = {id(module) for block in blocks.values() for module in block.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
@@ -411,7 +415,7 @@ def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype, *, whole: bool)
 
 @contextlib.contextmanager
 def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -> Iterator[None]:
-    """Replace the modules' parameters and buffers by upcast copies, and restore the originals at the end.
+    """Replace the modules' parameters, buffers and tensors in plain attributes by upcast copies, until the end.
 
     With `whole`, sharded ones are gathered.
     """
@@ -419,10 +423,12 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -
     copies: dict[int, Tensor] = {}  # tied weights stay tied
     try:
         for module in modules:
-            for held in (module._parameters, module._buffers):
+            for held in (module._parameters, module._buffers, vars(module)):
                 for name, tensor in held.items():
-                    gathers = whole and tensor is not None and _is_distributed(tensor)
-                    if tensor is None or not (gathers or _is_below(tensor, dtype)):
+                    if not isinstance(tensor, Tensor):
+                        continue
+                    gathers = whole and _is_distributed(tensor)
+                    if not (gathers or _is_below(tensor, dtype)):
                         continue
                     if id(tensor) not in copies:
                         full: Tensor = cast(Any, tensor).full_tensor() if gathers else tensor

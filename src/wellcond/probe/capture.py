@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellcond.models.families.forwards import Skipless, plain_class
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
 from wellcond.probe.attention import Heard
@@ -78,16 +79,19 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
 
     The mask is (b, n) for keys, or (n, n), (b, n, n) or (b, heads, n, n) for pairs; dimensions of size 1 broadcast.
     True or nonzero means that a token counts; in an additive mask, anything but a large negative number. With `hides`,
-    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell.
+    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell:
+    with as many samples as tokens, a mask called "mask" may be of either kind.
     """
     batch, n = tokens
     if mask.ndim < 2 or mask.shape[-1] != n:
         return None
-    hides = hides or "padding" in argument
-    kept = _kept(mask, hides=hides)
+    kept = _kept(mask, hides=hides or "padding" in argument)
     if mask.ndim == 2:
-        # With as many samples as tokens, the argument's name decides.
-        by_sample = len(mask) == batch and (batch != n or hides or argument == "attention_mask" or "valid" in argument)
+        by_sample = len(mask) == batch
+        if len(mask) == batch == n:  # it may be either: the argument's name decides
+            by_sample = argument == "attention_mask" or "padding" in argument or "valid" in argument
+            if not (by_sample or hides or argument == "attn_mask" or _is_causal(kept)):
+                return None
         return kept if by_sample else kept.any(0, keepdim=True) if len(mask) in (1, n) else None
     if len(mask) not in (1, batch):
         return None
@@ -101,11 +105,17 @@ def _kept(mask: Tensor, *, hides: bool) -> Tensor:
     return mask == 0 if hides else mask != 0
 
 
+def _is_causal(kept: Tensor) -> bool:
+    return torch.equal(kept, torch.ones_like(kept).tril())
+
+
 def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
     """Return the tensor arguments whose names say that they are masks."""
     given = kwargs
     if len(args) > 1:
-        given = {**dict(zip(inspect.signature(block.forward).parameters, args, strict=False)), **kwargs}
+        # A forward without skips may take (x, *args): the names are those of the plain one.
+        forward = plain_class(block).forward.__get__(block) if isinstance(block, Skipless) else block.forward
+        given = {**dict(zip(inspect.signature(forward).parameters, args, strict=False)), **kwargs}
     return {n: t for n, t in given.items() if isinstance(t, Tensor) and ("mask" in n or "valid" in n)}
 
 

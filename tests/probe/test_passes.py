@@ -44,6 +44,10 @@ def torchvision_vit() -> nn.Module:
     return models.VisionTransformer(**size, num_classes=5, dropout=0.2, attention_dropout=0.2)
 
 
+def torch_compile(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
 MODELS = [vit, swin, cait, convmixer, torchvision_vit]
 
 
@@ -112,6 +116,30 @@ def test_a_model_that_draws_in_evaluation_too(exact: bool) -> None:
             return model(images)
 
     assert drawn(Probe(model, exact=exact)) == drawn(contextlib.nullcontext())
+
+
+class OfMapping(nn.Module):
+    """A wrapper with code of its own around its only child, which is called `module`."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.module = inner
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.module((batch["pixels"] - 120) / 58)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch_compile, lambda model: model])
+def test_a_wrappers_own_code_runs(make_vit: Any, images: Tensor, rows_of: Any, wrap: Any) -> None:
+    model = make_vit()
+    with Probe(model) as expected:
+        model(images)
+    wrapped = wrap(OfMapping(model))
+    with Probe(wrapped) as probe:
+        wrapped({"pixels": images * 58 + 120})
+    found, wanted = rows_of(probe.rows()), rows_of(expected.rows())
+    for place in wanted:
+        assert found[place]["sigma_max"] == pytest.approx(wanted[place]["sigma_max"], rel=1e-3)
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.autocast import no_tf32
 from wellcond.numerics.no_trace import no_trace
@@ -256,18 +255,12 @@ def needs_separate_pass(model: nn.Module) -> str | None:
 
 
 def _callable_inside(model: nn.Module) -> nn.Module:
-    """Return the module to call: the innermost one that does not depend on a wrapper for its weights."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
+    """Return the module to call: inside torch's own wrappers, since other code around a model may change its input."""
     while True:
-        if isinstance(model, FullyShardedDataParallel):
-            return model  # only its own forward gathers the weights
         inner = model._modules.get("_orig_mod")
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inner = model.module
-        if inner is None:
-            inner = unwrap(model)
-        if inner is model:
+        if inner is None:  # for one, FullyShardedDataParallel, whose own forward gathers the weights
             return model
         model = inner
 

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import random
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from wellcond.probe import Probe
 from wellcond.probe.passes import argument, batch_size, first_samples, is_compiled, needs_separate_pass
@@ -195,6 +198,36 @@ def test_observers_that_write_in_evaluation_too(images: Tensor) -> None:
     torch.testing.assert_close(observed(True), observed(False), rtol=0, atol=0)
 
 
+class Cache:
+    """What a model is given, and adds to."""
+
+    def __init__(self, tokens: Tensor):
+        self.tokens = [tokens]
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = vit()
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        cache.tokens.append(self.inner(x))
+        return torch.stack(cache.tokens).sum(0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_adds_to_its_arguments(training: bool) -> None:
+    model, images = Remembering().train(training), torch.rand(2, 3, 32, 32)
+    outputs = []
+    for probe in (contextlib.nullcontext(), Probe(model)):
+        torch.manual_seed(0)
+        cache = Cache(model.inner(images))  # in training with a graph, which deepcopy refuses
+        with probe:
+            outputs.extend(model(images, cache) for _ in range(3))
+        assert len(cache.tokens) == 4
+    assert all(torch.equal(*pair) for pair in zip(outputs[:3], outputs[3:], strict=True))
+
+
 # ---- precision
 
 
@@ -336,7 +369,7 @@ def test_the_first_tensor_tells_the_batch() -> None:
 
 def test_the_first_samples_are_copies() -> None:
     x, mask, scale, table = torch.randn(5, 3), torch.ones(5, 2), torch.tensor(2.0), torch.zeros(9)
-    (found_x, found_scale), found = first_samples(((x, scale), {"m": mask, "t": table, "n": None, "s": "text"}), 2)
+    (found_x, found_scale), found = first_samples((x, scale), {"m": mask, "t": table, "n": None, "s": "text"}, 2)
     assert torch.equal(found_x, x[:2])
     assert torch.equal(found["m"], mask[:2])
     assert torch.equal(found["t"], table)  # not of the batch: whole
@@ -345,6 +378,61 @@ def test_the_first_samples_are_copies() -> None:
         tensor.fill_(-1)
     assert float(x.min()) != -1 or float(x.max()) != -1
     assert (float(scale), float(mask.min()), float(table.max())) == (2.0, 1.0, 0.0)
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.x = torch.zeros(5, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(5, 5), torch.zeros(20, 7, 7), [torch.zeros(5, 3), torch.zeros(4, 3)], (torch.zeros(5, 3),) * 2,
+        {"inner": [torch.zeros(5, 3)] * 3}, Batch(),
+    ],
+)  # fmt: skip
+def test_nothing_is_cut_where_it_may_be_no_batch(other: Any) -> None:
+    (x, found), _ = first_samples((torch.zeros(5, 3), other), {}, 2)
+    assert len(x) == 5
+    assert [t.shape for t in pytree.tree_leaves(found) if isinstance(t, Tensor)] == [
+        t.shape for t in pytree.tree_leaves(other) if isinstance(t, Tensor)
+    ]
+
+
+def test_a_batch_in_one_argument_is_cut() -> None:
+    ((x, y), found), _ = first_samples(((torch.zeros(5, 3, 5), torch.zeros(5)), {"mask": torch.zeros(5, 4)}), {}, 2)
+    assert len(x) == len(y) == len(found["mask"]) == 2
+
+
+def test_a_list_of_samples_of_several_lengths() -> None:
+    assert batch_size(([torch.zeros(100, 3), torch.zeros(80, 3), torch.zeros(100, 3)],), {}) == 3
+    assert batch_size(([torch.zeros(8, 3), torch.zeros(8, 3)],), {}) == 8
+    assert batch_size(((torch.zeros(8, 3), torch.zeros(7)),), {}) == 8
+
+
+def test_a_square_mask_and_one_for_each_head() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    for n, mask in ((128, torch.ones(128, 128).triu(1).bool()), (5, torch.zeros(128 * 2, 5, 5, dtype=torch.bool))):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not tell padding apart")
+            with Probe(encoder) as probe:
+                encoder(torch.randn(128, n, 8), mask=mask)
+        assert {row["count"] for row in probe.rows() if row["name"] == "log_kappa"} == {64}
+        assert {row["count"] for row in probe.rows() if row["name"] == "attention_entropy"} == {4}
+
+
+def test_what_is_copied_of_other_objects() -> None:
+    graph, module, lock = Batch(), nn.Linear(2, 2), threading.Lock()
+    graph.x = torch.ones(2, requires_grad=True) * 2
+    (first, second, shared), _ = first_samples((graph, graph, module), {}, 2)
+    assert first is second is not graph
+    assert shared is module
+    first.x.zero_()
+    assert torch.equal(graph.x, torch.full((2,), 2.0))
+    with pytest.warns(UserWarning, match="shares a lock, which cannot be copied"):
+        (found,), _ = first_samples((lock,), {}, 2)
+    assert found is lock
 
 
 def test_an_argument_by_position_or_by_name() -> None:

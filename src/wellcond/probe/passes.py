@@ -4,14 +4,14 @@
         model(images)                                   # before(args, kwargs), the pass, after(finished)
     batch_size(args, kwargs)                            # 256, from the arguments of the call
     with own_pass(probe):
-        run_apart(model, args, kwargs, samples=64, exact=True)
+        run_apart(model, *first_samples(args, kwargs, 64), exact=True)
 
 If the pass fails, `after` is called with False, except that hooks do not run on a KeyboardInterrupt. A model compiled
 in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
 `torch.compile(model)` is a module whose own hooks run outside the compiled code.
 
 The separate pass leaves no trace in the model, not even in buffers and caches that it writes in evaluation mode. It
-runs the first samples of the batch in evaluation mode, without gradients, uncompiled, from a copy of the random state.
+runs on a copy of the first samples in evaluation mode, without gradients, uncompiled, from a copy of the random state.
 `exact` turns autocast and TF32 off and computes in float32, or in float64 on request, since low precision can both hide
 and invent large condition numbers. Weights below that precision are upcast, and sharded ones (FSDP2) gathered, block by
 block while the block runs, so that memory never holds a second copy of the model. FullyShardedDataParallel gathers its
@@ -19,15 +19,19 @@ weights itself, in the precision it stores them in.
 """
 
 import contextlib
+import copy
+import enum
 import inspect
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from wellcond.models.sites import find_blocks
@@ -48,6 +52,7 @@ __all__ = [
     "whose_pass",
 ]
 
+PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size)
 FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode, if nothing listens
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[bool], None]
@@ -143,22 +148,33 @@ class Ends:
 
 
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the length of the first tensor among the arguments; 1 if there is none."""
-    sizes = _lengths((args, kwargs))
-    return sizes[0] if sizes else 1
+    """Return the length of the first tensor among the arguments; 1 if there is none.
 
-
-def first_samples(tree: Any, samples: int) -> Any:
-    """Return copies of the tensors in `tree`, cut to the first `samples` if the first dimension is the batch.
-
-    They are copies since some models change their input in place, and the model's own pass is still to come.
+    If it is in a list of tensors of several lengths, these are samples, and the list's length counts.
     """
-    size = next(iter(_lengths(tree)), 0)
+    first = next((value for value in (*args, *kwargs.values()) if _lengths(value)), None)
+    if first is None:
+        return 1
+    whole = isinstance(first, list | tuple) and all(isinstance(item, Tensor) and item.ndim > 0 for item in first)
+    return len(first) if whole and _may_be_samples(first) and len(set(_lengths(first))) > 1 else _lengths(first)[0]
 
-    def cut(tensor: Tensor) -> Tensor:
-        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
 
-    return pytree.tree_map_only(Tensor, cut, tree)
+def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> Any:
+    """Return copies of the arguments, (args, kwargs), cut to the first `samples` if their first dimension is the batch.
+
+    They are copies since some models change their arguments in place, such as a cache of keys and values, and the
+    model's own pass is still to come. Nothing is cut if it is not certain which dimension is the batch.
+    """
+    size = batch_size(args, kwargs)
+    cuts = size > samples and _is_certain(args, kwargs, size)
+    memo: dict[int, Any] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return _copied(leaf, memo)
+        return (leaf[:samples] if cuts and leaf.ndim > 0 and len(leaf) == size else leaf).detach().clone()
+
+    return pytree.tree_map(copied, (args, kwargs))
 
 
 def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,6 +188,54 @@ def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 def _lengths(tree: Any) -> list[int]:
     return [len(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+
+
+def _is_certain(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> bool:
+    """Whether a first dimension of length `size` can only be the batch, and nothing else depends on the batch.
+
+    It may not be so with a mask (n, n) if n is the batch size, a mask (b · heads, n, n), a list of samples, and objects
+    of other classes.
+    """
+    values = (*args, *kwargs.values())
+    leaves = [leaf for value in values for leaf in pytree.tree_leaves(value, is_leaf=_may_be_samples)]
+    if not all(isinstance(leaf, Tensor) or _is_plain(leaf) for leaf in leaves):
+        return False
+    _first, *shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    return not any((n == size and size in rest) or (n > size and n % size == 0) for n, *rest in shapes)
+
+
+def _may_be_samples(value: Any) -> bool:
+    """Whether `value` is a list or tuple of tensors alike, which may be samples of one length each."""
+    if not isinstance(value, list | tuple):
+        return False
+    dimensions = [item.ndim for item in value if isinstance(item, Tensor) and item.ndim > 0]
+    return len(dimensions) > len(set(dimensions))
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether a pass cannot change `leaf`, or it is a function or a module, of which a copy would cost too much."""
+    return isinstance(leaf, PLAIN) or callable(leaf)
+
+
+def _copied(leaf: Any, memo: dict[int, Any]) -> Any:
+    if _is_plain(leaf):
+        return leaf
+    try:
+        with DetachedCopies():
+            return copy.deepcopy(leaf, memo)
+    except Exception as error:
+        kind = type(leaf).__name__
+        warnings.warn(f"the probe's own pass shares a {kind}, which cannot be copied: {error!r}", stacklevel=2)
+        return leaf
+
+
+class DetachedCopies(TorchFunctionMode):
+    """Inside this mode, deepcopy detaches tensors with a graph, which it would refuse."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
 
 
 # ---- the separate pass
@@ -193,15 +257,12 @@ def whose_pass() -> object | None:
     return getattr(_running, "owner", None)
 
 
-def run_apart(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool | str
-) -> None:
-    """Run the model inside `model` once more, on the first `samples` of the batch, and discard the output.
+def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool | str) -> None:
+    """Run the model inside `model` once more, on copies of its arguments, and discard the output.
 
     `exact` sets the precision: the model's own (False), at least float32 (True), or float64 ("float64").
     """
     inner = _callable_inside(model)
-    args, kwargs = first_samples((args, kwargs), samples)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_own_random_state(inner))
@@ -428,8 +489,8 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -
                         copies[id(tensor)] = _upcast(full.detach(), dtype)
                     before.append((cast(dict[str, Any], held), name, tensor))
         for held, name, tensor in before:
-            copy = copies[id(tensor)]
-            held[name] = nn.Parameter(copy, requires_grad=False) if isinstance(tensor, nn.Parameter) else copy
+            wide = copies[id(tensor)]
+            held[name] = nn.Parameter(wide, requires_grad=False) if isinstance(tensor, nn.Parameter) else wide
         yield
     finally:
         for held, name, tensor in before:

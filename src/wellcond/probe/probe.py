@@ -130,7 +130,7 @@ class Probe:
         """(tokens, width) of the matrices inside blocks, as last measured; None if they differ."""
         self._asked = (sites, blocks)
         self._given = samples is not None
-        self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
+        self._samples = None if samples is None else first_samples(*_as_call(samples), max_samples)
         self._choose()
         self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None
@@ -286,7 +286,7 @@ class Probe:
     def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the exact pass's (args, kwargs): the given samples, else the first batch in training, else these."""
         if self._samples is None and self._in_training:
-            self._samples = first_samples((args, kwargs), self.max_samples)
+            self._samples = first_samples(args, kwargs, self.max_samples)
         return self._kept_samples() if self._given or self._in_training else (args, kwargs)
 
     def _kept_samples(self) -> Any:
@@ -310,8 +310,10 @@ class Probe:
         if why is not None and (not into.exact or is_compiled(self.model)):
             self._note(why)
         # It runs first, since the model's own pass might change its inputs in place.
-        with own_pass(self), self._listening(into, 1.0):
-            run_apart(self.model, args, kwargs, samples=self.max_samples, exact=self.exact)
+        args, kwargs = first_samples(args, kwargs, self.max_samples)
+        share = into.samples / max(1, batch_size(args, kwargs))  # below 1 if they could not be cut
+        with own_pass(self), self._listening(into, share):
+            run_apart(self.model, args, kwargs, exact=self.exact)
 
     def _after(self, finished: bool) -> None:
         if self._busy:

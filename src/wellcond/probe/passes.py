@@ -72,25 +72,39 @@ def watching(model: nn.Module, before: Before, after: After) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _around_compiled_call(model: nn.Module, before: Before, after: After) -> Iterator[None]:
-    compiled: Any = model._compiled_call_impl
-
-    @torch.compiler.disable(recursive=False)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before(args, kwargs)
-        finished = False
-        try:
-            result = compiled(*args, **kwargs)
-            finished = True
-        finally:
-            after(finished)
-        return result
-
-    model._compiled_call_impl = call
+    call: Any = model._compiled_call_impl
+    if not isinstance(call, WatchedCall):
+        model._compiled_call_impl = call = WatchedCall(call)
+    watcher = before, after
+    call.watchers.append(watcher)
     try:
         yield
     finally:
-        if model._compiled_call_impl is call:  # otherwise it has been compiled again since
-            model._compiled_call_impl = compiled
+        call.watchers.remove(watcher)
+        # If it is not there any more, the model has been compiled again since.
+        if not call.watchers and model._compiled_call_impl is call:
+            model._compiled_call_impl = call.compiled
+
+
+class WatchedCall:
+    """A model's compiled call, with `before` and `after` of each watcher around it; the last one is outermost."""
+
+    def __init__(self, compiled: Callable[..., Any]):
+        self.compiled = compiled
+        self.watchers: list[tuple[Before, After]] = []
+        self._uncompiled = torch.compiler.disable(
+            self._watched, recursive=False
+        )  # as a decorator it loads the compiler
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._uncompiled(*args, **kwargs)
+
+    def _watched(self, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for before, after in reversed(self.watchers):
+                before(args, kwargs)
+                stack.push(lambda kind, _error, _trace, after=after: after(kind is None))
+            return self.compiled(*args, **kwargs)
 
 
 @contextlib.contextmanager

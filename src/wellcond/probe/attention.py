@@ -47,7 +47,8 @@ class AttentionListener(TorchFunctionMode):
     """Measure the attention of `modules`, for the first `share` of each batch.
 
     This share holds `samples` samples; it is a fraction because a sample may be several windows. `valid(key)` returns
-    which tokens are not padding, (b, n) or (1, n), or None for all; queries that are padding are left out.
+    which tokens are not padding, (b, n) or (1, n), or None for all; queries that are padding are left out. `blocks` are
+    the modules around those of `modules`, by the same keys: two blocks may share their attention.
     """
 
     def __init__(
@@ -57,23 +58,32 @@ class AttentionListener(TorchFunctionMode):
         samples: int,
         share: float = 1.0,
         valid: Callable[[Any], Tensor | None] = lambda _key: None,
+        blocks: Mapping[Any, nn.Module] | None = None,
     ):
         super().__init__()
         self.modules = modules
+        self.blocks: Mapping[Any, nn.Module] = blocks or {}
         self.share: float = share
         self.samples: int = samples
         self.valid: Callable[[Any], Tensor | None] = valid
         self.found: dict[Any, Heard] = {}
         self.failed: dict[Any, Exception] = {}
-        self._inside: list[Any] = []
+        self._inside: list[Any] = []  # keys; None in a block that is not to be measured
+        self._block: Any = None  # the key of the last one that began
         self._owner = whose_pass()
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
+        keys_of: dict[nn.Module, list[Any]] = {}
+        for key, module in self.modules.items():
+            keys_of.setdefault(module, []).append(key)
         with contextlib.ExitStack() as stack:
             stack.callback(self._leave_all)
-            for key, module in self.modules.items():
-                enter = module.register_forward_pre_hook(lambda *_, key=key: self._arrived(key))
+            for key, block in self.blocks.items():
+                starts = block.register_forward_pre_hook(lambda *_, key=key: setattr(self, "_block", key))
+                stack.callback(starts.remove)
+            for module, keys in keys_of.items():
+                enter = module.register_forward_pre_hook(lambda *_, keys=keys: self._arrived(keys))
                 leave = module.register_forward_hook(lambda *_: self._left(), always_call=True)
                 stack.callback(enter.remove)
                 stack.callback(leave.remove)
@@ -81,8 +91,8 @@ class AttentionListener(TorchFunctionMode):
 
     # The mode is active only inside attention; elsewhere it would slow down every torch call for nothing.
 
-    def _arrived(self, key: Any) -> None:
-        self._inside.append(key)
+    def _arrived(self, keys: list[Any]) -> None:
+        self._inside.append(next((key for key in keys if key not in self.blocks or key == self._block), None))
         self.__enter__()
 
     def _left(self) -> None:
@@ -100,11 +110,12 @@ class AttentionListener(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _made_of_others(func)(*args, **kwargs)
-        if self._inside and self._inside[-1] not in self.found and whose_pass() is self._owner:
+        key = self._inside[-1] if self._inside else None
+        if key is not None and key not in self.found and whose_pass() is self._owner:
             try:
                 self._listen(func, args, kwargs)
             except Exception as error:
-                self.failed.setdefault(self._inside[-1], error)
+                self.failed.setdefault(key, error)
         return func(*args, **kwargs)
 
     def _listen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

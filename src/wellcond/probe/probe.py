@@ -333,7 +333,11 @@ class Probe:
     def _listening(self, into: Pass, share: float) -> Iterator[None]:
         heard = min(into.samples, self.rank_samples)
         listener = AttentionListener(
-            self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=into.padding.of
+            self._attending,
+            share=share * heard / max(1, into.samples),
+            samples=heard,
+            valid=into.padding.of,
+            blocks={want.place.block: want.block for want in self._wanted if want.attention is not None},
         )
         ends = block_ends(self.model, self._asked[1]) if self.near_unit else []
         capture = Capture([*self._wanted, *ends], max_samples=self.max_samples)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wellcond import replace_attention
 from wellcond.attention import softmax, softmax_fused
 from wellcond.models.sequence import build
 from wellcond.probe import Probe
@@ -177,6 +178,17 @@ def test_vit_fused_unfused_and_by_hand(vit: Any, images: Tensor, by_hand: Any) -
             assert (found["attention_entropy"][index], found["largest_logit"][index]) == expected
         half = (some["attention_entropy"][index], some["largest_logit"][index])
         assert half == pytest.approx(truth(logits[:2]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nystrom", "linear", "kernelized", "skyformer"])
+def test_what_is_not_softmax_over_keys_has_no_entropy(vit: Any, images: Tensor, name: str) -> None:
+    expected = attention_rows(vit, images)
+    few = {"num_landmarks": 4} if name in ("nystrom", "skyformer") else {}
+    with replace_attention(vit, name, **few):
+        assert attention_rows(vit, images) == {"attention_entropy": [], "largest_logit": []}
+    if name == "nystrom":
+        with replace_attention(vit, name, num_landmarks=17):  # a landmark for each key: softmax attention
+            assert attention_rows(vit, images) == expected
 
 
 @pytest.mark.parametrize("exact", [True, False])

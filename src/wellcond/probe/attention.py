@@ -6,9 +6,9 @@
     listener.found                       # {"blocks.3": Heard(entropy=…, rows=…, largest_logit=…, …)}
 
 It intercepts `scaled_dot_product_attention`, whose weights no hook can see, and, for attention that is written out,
-`softmax` over the last dimension. In the first case the logits are recomputed from query and key, a few rows at a time.
-Everything is measured in float32 or better. Every call goes through unchanged, even if measuring it fails; see
-`failed`.
+`softmax` over the last dimension, unless an attention of ours says that this is not over the keys. In the first case
+the logits are recomputed from query and key, a few rows at a time. Everything is measured in float32 or better. Every
+call goes through unchanged, even if measuring it fails; see `failed`.
 """
 
 import contextlib
@@ -122,8 +122,16 @@ class AttentionListener(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             query = args[0] if args else kwargs["query"]
             self._hear(_sdpa_logits(self.share, self._counts(query), *args, **kwargs), query)
-        elif func in SOFTMAX and (logits := _last_dimension(args, kwargs)) is not None:
+        elif func in SOFTMAX and not self._approximates() and (logits := _last_dimension(args, kwargs)) is not None:
             self._hear(_chunks_of(_first(logits, self.share), self._counts(logits)), logits)
+
+    def _approximates(self) -> bool:
+        """Whether the running module's softmax is over something else than the keys, as in Nyström attention of ours.
+
+        That takes scaled_dot_product_attention where it is exact.
+        """
+        parts = self.modules[self._inside[-1]].modules()
+        return not all(getattr(part, "softmax_over_keys", True) for part in parts)
 
     def _counts(self, x: Tensor) -> Tensor | None:
         """Return which queries of x (b, heads, queries, …) are not padding, (b, heads, queries); None to count all."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wellcond.numerics.autocast import no_autocast
 from wellcond.probe.passes import whose_pass
@@ -118,6 +119,7 @@ class AttentionListener(TorchFunctionMode):
                 self.failed.setdefault(key, error)
         return func(*args, **kwargs)
 
+    @_disable_current_modes()  # the user's, such as selective checkpointing's, which would replay our operations
     def _listen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func is F.scaled_dot_product_attention:
             query = args[0] if args else kwargs["query"]

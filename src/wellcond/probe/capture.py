@@ -7,8 +7,9 @@
     capture.tensors                     # {Place("blocks.3", 3, "sa"): (b, n, d) tensor, …}
 
 Each hook detaches the tensor, cuts it to the first `max_samples` samples and copies it. So the pass itself does not
-change, later in-place operations do not reach the copy, and no graph is kept alive. An error in a hook does not end the
-pass; it is kept in `errors`.
+change, later in-place operations do not reach the copy, and no graph is kept alive. The user's dispatch modes, such as
+selective checkpointing's, do not see these operations, which they would count or replay. An error in a hook does not
+end the pass; it is kept in `errors`.
 
     padding = Padding(whole)                        # the model's own mask (b, n), True for tokens that count, or None
     padding.see("layer.3", block, args, kwargs)     # the arguments of the block's call
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wellcond.models.families.forwards import Skipless, plain_class
 from wellcond.models.surgery import GrayedConv2d
@@ -189,7 +191,8 @@ class Capture:
                 for key in inner:
                     self._calls.pop(key, None)
                 try:
-                    self.padding.see(place.block, block, args, kwargs)
+                    with _disable_current_modes():
+                        self.padding.see(place.block, block, args, kwargs)
                 except Exception as error:
                     self.errors.setdefault(place, error)
 
@@ -219,7 +222,7 @@ class Capture:
             if tensor is None:
                 continue
             try:
-                with torch.no_grad():
+                with torch.no_grad(), _disable_current_modes():
                     self.tensors[want.place] = _as_tokens(tensor.detach()[: self.max_samples], want).clone()
                 self.low_precision = self.low_precision or _computes_low(tensor.device.type)
             except Exception as error:

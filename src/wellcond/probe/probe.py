@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wellcond import records
 from wellcond.models.families import unwrap
@@ -275,7 +276,8 @@ class Probe:
             return
         self._pass = Pass(exact=bool(self.exact), samples=min(batch_size(args, kwargs), self.max_samples))
         try:
-            with self._pace.timed(self._device):
+            # Outside the user's dispatch modes, such as selective checkpointing's, which would replay a pass of ours.
+            with _disable_current_modes(), self._pace.timed(self._device):
                 if self.exact:
                     args, kwargs = self._read_by_own_pass(args, kwargs)
                     self._pass.samples = min(batch_size(args, kwargs), self.max_samples)
@@ -324,7 +326,7 @@ class Probe:
         self._during.close()
         done, self._pass = self._pass, None
         if done is not None and finished:
-            with self._pace.timed(self._device):
+            with _disable_current_modes(), self._pace.timed(self._device):
                 self._finish(done, step)
             self._measured_step = step
             self._pace.measured(step)

@@ -92,9 +92,8 @@ class WatchedCall:
     def __init__(self, compiled: Callable[..., Any]):
         self.compiled = compiled
         self.watchers: list[tuple[Before, After]] = []
-        self._uncompiled = torch.compiler.disable(
-            self._watched, recursive=False
-        )  # as a decorator it loads the compiler
+        # Not as a decorator, which would load the compiler with this file.
+        self._uncompiled = torch.compiler.disable(self._watched, recursive=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._uncompiled(*args, **kwargs)
@@ -272,7 +271,7 @@ def whose_pass() -> object | None:
 
 
 def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool | str) -> None:
-    """Run the model inside `model` once more, on copies of its arguments, and discard the output.
+    """Run the model inside `model` once more and discard the output. It may change the arguments: give it copies.
 
     `exact` sets the precision: the model's own (False), at least float32 (True), or float64 ("float64").
     """

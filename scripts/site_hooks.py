@@ -45,6 +45,7 @@ REFERENCE = {  # a page, and the modules whose public names it shows
     "verdicts": ("verdicts",),
     "claims": ("claims",),
     "words": ("words",),
+    "usage": ("usage",),
     "plugins": ("plugins",),
 }
 

@@ -1,5 +1,6 @@
 """Entropy and largest logit are those of the attention written out in float64, fused or not, masked or not."""
 
+import copy
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wellcond import replace_attention
 from wellcond.attention import softmax, softmax_fused
 from wellcond.models.sequence import build
 from wellcond.probe import Probe
@@ -176,6 +178,29 @@ def test_vit_fused_unfused_and_by_hand(vit: Any, images: Tensor, by_hand: Any) -
             assert (found["attention_entropy"][index], found["largest_logit"][index]) == expected
         half = (some["attention_entropy"][index], some["largest_logit"][index])
         assert half == pytest.approx(truth(logits[:2]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nystrom", "linear", "kernelized", "skyformer"])
+def test_what_is_not_softmax_over_keys_has_no_entropy(vit: Any, images: Tensor, name: str) -> None:
+    expected = attention_rows(vit, images)
+    few = {"num_landmarks": 4} if name in ("nystrom", "skyformer") else {}
+    with replace_attention(vit, name, **few):
+        assert attention_rows(vit, images) == {"attention_entropy": [], "largest_logit": []}
+    if name == "nystrom":
+        with replace_attention(vit, name, num_landmarks=17):  # a landmark for each key: softmax attention
+            assert attention_rows(vit, images) == expected
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_blocks_that_share_their_attention(vit: Any, images: Tensor, exact: bool) -> None:
+    vit.blocks[1].attn = vit.blocks[0].attn
+    apart = copy.deepcopy(vit)
+    apart.blocks[1].attn = copy.deepcopy(apart.blocks[0].attn)
+    found = attention_rows(vit, images, exact=exact)
+    assert len(set(found["attention_entropy"])) == 2
+    assert found == attention_rows(apart, images, exact=exact)
+    last = attention_rows(vit, images, exact=exact, blocks=1)
+    assert last == {name: values[1:] for name, values in found.items()}
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -1,5 +1,7 @@
 """Passes that are not quite like others: autocast hidden by LayerScale, surgery in between, repeated by checkpoints."""
 
+import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import timm
 import torch
 from timm.models.convmixer import ConvMixer
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import wellcond
 from wellcond import records
@@ -55,6 +58,55 @@ def test_a_checkpoint_around_the_model_is_counted_once(vit: Any, images: Tensor,
             checkpoint(vit, x, use_reentrant=reentrant).sum().backward()
     assert sorted({row["step"] for row in probe.rows()}) == [0, 1, 2]
     assert probe.step == 3
+
+
+class Operations(TorchDispatchMode):
+    """Notes what runs inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_users_dispatch_modes_see_the_models_operations_alone(vit: Any, images: Tensor, exact: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder, padding = torch.nn.TransformerEncoder(layer, 1), torch.arange(5) > torch.tensor([[2], [4]])
+    vit.blocks[0].attn.fused_attn = False
+    for model, x, settings in (
+        (vit.train(), images, {}),
+        (encoder, torch.randn(2, 5, 8), {"src_key_padding_mask": padding}),
+    ):
+        with Operations() as plain:
+            model(x, **settings)
+        with Probe(model, exact=exact) as probe, Operations() as probed:
+            model(x, **settings)
+        assert probed.seen == plain.seen
+        assert {row["name"] for row in probe.rows()} >= {"log_kappa", "attention_entropy"}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_selective_checkpointing(vit: Any, images: Tensor, exact: bool) -> None:
+    """It replays the results of some operations in backward, in their order: ours must not be among them."""
+
+    def policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        saved = {torch.ops.aten._softmax.default, torch.ops.aten.addmm.default}
+        return CheckpointPolicy.MUST_SAVE if operation in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    vit.train().blocks[0].attn.fused_attn = False
+    gradients = []
+    for probe in (contextlib.nullcontext(), Probe(vit, exact=exact, max_samples=2)):
+        vit.zero_grad()
+        with probe:
+            out = checkpoint(vit, images, use_reentrant=False, context_fn=contexts)
+        out.square().sum().backward()
+        gradients.append([parameter.grad for parameter in vit.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_a_file_that_cannot_be_written(vit: Any, images: Tensor, tmp_path: Path) -> None:

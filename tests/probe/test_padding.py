@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellcond import Probe, register_blocks
+from wellcond import Probe, register_blocks, remove_skip
 from wellcond.probe.capture import Padding, counted
 
 KEEP = torch.tensor([[True, True, False, False], [True, True, True, True]])
@@ -46,6 +46,31 @@ def test_torchs_own_masks_hide() -> None:
     found = counted(~CAUSAL, "src_mask", (2, 4), hides=True)
     assert found is not None
     assert found.all()
+
+
+SQUARE = torch.arange(4) < torch.tensor([2, 4, 1, 4])[:, None]  # as many samples as tokens
+LAST_IS_HIDDEN = torch.ones(4, 4).bool() & (torch.arange(4) < 3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "mask", "hides", "expected"),
+    [
+        ("attention_mask", SQUARE, False, SQUARE), ("patch_valid", SQUARE, False, SQUARE),
+        ("src_key_padding_mask", ~SQUARE, True, SQUARE), ("key_padding_mask", ~SQUARE, False, SQUARE),
+        ("src_mask", ~CAUSAL, True, LAST_IS_HIDDEN | True), ("src_mask", ~LAST_IS_HIDDEN, True, LAST_IS_HIDDEN[:1]),
+        ("attn_mask", LAST_IS_HIDDEN, False, LAST_IS_HIDDEN[:1]), ("mask", CAUSAL, False, CAUSAL | True),
+        ("mask", SQUARE, False, None),
+    ],
+)  # fmt: skip
+def test_with_as_many_samples_as_tokens_the_name_decides(
+    argument: str, mask: Tensor, hides: bool, expected: Tensor | None
+) -> None:
+    found = counted(mask, argument, (4, 4), hides=hides)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert torch.equal(found.expand(4, 4), expected.expand(4, 4))
 
 
 def test_what_tells_nothing() -> None:
@@ -110,6 +135,23 @@ def test_padding_is_left_out_behind_a_wrapper(make: Callable[[], Wrapped], train
     first, second = measured(x), measured(other)
     assert [row[:2] for row in first] == [row[:2] for row in second]
     assert [row[2] for row in first] == pytest.approx([row[2] for row in second], rel=1e-3)
+
+
+def test_padding_is_left_out_without_skips() -> None:
+    """DistilBERT's blocks get their mask by position, and their forward without skips takes (hidden_states, *args)."""
+    transformers = pytest.importorskip("transformers")
+    small = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "vocab_size": 11}
+    model = transformers.DistilBertModel(transformers.DistilBertConfig(**small)).eval()
+    remove_skip(model, "mlp", blocks=1)
+
+    def measured(x: Tensor) -> list[float]:
+        with Probe(model, sites="sa") as probe:
+            model(inputs_embeds=x, attention_mask=KEEP.long())
+        return [row["value"] for row in probe.rows()]
+
+    x = torch.randn(2, 4, 8)
+    other = torch.where(KEEP[..., None], x, 100 * torch.randn_like(x))
+    assert measured(x) == pytest.approx(measured(other), rel=1e-3)
 
 
 def test_a_mask_that_does_not_tell_is_said() -> None:

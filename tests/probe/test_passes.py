@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import random
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from wellcond.probe import Probe
 from wellcond.probe.passes import argument, batch_size, first_samples, is_compiled, needs_separate_pass
@@ -42,6 +45,10 @@ def torchvision_vit() -> nn.Module:
     models = pytest.importorskip("torchvision").models
     size = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     return models.VisionTransformer(**size, num_classes=5, dropout=0.2, attention_dropout=0.2)
+
+
+def torch_compile(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
 
 
 MODELS = [vit, swin, cait, convmixer, torchvision_vit]
@@ -114,6 +121,30 @@ def test_a_model_that_draws_in_evaluation_too(exact: bool) -> None:
     assert drawn(Probe(model, exact=exact)) == drawn(contextlib.nullcontext())
 
 
+class OfMapping(nn.Module):
+    """A wrapper with code of its own around its only child, which is called `module`."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.module = inner
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.module((batch["pixels"] - 120) / 58)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch_compile, lambda model: model])
+def test_a_wrappers_own_code_runs(make_vit: Any, images: Tensor, rows_of: Any, wrap: Any) -> None:
+    model = make_vit()
+    with Probe(model) as expected:
+        model(images)
+    wrapped = wrap(OfMapping(model))
+    with Probe(wrapped) as probe:
+        wrapped({"pixels": images * 58 + 120})
+    found, wanted = rows_of(probe.rows()), rows_of(expected.rows())
+    for place in wanted:
+        assert found[place]["sigma_max"] == pytest.approx(wanted[place]["sigma_max"], rel=1e-3)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_model_that_works_on_its_input_in_place(exact: bool) -> None:
     class InPlace(nn.Module):
@@ -128,6 +159,73 @@ def test_a_model_that_works_on_its_input_in_place(exact: bool) -> None:
     expected = model(images.clone())
     with Probe(model, exact=exact):
         assert torch.equal(model(images), expected)
+
+
+class Table(nn.Module):
+    """Positions, made at the first call and kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[-1]).to(x.dtype).diag()
+        return x + x @ self.table
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.bfloat16, True), (torch.float32, "float64")])
+def test_a_table_made_at_the_first_call_has_the_models_precision(dtype: torch.dtype, exact: Any) -> None:
+    model: Any = vit().to(dtype)
+    model.norm_pre = own = Table()
+    with Probe(model, exact=exact) as probe:
+        for _ in range(2):  # the second pass of the probe finds the table of the model's own
+            assert model(torch.randn(2, 3, 32, 32).to(dtype)).dtype == dtype
+            assert own.table is not None
+            assert own.table.dtype == dtype
+    assert {row["step"] for row in probe.rows()} == {0, 1}
+
+
+def test_observers_that_write_in_evaluation_too(images: Tensor) -> None:
+    def observed(probed: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model: Any = vit()
+        model.norm_pre = torch.ao.quantization.FakeQuantize(averaging_constant=0.5)
+        with Probe(model, max_samples=2) if probed else contextlib.nullcontext():
+            outputs = [model(images + step) for step in range(2)]
+        return {"outputs": outputs, "state": model.state_dict()}
+
+    torch.testing.assert_close(observed(True), observed(False), rtol=0, atol=0)
+
+
+class Cache:
+    """What a model is given, and adds to."""
+
+    def __init__(self, tokens: Tensor):
+        self.tokens = [tokens]
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = vit()
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        cache.tokens.append(self.inner(x))
+        return torch.stack(cache.tokens).sum(0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_adds_to_its_arguments(training: bool) -> None:
+    model, images = Remembering().train(training), torch.rand(2, 3, 32, 32)
+    outputs = []
+    for probe in (contextlib.nullcontext(), Probe(model)):
+        torch.manual_seed(0)
+        cache = Cache(model.inner(images))  # in training with a graph, which deepcopy refuses
+        with probe:
+            outputs.extend(model(images, cache) for _ in range(3))
+        assert len(cache.tokens) == 4
+    assert all(torch.equal(*pair) for pair in zip(outputs[:3], outputs[3:], strict=True))
 
 
 # ---- precision
@@ -271,7 +369,7 @@ def test_the_first_tensor_tells_the_batch() -> None:
 
 def test_the_first_samples_are_copies() -> None:
     x, mask, scale, table = torch.randn(5, 3), torch.ones(5, 2), torch.tensor(2.0), torch.zeros(9)
-    (found_x, found_scale), found = first_samples(((x, scale), {"m": mask, "t": table, "n": None, "s": "text"}), 2)
+    (found_x, found_scale), found = first_samples((x, scale), {"m": mask, "t": table, "n": None, "s": "text"}, 2)
     assert torch.equal(found_x, x[:2])
     assert torch.equal(found["m"], mask[:2])
     assert torch.equal(found["t"], table)  # not of the batch: whole
@@ -280,6 +378,61 @@ def test_the_first_samples_are_copies() -> None:
         tensor.fill_(-1)
     assert float(x.min()) != -1 or float(x.max()) != -1
     assert (float(scale), float(mask.min()), float(table.max())) == (2.0, 1.0, 0.0)
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.x = torch.zeros(5, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(5, 5), torch.zeros(20, 7, 7), [torch.zeros(5, 3), torch.zeros(4, 3)], (torch.zeros(5, 3),) * 2,
+        {"inner": [torch.zeros(5, 3)] * 3}, Batch(),
+    ],
+)  # fmt: skip
+def test_nothing_is_cut_where_it_may_be_no_batch(other: Any) -> None:
+    (x, found), _ = first_samples((torch.zeros(5, 3), other), {}, 2)
+    assert len(x) == 5
+    assert [t.shape for t in pytree.tree_leaves(found) if isinstance(t, Tensor)] == [
+        t.shape for t in pytree.tree_leaves(other) if isinstance(t, Tensor)
+    ]
+
+
+def test_a_batch_in_one_argument_is_cut() -> None:
+    ((x, y), found), _ = first_samples(((torch.zeros(5, 3, 5), torch.zeros(5)), {"mask": torch.zeros(5, 4)}), {}, 2)
+    assert len(x) == len(y) == len(found["mask"]) == 2
+
+
+def test_a_list_of_samples_of_several_lengths() -> None:
+    assert batch_size(([torch.zeros(100, 3), torch.zeros(80, 3), torch.zeros(100, 3)],), {}) == 3
+    assert batch_size(([torch.zeros(8, 3), torch.zeros(8, 3)],), {}) == 8
+    assert batch_size(((torch.zeros(8, 3), torch.zeros(7)),), {}) == 8
+
+
+def test_a_square_mask_and_one_for_each_head() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    for n, mask in ((128, torch.ones(128, 128).triu(1).bool()), (5, torch.zeros(128 * 2, 5, 5, dtype=torch.bool))):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not tell padding apart")
+            with Probe(encoder) as probe:
+                encoder(torch.randn(128, n, 8), mask=mask)
+        assert {row["count"] for row in probe.rows() if row["name"] == "log_kappa"} == {64}
+        assert {row["count"] for row in probe.rows() if row["name"] == "attention_entropy"} == {4}
+
+
+def test_what_is_copied_of_other_objects() -> None:
+    graph, module, lock = Batch(), nn.Linear(2, 2), threading.Lock()
+    graph.x = torch.ones(2, requires_grad=True) * 2
+    (first, second, shared), _ = first_samples((graph, graph, module), {}, 2)
+    assert first is second is not graph
+    assert shared is module
+    first.x.zero_()
+    assert torch.equal(graph.x, torch.full((2,), 2.0))
+    with pytest.warns(UserWarning, match="shares a lock, which cannot be copied"):
+        (found,), _ = first_samples((lock,), {}, 2)
+    assert found is lock
 
 
 def test_an_argument_by_position_or_by_name() -> None:

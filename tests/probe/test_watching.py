@@ -321,6 +321,23 @@ def test_compiled_and_interrupted(vit: Any, images: Tensor, state: Any, kind: ty
         assert state(model) == before
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_probes_of_a_compiled_model(make_vit: Any, images: Tensor, state: Any, first_out: int) -> None:
+    model = in_place(make_vit(depth=1))
+    model(images)
+    before = state(model)
+    probes = [Probe(model).attach(), Probe(model).attach()]
+    model(images)
+    assert kappas(probes[0]) == kappas(probes[1])
+    probes[first_out].detach()
+    model(images)
+    probes[1 - first_out].detach()
+    model(images)
+    assert [probe.step for probe in probes] == ([1, 2] if first_out == 0 else [2, 1])
+    assert state(model) == before
+
+
 @pytest.mark.filterwarnings(NON_LEAF)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("compiled", [torch_compile, blocks_only])

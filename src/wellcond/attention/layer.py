@@ -45,6 +45,8 @@ class AttentionCore(nn.Module):
     """Whether a relative position bias can be added to the scores: a number for each pair of tokens."""
     takes_pair_masks: ClassVar[bool] = True
     """Whether a floating-point mask may differ from query to query."""
+    softmax_over_keys: ClassVar[bool] = True
+    """Whether the first softmax that it computes, if any, gives the attention weights, which a probe then measures."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ class NystromCore(AttentionCore):
 
     defaults: ClassVar[Mapping[str, Any]] = {"conv_kernel": None}
     drops_weights = takes_bias = takes_pair_masks = False
+    softmax_over_keys = False  # but over means of keys
 
     def __init__(
         self,

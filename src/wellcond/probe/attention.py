@@ -6,9 +6,9 @@
     listener.found                       # {"blocks.3": Heard(entropy=…, rows=…, largest_logit=…, …)}
 
 It intercepts `scaled_dot_product_attention`, whose weights no hook can see, and, for attention that is written out,
-`softmax` over the last dimension. In the first case the logits are recomputed from query and key, a few rows at a time.
-Everything is measured in float32 or better. Every call goes through unchanged, even if measuring it fails; see
-`failed`.
+`softmax` over the last dimension, unless an attention of ours says that this is not over the keys. In the first case
+the logits are recomputed from query and key, a few rows at a time. Everything is measured in float32 or better. Every
+call goes through unchanged, even if measuring it fails; see `failed`.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wellcond.numerics.autocast import no_autocast
 from wellcond.probe.passes import whose_pass
@@ -47,7 +48,8 @@ class AttentionListener(TorchFunctionMode):
     """Measure the attention of `modules`, for the first `share` of each batch.
 
     This share holds `samples` samples; it is a fraction because a sample may be several windows. `valid(key)` returns
-    which tokens are not padding, (b, n) or (1, n), or None for all; queries that are padding are left out.
+    which tokens are not padding, (b, n) or (1, n), or None for all; queries that are padding are left out. `blocks` are
+    the modules around those of `modules`, by the same keys: two blocks may share their attention.
     """
 
     def __init__(
@@ -57,23 +59,32 @@ class AttentionListener(TorchFunctionMode):
         samples: int,
         share: float = 1.0,
         valid: Callable[[Any], Tensor | None] = lambda _key: None,
+        blocks: Mapping[Any, nn.Module] | None = None,
     ):
         super().__init__()
         self.modules = modules
+        self.blocks: Mapping[Any, nn.Module] = blocks or {}
         self.share: float = share
         self.samples: int = samples
         self.valid: Callable[[Any], Tensor | None] = valid
         self.found: dict[Any, Heard] = {}
         self.failed: dict[Any, Exception] = {}
-        self._inside: list[Any] = []
+        self._inside: list[Any] = []  # keys; None in a block that is not to be measured
+        self._block: Any = None  # the key of the last one that began
         self._owner = whose_pass()
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
+        keys_of: dict[nn.Module, list[Any]] = {}
+        for key, module in self.modules.items():
+            keys_of.setdefault(module, []).append(key)
         with contextlib.ExitStack() as stack:
             stack.callback(self._leave_all)
-            for key, module in self.modules.items():
-                enter = module.register_forward_pre_hook(lambda *_, key=key: self._arrived(key))
+            for key, block in self.blocks.items():
+                starts = block.register_forward_pre_hook(lambda *_, key=key: setattr(self, "_block", key))
+                stack.callback(starts.remove)
+            for module, keys in keys_of.items():
+                enter = module.register_forward_pre_hook(lambda *_, keys=keys: self._arrived(keys))
                 leave = module.register_forward_hook(lambda *_: self._left(), always_call=True)
                 stack.callback(enter.remove)
                 stack.callback(leave.remove)
@@ -81,8 +92,8 @@ class AttentionListener(TorchFunctionMode):
 
     # The mode is active only inside attention; elsewhere it would slow down every torch call for nothing.
 
-    def _arrived(self, key: Any) -> None:
-        self._inside.append(key)
+    def _arrived(self, keys: list[Any]) -> None:
+        self._inside.append(next((key for key in keys if key not in self.blocks or key == self._block), None))
         self.__enter__()
 
     def _left(self) -> None:
@@ -100,19 +111,29 @@ class AttentionListener(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _made_of_others(func)(*args, **kwargs)
-        if self._inside and self._inside[-1] not in self.found and whose_pass() is self._owner:
+        key = self._inside[-1] if self._inside else None
+        if key is not None and key not in self.found and whose_pass() is self._owner:
             try:
                 self._listen(func, args, kwargs)
             except Exception as error:
-                self.failed.setdefault(self._inside[-1], error)
+                self.failed.setdefault(key, error)
         return func(*args, **kwargs)
 
+    @_disable_current_modes()  # the user's, such as selective checkpointing's, which would replay our operations
     def _listen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func is F.scaled_dot_product_attention:
             query = args[0] if args else kwargs["query"]
             self._hear(_sdpa_logits(self.share, self._counts(query), *args, **kwargs), query)
-        elif func in SOFTMAX and (logits := _last_dimension(args, kwargs)) is not None:
+        elif func in SOFTMAX and not self._approximates() and (logits := _last_dimension(args, kwargs)) is not None:
             self._hear(_chunks_of(_first(logits, self.share), self._counts(logits)), logits)
+
+    def _approximates(self) -> bool:
+        """Whether the running module's softmax is over something else than the keys, as in Nyström attention of ours.
+
+        That takes scaled_dot_product_attention where it is exact.
+        """
+        parts = self.modules[self._inside[-1]].modules()
+        return not all(getattr(part, "softmax_over_keys", True) for part in parts)
 
     def _counts(self, x: Tensor) -> Tensor | None:
         """Return which queries of x (b, heads, queries, …) are not padding, (b, heads, queries); None to count all."""

@@ -7,8 +7,9 @@
     capture.tensors                     # {Place("blocks.3", 3, "sa"): (b, n, d) tensor, …}
 
 Each hook detaches the tensor, cuts it to the first `max_samples` samples and copies it. So the pass itself does not
-change, later in-place operations do not reach the copy, and no graph is kept alive. An error in a hook does not end the
-pass; it is kept in `errors`.
+change, later in-place operations do not reach the copy, and no graph is kept alive. The user's dispatch modes, such as
+selective checkpointing's, do not see these operations, which they would count or replay. An error in a hook does not
+end the pass; it is kept in `errors`.
 
     padding = Padding(whole)                        # the model's own mask (b, n), True for tokens that count, or None
     padding.see("layer.3", block, args, kwargs)     # the arguments of the block's call
@@ -27,7 +28,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
+from wellcond.models.families.forwards import Skipless, plain_class
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
 from wellcond.probe.attention import Heard
@@ -78,16 +81,19 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
 
     The mask is (b, n) for keys, or (n, n), (b, n, n) or (b, heads, n, n) for pairs; dimensions of size 1 broadcast.
     True or nonzero means that a token counts; in an additive mask, anything but a large negative number. With `hides`,
-    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell.
+    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell:
+    with as many samples as tokens, a mask called "mask" may be of either kind.
     """
     batch, n = tokens
     if mask.ndim < 2 or mask.shape[-1] != n:
         return None
-    hides = hides or "padding" in argument
-    kept = _kept(mask, hides=hides)
+    kept = _kept(mask, hides=hides or "padding" in argument)
     if mask.ndim == 2:
-        # With as many samples as tokens, the argument's name decides.
-        by_sample = len(mask) == batch and (batch != n or hides or argument == "attention_mask" or "valid" in argument)
+        by_sample = len(mask) == batch
+        if len(mask) == batch == n:  # it may be either: the argument's name decides
+            by_sample = argument == "attention_mask" or "padding" in argument or "valid" in argument
+            if not (by_sample or hides or argument == "attn_mask" or _is_causal(kept)):
+                return None
         return kept if by_sample else kept.any(0, keepdim=True) if len(mask) in (1, n) else None
     if len(mask) not in (1, batch):
         return None
@@ -101,11 +107,17 @@ def _kept(mask: Tensor, *, hides: bool) -> Tensor:
     return mask == 0 if hides else mask != 0
 
 
+def _is_causal(kept: Tensor) -> bool:
+    return torch.equal(kept, torch.ones_like(kept).tril())
+
+
 def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
     """Return the tensor arguments whose names say that they are masks."""
     given = kwargs
     if len(args) > 1:
-        given = {**dict(zip(inspect.signature(block.forward).parameters, args, strict=False)), **kwargs}
+        # A forward without skips may take (x, *args): the names are those of the plain one.
+        forward = plain_class(block).forward.__get__(block) if isinstance(block, Skipless) else block.forward
+        given = {**dict(zip(inspect.signature(forward).parameters, args, strict=False)), **kwargs}
     return {n: t for n, t in given.items() if isinstance(t, Tensor) and ("mask" in n or "valid" in n)}
 
 
@@ -179,7 +191,8 @@ class Capture:
                 for key in inner:
                     self._calls.pop(key, None)
                 try:
-                    self.padding.see(place.block, block, args, kwargs)
+                    with _disable_current_modes():
+                        self.padding.see(place.block, block, args, kwargs)
                 except Exception as error:
                     self.errors.setdefault(place, error)
 
@@ -209,7 +222,7 @@ class Capture:
             if tensor is None:
                 continue
             try:
-                with torch.no_grad():
+                with torch.no_grad(), _disable_current_modes():
                     self.tensors[want.place] = _as_tokens(tensor.detach()[: self.max_samples], want).clone()
                 self.low_precision = self.low_precision or _computes_low(tensor.device.type)
             except Exception as error:

@@ -4,35 +4,40 @@
         model(images)                                   # before(args, kwargs), the pass, after(finished)
     batch_size(args, kwargs)                            # 256, from the arguments of the call
     with own_pass(probe):
-        run_apart(model, args, kwargs, samples=64, exact=True)
+        run_apart(model, *first_samples(args, kwargs, 64), exact=True)
 
 If the pass fails, `after` is called with False, except that hooks do not run on a KeyboardInterrupt. A model compiled
 in place (`model.compile()`) ignores hooks once it has run, so there the compiled call itself is wrapped;
 `torch.compile(model)` is a module whose own hooks run outside the compiled code.
 
-The separate pass leaves no trace in the model. It runs the first samples of the batch in evaluation mode, without
-gradients, uncompiled, from a copy of the random state. `exact` turns autocast and TF32 off and computes in float32, or
-in float64 on request, since low precision can both hide and invent large condition numbers. Weights below that
-precision are upcast, and sharded ones (FSDP2) gathered, block by block while the block runs, so that memory never holds
-a second copy of the model. FullyShardedDataParallel gathers its weights itself, in the precision it stores them in.
+The separate pass leaves no trace in the model, not even in buffers and caches that it writes in evaluation mode. It
+runs on a copy of the first samples in evaluation mode, without gradients, uncompiled, from a copy of the random state.
+`exact` turns autocast and TF32 off and computes in float32, or in float64 on request, since low precision can both hide
+and invent large condition numbers. Weights below that precision are upcast, and sharded ones (FSDP2) gathered, block by
+block while the block runs, so that memory never holds a second copy of the model. FullyShardedDataParallel gathers its
+weights itself, in the precision it stores them in.
 """
 
 import contextlib
+import copy
+import enum
 import inspect
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from wellcond.models.families import unwrap
 from wellcond.models.sites import find_blocks
 from wellcond.numerics.autocast import no_tf32
 from wellcond.numerics.linearize import evaluation_mode
+from wellcond.numerics.no_trace import no_trace
 from wellcond.numerics.split_linear import linear_by_parts
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "whose_pass",
 ]
 
+PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size)
 FAST_WHEN_UNSEEN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # in evaluation mode, if nothing listens
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[bool], None]
@@ -67,25 +73,38 @@ def watching(model: nn.Module, before: Before, after: After) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _around_compiled_call(model: nn.Module, before: Before, after: After) -> Iterator[None]:
-    compiled: Any = model._compiled_call_impl
-
-    @torch.compiler.disable(recursive=False)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before(args, kwargs)
-        finished = False
-        try:
-            result = compiled(*args, **kwargs)
-            finished = True
-        finally:
-            after(finished)
-        return result
-
-    model._compiled_call_impl = call
+    call: Any = model._compiled_call_impl
+    if not isinstance(call, WatchedCall):
+        model._compiled_call_impl = call = WatchedCall(call)
+    watcher = before, after
+    call.watchers.append(watcher)
     try:
         yield
     finally:
-        if model._compiled_call_impl is call:  # otherwise it has been compiled again since
-            model._compiled_call_impl = compiled
+        call.watchers.remove(watcher)
+        # If it is not there any more, the model has been compiled again since.
+        if not call.watchers and model._compiled_call_impl is call:
+            model._compiled_call_impl = call.compiled
+
+
+class WatchedCall:
+    """A model's compiled call, with `before` and `after` of each watcher around it; the last one is outermost."""
+
+    def __init__(self, compiled: Callable[..., Any]):
+        self.compiled = compiled
+        self.watchers: list[tuple[Before, After]] = []
+        # Not as a decorator, which would load the compiler with this file.
+        self._uncompiled = torch.compiler.disable(self._watched, recursive=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._uncompiled(*args, **kwargs)
+
+    def _watched(self, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for before, after in reversed(self.watchers):
+                before(args, kwargs)
+                stack.push(lambda kind, _error, _trace, after=after: after(kind is None))
+            return self.compiled(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -143,22 +162,33 @@ class Ends:
 
 
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the length of the first tensor among the arguments; 1 if there is none."""
-    sizes = _lengths((args, kwargs))
-    return sizes[0] if sizes else 1
+    """Return the length of the first tensor among the arguments; 1 if there is none.
 
-
-def first_samples(tree: Any, samples: int) -> Any:
-    """Return copies of the tensors in `tree`, cut to the first `samples` if the first dimension is the batch.
-
-    They are copies since some models change their input in place, and the model's own pass is still to come.
+    If it is in a list of tensors of several lengths, these are samples, and the list's length counts.
     """
-    size = next(iter(_lengths(tree)), 0)
+    first = next((value for value in (*args, *kwargs.values()) if _lengths(value)), None)
+    if first is None:
+        return 1
+    whole = isinstance(first, list | tuple) and all(isinstance(item, Tensor) and item.ndim > 0 for item in first)
+    return len(first) if whole and _may_be_samples(first) and len(set(_lengths(first))) > 1 else _lengths(first)[0]
 
-    def cut(tensor: Tensor) -> Tensor:
-        return (tensor[:samples] if tensor.ndim > 0 and len(tensor) == size else tensor).detach().clone()
 
-    return pytree.tree_map_only(Tensor, cut, tree)
+def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> Any:
+    """Return copies of the arguments, (args, kwargs), cut to the first `samples` if their first dimension is the batch.
+
+    They are copies since some models change their arguments in place, such as a cache of keys and values, and the
+    model's own pass is still to come. Nothing is cut if it is not certain which dimension is the batch.
+    """
+    size = batch_size(args, kwargs)
+    cuts = size > samples and _is_certain(args, kwargs, size)
+    memo: dict[int, Any] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return _copied(leaf, memo)
+        return (leaf[:samples] if cuts and leaf.ndim > 0 and len(leaf) == size else leaf).detach().clone()
+
+    return pytree.tree_map(copied, (args, kwargs))
 
 
 def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,6 +202,54 @@ def argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 def _lengths(tree: Any) -> list[int]:
     return [len(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+
+
+def _is_certain(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> bool:
+    """Whether a first dimension of length `size` can only be the batch, and nothing else depends on the batch.
+
+    It may not be so with a mask (n, n) if n is the batch size, a mask (b · heads, n, n), a list of samples, and objects
+    of other classes.
+    """
+    values = (*args, *kwargs.values())
+    leaves = [leaf for value in values for leaf in pytree.tree_leaves(value, is_leaf=_may_be_samples)]
+    if not all(isinstance(leaf, Tensor) or _is_plain(leaf) for leaf in leaves):
+        return False
+    _first, *shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    return not any((n == size and size in rest) or (n > size and n % size == 0) for n, *rest in shapes)
+
+
+def _may_be_samples(value: Any) -> bool:
+    """Whether `value` is a list or tuple of tensors alike, which may be samples of one length each."""
+    if not isinstance(value, list | tuple):
+        return False
+    dimensions = [item.ndim for item in value if isinstance(item, Tensor) and item.ndim > 0]
+    return len(dimensions) > len(set(dimensions))
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether a pass cannot change `leaf`, or it is a function or a module, of which a copy would cost too much."""
+    return isinstance(leaf, PLAIN) or callable(leaf)
+
+
+def _copied(leaf: Any, memo: dict[int, Any]) -> Any:
+    if _is_plain(leaf):
+        return leaf
+    try:
+        with DetachedCopies():
+            return copy.deepcopy(leaf, memo)
+    except Exception as error:
+        kind = type(leaf).__name__
+        warnings.warn(f"the probe's own pass shares a {kind}, which cannot be copied: {error!r}", stacklevel=2)
+        return leaf
+
+
+class DetachedCopies(TorchFunctionMode):
+    """Inside this mode, deepcopy detaches tensors with a graph, which it would refuse."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
 
 
 # ---- the separate pass
@@ -193,18 +271,17 @@ def whose_pass() -> object | None:
     return getattr(_running, "owner", None)
 
 
-def run_apart(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, samples: int, exact: bool | str
-) -> None:
-    """Run the model inside `model` once more, on the first `samples` of the batch, and discard the output.
+def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool | str) -> None:
+    """Run the model inside `model` once more and discard the output. It may change the arguments: give it copies.
 
     `exact` sets the precision: the model's own (False), at least float32 (True), or float64 ("float64").
     """
     inner = _callable_inside(model)
-    args, kwargs = first_samples((args, kwargs), samples)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_own_random_state(inner))
+        if not _wrapped_parts(inner):  # FSDP1 keeps its state in plain attributes
+            stack.enter_context(no_trace(inner.modules()))
         stack.enter_context(evaluation_mode(inner))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
@@ -253,18 +330,12 @@ def needs_separate_pass(model: nn.Module) -> str | None:
 
 
 def _callable_inside(model: nn.Module) -> nn.Module:
-    """Return the module to call: the innermost one that does not depend on a wrapper for its weights."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
+    """Return the module to call: inside torch's own wrappers, since other code around a model may change its input."""
     while True:
-        if isinstance(model, FullyShardedDataParallel):
-            return model  # only its own forward gathers the weights
         inner = model._modules.get("_orig_mod")
         if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inner = model.module
-        if inner is None:
-            inner = unwrap(model)
-        if inner is model:
+        if inner is None:  # for one, FullyShardedDataParallel, whose own forward gathers the weights
             return model
         model = inner
 
@@ -359,7 +430,7 @@ def _as_stored(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _upcast_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Upcast weights and buffers below `dtype` and gather sharded ones, block by block, inside this context."""
+    """Upcast what is below `dtype` and gather what is sharded, block by block, inside this context."""
     blocks = {id(block.module): block.module for block in find_blocks(model)}
     inside = {id(module) for block in blocks.values() for module in block.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
@@ -399,7 +470,7 @@ def _swapped_while_it_runs(block: nn.Module, dtype: torch.dtype, *, whole: bool)
 
 @contextlib.contextmanager
 def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -> Iterator[None]:
-    """Replace the modules' parameters and buffers by upcast copies, and restore the originals at the end.
+    """Replace the modules' parameters, buffers and tensors in plain attributes by upcast copies, until the end.
 
     With `whole`, sharded ones are gathered.
     """
@@ -407,18 +478,20 @@ def _swapped(modules: Iterable[nn.Module], dtype: torch.dtype, *, whole: bool) -
     copies: dict[int, Tensor] = {}  # tied weights stay tied
     try:
         for module in modules:
-            for held in (module._parameters, module._buffers):
+            for held in (module._parameters, module._buffers, vars(module)):
                 for name, tensor in held.items():
-                    gathers = whole and tensor is not None and _is_distributed(tensor)
-                    if tensor is None or not (gathers or _is_below(tensor, dtype)):
+                    if not isinstance(tensor, Tensor):
+                        continue
+                    gathers = whole and _is_distributed(tensor)
+                    if not (gathers or _is_below(tensor, dtype)):
                         continue
                     if id(tensor) not in copies:
                         full: Tensor = cast(Any, tensor).full_tensor() if gathers else tensor
                         copies[id(tensor)] = _upcast(full.detach(), dtype)
                     before.append((cast(dict[str, Any], held), name, tensor))
         for held, name, tensor in before:
-            copy = copies[id(tensor)]
-            held[name] = nn.Parameter(copy, requires_grad=False) if isinstance(tensor, nn.Parameter) else copy
+            wide = copies[id(tensor)]
+            held[name] = nn.Parameter(wide, requires_grad=False) if isinstance(tensor, nn.Parameter) else wide
         yield
     finally:
         for held, name, tensor in before:

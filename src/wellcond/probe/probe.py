@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wellcond import records
 from wellcond.models.families import unwrap
@@ -130,7 +131,7 @@ class Probe:
         """(tokens, width) of the matrices inside blocks, as last measured; None if they differ."""
         self._asked = (sites, blocks)
         self._given = samples is not None
-        self._samples = None if samples is None else first_samples(_as_call(samples), max_samples)
+        self._samples = None if samples is None else first_samples(*_as_call(samples), max_samples)
         self._choose()
         self._findings = Findings(run)
         self._attached: contextlib.ExitStack | None = None
@@ -275,7 +276,8 @@ class Probe:
             return
         self._pass = Pass(exact=bool(self.exact), samples=min(batch_size(args, kwargs), self.max_samples))
         try:
-            with self._pace.timed(self._device):
+            # Outside the user's dispatch modes, such as selective checkpointing's, which would replay a pass of ours.
+            with _disable_current_modes(), self._pace.timed(self._device):
                 if self.exact:
                     args, kwargs = self._read_by_own_pass(args, kwargs)
                     self._pass.samples = min(batch_size(args, kwargs), self.max_samples)
@@ -286,7 +288,7 @@ class Probe:
     def _read_by_own_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the exact pass's (args, kwargs): the given samples, else the first batch in training, else these."""
         if self._samples is None and self._in_training:
-            self._samples = first_samples((args, kwargs), self.max_samples)
+            self._samples = first_samples(args, kwargs, self.max_samples)
         return self._kept_samples() if self._given or self._in_training else (args, kwargs)
 
     def _kept_samples(self) -> Any:
@@ -310,8 +312,10 @@ class Probe:
         if why is not None and (not into.exact or is_compiled(self.model)):
             self._note(why)
         # It runs first, since the model's own pass might change its inputs in place.
-        with own_pass(self), self._listening(into, 1.0):
-            run_apart(self.model, args, kwargs, samples=self.max_samples, exact=self.exact)
+        args, kwargs = first_samples(args, kwargs, self.max_samples)
+        share = into.samples / max(1, batch_size(args, kwargs))  # below 1 if they could not be cut
+        with own_pass(self), self._listening(into, share):
+            run_apart(self.model, args, kwargs, exact=self.exact)
 
     def _after(self, finished: bool) -> None:
         if self._busy:
@@ -322,7 +326,7 @@ class Probe:
         self._during.close()
         done, self._pass = self._pass, None
         if done is not None and finished:
-            with self._pace.timed(self._device):
+            with _disable_current_modes(), self._pace.timed(self._device):
                 self._finish(done, step)
             self._measured_step = step
             self._pace.measured(step)
@@ -331,7 +335,11 @@ class Probe:
     def _listening(self, into: Pass, share: float) -> Iterator[None]:
         heard = min(into.samples, self.rank_samples)
         listener = AttentionListener(
-            self._attending, share=share * heard / max(1, into.samples), samples=heard, valid=into.padding.of
+            self._attending,
+            share=share * heard / max(1, into.samples),
+            samples=heard,
+            valid=into.padding.of,
+            blocks={want.place.block: want.block for want in self._wanted if want.attention is not None},
         )
         ends = block_ends(self.model, self._asked[1]) if self.near_unit else []
         capture = Capture([*self._wanted, *ends], max_samples=self.max_samples)

@@ -6,12 +6,13 @@
 
 Anything may be missing: a parallel block has no `+sa`, a probe may watch one site only, and any value may be NaN.
 Of two rows for the same place the later one counts, since a run that resumes after a crash measures some steps again.
+A file that a second run was appended to is another matter: of that, only the rows of the last run count (`_last_run`).
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -101,7 +102,8 @@ class Readings:
 
     @classmethod
     def of(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "Readings":
-        """Index `rows`; unknown names and sites are left out, with a note.
+        """Index `rows`, in the order in which they were measured. Left out, with a note: unknown names and sites, and
+        the rows of an earlier run.
 
         Raises ValueError if there are no rows, no condition numbers among them, or a malformed row.
         """
@@ -109,9 +111,9 @@ class Readings:
         indexes: dict[str, int] = {}
         unknown: Counter[str] = Counter()
         single: dict[str, None] = {}
-        number = 0
-        for number, row in enumerate(rows, start=1):
-            name, step, block, site, index, cell = _parsed(run, number, row)
+        parsed = [_parsed(run, number, row) for number, row in enumerate(rows, start=1)]
+        start = _last_run(parsed)
+        for name, step, block, site, index, cell in parsed[start:]:
             if site not in BLOCK_SITES and site not in OUTSIDE_SITES:
                 unknown[f"the site {site!r}"] += 1
             elif name not in NAMES and not SINGULAR_VALUE.fullmatch(name):
@@ -123,13 +125,13 @@ class Readings:
                 cells[name, step, block if inside else "", site] = cell
                 if inside:
                     indexes.setdefault(block, index)
-        if not number:
+        if not parsed:
             raise ValueError(f"the run {run!r} has no rows; was the probe ever switched on, or was the file cut off?")
         steps = sorted({step for name, step, _, _ in cells if name == "log_kappa"})
         if not steps:
             raise ValueError(
-                f"none of the {number} rows of the run {run!r} is a log_kappa at a known site, so there is nothing to "
-                "draw; give a probe.jsonl, as wellcond.Probe writes it"
+                f"none of the {len(parsed) - start} rows of the run {run!r} is a log_kappa at a known site, so "
+                "there is nothing to draw; give a probe.jsonl, as wellcond.Probe writes it"
             )
         found, names = {key[3] for key in cells if key[0] == "log_kappa"}, {key[0] for key in cells}
         return cls(
@@ -140,7 +142,7 @@ class Readings:
             outside=[site for site in OUTSIDE_SITES if site in found],
             singular=sorted({int(match[1]) for name in names if (match := SINGULAR_VALUE.fullmatch(name))}),
             cells=cells,
-            notes=_notes(run, unknown, list(single)),
+            notes=[*_earlier(run, parsed[:start]), *_notes(run, unknown, list(single))],
         )
 
     @property
@@ -224,11 +226,22 @@ def bounded(value: float, bound: bool, *, digits: int = 1) -> str:
     return f"{'≥ ' if bound else ''}{value:.{digits}f}" if math.isfinite(value) else "NaN"
 
 
-def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, Cell]:
+class Parsed(NamedTuple):
+    """A row, checked."""
+
+    name: str
+    step: int
+    block: str
+    site: str
+    place: int
+    cell: Cell
+
+
+def _parsed(run: str, number: int, row: Any) -> Parsed:
     try:
         name, step, block, site = str(row["name"]), int(row["step"]), str(row["block"]), str(row["site"])
         cell = Cell(float(row["value"]), int(row["count"]), str(row["dtype"]), str(row["status"]))
-        return name, step, block, site, int(row["index"]), cell
+        return Parsed(name, step, block, site, int(row["index"]), cell)
     except KeyError as error:
         raise ValueError(
             f"row {number} of the run {run!r} has no field {error}; was this file written by a probe?"
@@ -237,6 +250,33 @@ def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, C
         raise ValueError(
             f"row {number} of the run {run!r} is not a measurement ({error}); it is {row!r}"[:300]
         ) from None
+
+
+def _last_run(rows: Sequence[Parsed]) -> int:
+    """Return where the last run begins among the rows of a file, to which every run of a script appends.
+
+    Both a new run and a resumed one go back to earlier steps. A resumed run goes back to a checkpoint, which comes
+    after the first step of the file; a new run starts at that step or before it. (One resumed from that very step
+    measures everything again, and is a new run as far as rows are concerned.) The step has to go back at a block and
+    site: where rows are sorted by block, or two probes wrote one after the other, the steps of each only go up.
+    """
+    start = begins = 0  # of the run, and of the rows of one step, whose first may be at a site that is new in this run
+    latest: dict[tuple[str, str, str], int] = {}
+    for number, row in enumerate(rows):
+        if row.step != rows[number - 1].step:
+            begins = number
+        place = row.name, row.block, row.site
+        if row.step < latest.get(place, row.step) and row.step <= rows[start].step:
+            start, latest = begins, {}
+        latest[place] = row.step
+    return start
+
+
+def _earlier(run: str, rows: Sequence[Parsed]) -> list[str]:
+    if not rows:
+        return []
+    last = max(row.step for row in rows)
+    return [f"{run}: rows of an earlier run in the same file were left out ({len(rows):,}, up to step {last:,})."]
 
 
 def _ordered(indexes: Mapping[str, int]) -> list[Block]:

@@ -48,6 +48,9 @@ def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_pat
         assert "the middle 90 % of the blocks of ViT-Tinys in our evidence" in text
         assert "Shaded: the middle 90 % of the blocks of trained ViT-Tinys" in text
     assert "Shaded" not in page([[65, 192], [17, 64]])  # of two shapes, one band would be wrong for one of them
+    far = page([[4, 16]])
+    assert "Shaded" not in far
+    assert "No reference ranges: the nearest models in our evidence have 65 tokens of 192 values" in far
     assert "Shaded" not in page([[65, 192]], task="sequence")
     assert "Shaded" not in page([None])
 

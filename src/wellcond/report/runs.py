@@ -92,8 +92,10 @@ def _runs_page(runs: Sequence[Run]) -> Page:
         notes += _measured_notes(name, run.probe_file)
     shapes = {run.shape for run in shown if run.probe is not None}
     shape = shapes.pop() if len(shapes) == 1 else None
-    if shape is None or (like := reference().nearest(*shape)) is None:
+    if shape is None:
         return run_page(shown, notes=notes)
+    if (like := reference().nearest(*shape)) is None:
+        return run_page(shown, notes=[*filter(None, [reference().too_far(*shape)]), *notes])
     notes.insert(0, like.beside(shape, ["trained"]))
     return run_page(shown, notes=notes, reference={f"trained {like.them}": like.trained})
 

@@ -271,8 +271,30 @@ def test_what_happened_is_said_before_anything_is_drawn(probe_rows):
         assert html.index("What happened") < html.index("<h2>Over training")
     html = run_page([shown("a"), shown("b", events=events)]).to_html()
     assert "<li>b, step 1,234: back to step 20</li>" in html
-    html = run_page([shown("a", events=[Event(step=s, event="back") for s in range(40)])]).to_html()
+    html = run_page([shown("a", events=[Event(step=s, event=f"note {s}") for s in range(40)])]).to_html()
     assert "a: 28 more; metrics.jsonl has all." in html
+
+
+def test_what_decides_about_a_run_is_never_cut():
+    left_out = "left out: its gradient was not finite"
+    events = [
+        *(Event(step=s, event=left_out) for s in range(4, 14)),
+        Event(step=14, event="diverged: the loss became nan"),
+        Event(step=14, event="back to step 0 with lr × 0.5, rollback 1 of 3"),
+        *(Event(step=s, event=left_out) for s in (4, 6, 9)),
+        *(Event(step=s, event=f"note {s}") for s in range(20, 40)),
+        Event(step=44, event="diverged: the loss rose"),
+    ]
+    text = unescape(run_page([shown("a", events=events)]).to_html())
+    lines = re.findall("<li>(.*?)</li>", text[text.index("What happened") : text.index("<h2>Over training")])
+    assert lines[:4] == [
+        f"Steps 4 to 13: {left_out}",
+        "Step 14: diverged: the loss became nan",
+        "Step 14: back to step 0 with lr × 0.5, rollback 1 of 3",
+        f"Steps 4 to 9 (3 of them): {left_out}",
+    ]
+    assert lines[4:] == [*(f"Step {s}: note {s}" for s in range(20, 27)), "Step 44: diverged: the loss rose",
+                         "a: 13 more; metrics.jsonl has all."]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -10,12 +10,14 @@ a line per run, and where they differ, worst change first. A run may have traini
 is left out, and the page says so.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from wellcond.environment import own_version
+from wellcond.records import Event
 
 from .advice import BlockState, advise, advise_run, first_failure
 from .charts import Shaded, grid
@@ -46,7 +48,8 @@ __all__ = ["conditioning_page", "run_page"]
 ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the advice table
 SENTENCES_MOST = 2  # per row
 BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
-EVENTS_MOST = 12  # per run; metrics.jsonl has all
+EVENTS_MOST = 12  # lines per run, but for divergences and rollbacks, which are all shown; metrics.jsonl has all
+TURNING = ("diverged", "back to step")  # how the events begin that decide about a run
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. A large "
     "value means that some directions among the tokens have almost vanished, which may make training harder."
@@ -292,10 +295,26 @@ def _events(runs: Sequence[Shown]) -> list[str]:
     found = []
     for run in runs:
         who = f"{run.name}, step" if len(runs) > 1 else "Step"
-        found += [f"{who} {event.step:,}: {event.event}" for event in run.events[:EVENTS_MOST]]
-        if len(run.events) > EVENTS_MOST:
-            found.append(f"{run.name}: {len(run.events) - EVENTS_MOST} more; metrics.jsonl has all.")
+        groups = _grouped(run.events)
+        others = [place for place, (text, _) in enumerate(groups) if not text.startswith(TURNING)]
+        cut = set(others[max(0, EVENTS_MOST - (len(groups) - len(others))) :])
+        found += [f"{who}{_steps(steps)}: {text}" for place, (text, steps) in enumerate(groups) if place not in cut]
+        if cut:
+            found.append(f"{run.name}: {len(cut)} more; metrics.jsonl has all.")
     return found
+
+
+def _grouped(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
+    """Return the text of each event and its step; the same text several times in a row is one, with all its steps."""
+    return [(text, [event.step for event in same]) for text, same in itertools.groupby(events, lambda e: e.event)]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return what follows the word "step": " 4", "s 4 to 13", or "s 4 to 31 (10 of them)" if some are missing."""
+    if len(steps) == 1:
+        return f" {steps[0]:,}"
+    first, last = min(steps), max(steps)
+    return f"s {first:,} to {last:,}" + (f" ({len(steps)} of them)" if len(steps) <= last - first else "")
 
 
 def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html]:

@@ -117,6 +117,35 @@ def test_the_title_of_a_training_is_how_far_it_came():
     assert title(Shown(name="a", train=[TrainRow(step=7, loss=0.5)])) == "0.5000 training loss after 7 steps"
 
 
+LOST = [Event(step=31, event="diverged: the loss became nan")]
+
+
+def test_divergence_heads_the_page_and_condition_numbers_follow(probe_rows):
+    def head(*runs):
+        html = unescape(run_page(runs).to_html())
+        return headings(html, 1)[0], re.search('<p class="lead">(.*?)</p>', html)[1]
+
+    rows = probe_rows(steps=(0, 30), blocks=6)
+    kappa, sentence = head(shown("a", probe=rows))
+    assert head(shown("a", probe=rows, events=LOST)) == ("Training diverged at step 31", f"{kappa}. {sentence}")
+    healthy = shown("b", probe=probe_rows(steps=(0, 30), blocks=6, shift=2.0))
+    assert head(healthy, shown("a", probe=rows, events=LOST)) == ("a diverged at step 31", f"{kappa}. {sentence}")
+    title, sentence = head(healthy, shown("a", events=LOST))
+    assert (title, "a was trained without a probe" in sentence) == ("a diverged at step 31", True)
+    earlier = shown("c", events=[Event(step=30, event="diverged: the loss rose")])
+    assert head(healthy, shown("a", events=LOST), earlier)[0] == "2 of 3 runs diverged, c first, at step 30"
+
+
+def test_a_run_that_went_back_and_on_is_not_lost(probe_rows):
+    back = Event(step=31, event="back to step 0 with lr × 0.5, rollback 1 of 3")
+
+    def title(*events):
+        return headings(run_page([shown("a", probe=probe_rows(), events=events)]).to_html(), 1)[0]
+
+    assert "is worst" in title(*LOST, back)  # to its last step, 30
+    assert title(*LOST, back, *LOST) == "Training diverged at step 31"
+
+
 def test_tiles_name_the_worst_block_and_the_means(probe_rows):
     rows = probe_rows(steps=(0, 100), blocks=6)
     shown = tiles(conditioning_page({"a": rows}).to_html())

@@ -49,7 +49,8 @@ ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the advice table
 SENTENCES_MOST = 2  # per row
 BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
 EVENTS_MOST = 12  # lines per run, but for divergences and rollbacks, which are all shown; metrics.jsonl has all
-TURNING = ("diverged", "back to step")  # how the events begin that decide about a run
+DIVERGED, WENT_BACK = "diverged", "back to step"  # how the events begin that decide about a run
+TURNING = DIVERGED, WENT_BACK
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. A large "
     "value means that some directions among the tokens have almost vanished, which may make training harder."
@@ -91,7 +92,7 @@ def run_page(
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
-    found, sentence, card = _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    found, sentence, card = _finding(runs, measured)
     page = Page(found, sentence, about=title or _subject(runs, logged), card=card, footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
@@ -170,6 +171,32 @@ def _subject(runs: Sequence[Shown], logged: bool) -> str:
 # ---- what was found, as a title and a sentence
 
 
+def _finding(runs: Sequence[Shown], measured: Sequence[Readings]) -> tuple[str, str, str]:
+    """Return what heads the page: that a run diverged, else what its κ shows, else how far training got. A title, a
+    sentence, and the title of the chart that shows it, "" for the first."""
+    lost = sorted(((event.step, run) for run in runs if (event := _lost(run))), key=lambda pair: pair[0])
+    if not lost:
+        return _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    step, run = lost[0]
+    title = f"{'Training' if len(runs) == 1 else run.name} diverged at step {step:,}"
+    if len(lost) > 1:
+        title = f"{len(lost)} of {len(runs)} runs diverged, {run.name} first, at step {step:,}"
+    own = [one for one in measured if one.run == run.name]
+    if not own:
+        return title, f"{run.name} was trained without a probe: how its blocks were conditioned is not known.", ""
+    worst, sentence, _ = _kappa_finding(own)
+    return title, f"{worst}. {sentence}", f"{MAP}, {run.name}" if len(measured) > 1 else ""
+
+
+def _lost(run: Shown) -> Event | None:
+    """Return the divergence that ended a run; None if there was none, or it went back and on."""
+    lost = None
+    for event in run.events:
+        if event.event.startswith(TURNING):
+            lost = event if event.event.startswith(DIVERGED) else None
+    return None if lost and run.train and run.train[-1].step > lost.step else lost
+
+
 def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     """Return a title (the worst place of a run, or the largest rise between runs), a sentence, and the title of the
     chart that shows it, "" for the first."""
@@ -240,12 +267,8 @@ def _sentence(run: Readings, other: Readings | None = None) -> str:
 
 
 def _training_finding(runs: Sequence[Shown]) -> tuple[str, str]:
-    """Return how far training got, or that it diverged, as title and sentence; for several runs, which is best."""
+    """Return how far training got, as title and sentence; for several runs, which is best."""
     sentence = "How training went, from metrics.jsonl; no condition numbers were measured."
-    lost = [(run, event) for run in runs for event in run.events if event.event.startswith("diverged")]
-    if lost and not any(run.train and run.train[-1].step > event.step for run, event in lost):
-        run, event = lost[0]
-        return f"{'Training' if len(runs) == 1 else run.name} diverged at step {event.step:,}", sentence
     for name, points, best in (
         ("top-1", lambda run: run.metric("top1"), max),
         ("validation loss", lambda run: run.metric("loss"), min),

@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from wellcond.records import Event
 from wellcond.report.advice import HIGH, LARGE_LOGIT, LOW_ENTROPY, BlockState, advise, advise_run, first_failure
 from wellcond.report.readings import Cell, Readings
 
@@ -135,6 +136,21 @@ def test_nan_is_traced_to_its_first_step_and_place(probe_rows):
     assert first_failure(readings) == (10, "blocks.2", "+sa")
     only(advise_run(readings, 20), "step 10", "+sa of blocks.2")
     assert first_failure(Readings.of("a", probe_rows())) is None
+
+
+def test_a_run_that_diverged_is_told_of_its_rate_first(probe_rows):
+    lost = [Event(step=3, event="left out: its gradient was not finite"), Event(step=9, event="diverged: the loss")]
+    readings = Readings.of("a", [{**r, "status": "low_precision"} for r in probe_rows()])
+    for found in (readings, None):
+        for config, words in (
+            ({"lr": 3.0, "clip_grad": None}, "a smaller lr than 3, or clip_grad=1, may help"),
+            ({"lr": 3e-4, "clip_grad": 1.0}, "a smaller lr than 0.0003 may help"),
+            ({"lr": 0.5, "clip_value": 0.1}, "a smaller lr than 0.5 may help"),
+            ({}, "a smaller learning rate, or clip_grad=1, may help"),
+        ):
+            assert advise_run(found, 0, events=lost, config=config)[0] == f"Training diverged: {words}."
+        assert "diverged 3 times" in advise_run(found, 0, events=3 * lost)[0]
+    assert advise_run(None, events=lost[:1]) == []
 
 
 def test_what_concerns_the_whole_run_is_said_once(probe_rows):

@@ -136,6 +136,16 @@ def test_divergence_heads_the_page_and_condition_numbers_follow(probe_rows):
     assert head(healthy, shown("a", events=LOST), earlier)[0] == "2 of 3 runs diverged, c first, at step 30"
 
 
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_run_that_diverged_is_told_of_its_rate(probe_rows, probed):
+    probe = probe_rows() if probed else None
+    one = shown("a", probe=probe, events=LOST, config={"lr": 3.0})
+    text = unescape(run_page([one]).to_html())
+    assert "<li>Training diverged: a smaller lr than 3, or clip_grad=1, may help.</li>" in text
+    text = unescape(run_page([one, shown("b", probe=probe)]).to_html())
+    assert "<li>a: Training diverged: a smaller lr than 3, or clip_grad=1, may help.</li>" in text
+
+
 def test_a_run_that_went_back_and_on_is_not_lost(probe_rows):
     back = Event(step=31, event="back to step 0 with lr × 0.5, rollback 1 of 3")
 
@@ -315,7 +325,7 @@ def test_what_decides_about_a_run_is_never_cut():
         Event(step=44, event="diverged: the loss rose"),
     ]
     text = unescape(run_page([shown("a", events=events)]).to_html())
-    lines = re.findall("<li>(.*?)</li>", text[text.index("What happened") : text.index("<h2>Over training")])
+    lines = re.findall("<li>(.*?)</li>", text[text.index("What happened") : text.index("For the whole run")])
     assert lines[:4] == [
         f"Steps 4 to 13: {left_out}",
         "Step 14: diverged: the loss became nan",

@@ -2,17 +2,18 @@
 
     state = BlockState.of(readings, step, position=3)
     advise(state)                  # sentences, most urgent first; empty if nothing is wrong
-    advise_run(readings, step)     # what concerns the whole run and is said only once
+    advise_run(readings, step, events=run.events, config=run.config)     # about the whole run, said only once
 
 The thresholds are rules of thumb, named and explained below. A paper's claim is presented as its claim, with our own
 verdict if there is one. Nothing here has been tried on the reader's model, so the sentences say "may".
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from wellcond.records import finite_or_inf
+from wellcond.records import Event, finite_or_inf
 from wellcond.words import BRANCH_SITES
 
 from .markup import format_number
@@ -20,6 +21,7 @@ from .readings import Cell, Readings, bounded
 from .reference import verdict_on
 
 __all__ = [
+    "DIVERGED",
     "BlockState",
     "HIGH",
     "LARGE_LOGIT",
@@ -46,6 +48,9 @@ LARGE_LOGIT = 50.0
 
 LOW_ENTROPY = 0.3
 """In nats: exp(0.3) = 1.35, so the average query attends to little more than one token."""
+
+DIVERGED = "diverged"
+"""How the event of a divergence begins."""
 
 ADDS = {site: f"+{site}" for site in BRANCH_SITES}
 
@@ -226,9 +231,20 @@ RULES: tuple[Callable[[BlockState], str | None], ...] = (
 )
 
 
-def advise_run(readings: Readings, step: int) -> list[str]:
-    """Return sentences about the whole run: where NaN began, low precision, ill-conditioned raw tokens."""
-    said = []
+def advise_run(
+    readings: Readings | None, step: int = 0, *, events: Iterable[Event] = (), config: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return sentences about the whole run: divergence, where NaN began, low precision, ill-conditioned raw tokens.
+
+    Args:
+        readings: what was measured; None if the run had no probe.
+        events: what happened in training.
+        config: its settings; empty if they are not known.
+    """
+    config = config or {}
+    said = [text] if (text := diverged(events, config)) else []
+    if readings is None:
+        return said
     failure = first_failure(readings)
     if failure:
         when, block, site = failure
@@ -254,6 +270,18 @@ def advise_run(readings: Readings, step: int) -> list[str]:
             f"({verdict_on('gray')})."
         )
     return said
+
+
+def diverged(events: Iterable[Event], config: Mapping[str, Any]) -> str | None:
+    """A smaller lr comes first: most runs that diverge are too hot, whatever κ became on the way."""
+    steps = [event.step for event in events if event.event.startswith(DIVERGED)]
+    if not steps:
+        return None
+    lr = config.get("lr")
+    smaller = f"a smaller lr than {lr:g}" if isinstance(lr, int | float) else "a smaller learning rate"
+    clipped = config.get("clip_grad") or config.get("clip_value")
+    times = f" {len(steps)} times" if len(steps) > 1 else ""
+    return f"Training diverged{times}: {smaller}{'' if clipped else ', or clip_grad=1,'} may help."
 
 
 def first_failure(readings: Readings) -> tuple[int, str, str] | None:

@@ -11,7 +11,7 @@ worst point of each stretch, since that is what readers look for; the chart says
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wellcond.records import Event, TrainRow, ValidationRow, finite_or_inf
@@ -66,6 +66,8 @@ class Shown:
     name: str
     model: str = ""
     recipe: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the training, as config.json has them; empty if they are not known."""
     train: Sequence[TrainRow] = ()
     validation: Sequence[ValidationRow] = ()
     events: Sequence[Event] = ()

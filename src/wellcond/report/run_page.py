@@ -19,7 +19,7 @@ from typing import Any
 from wellcond.environment import own_version
 from wellcond.records import Event
 
-from .advice import BlockState, advise, advise_run, first_failure
+from .advice import DIVERGED, BlockState, advise, advise_run, first_failure
 from .charts import Shaded, grid
 from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
 from .markup import Html, format_number, tag
@@ -49,8 +49,7 @@ ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the advice table
 SENTENCES_MOST = 2  # per row
 BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
 EVENTS_MOST = 12  # lines per run, but for divergences and rollbacks, which are all shown; metrics.jsonl has all
-DIVERGED, WENT_BACK = "diverged", "back to step"  # how the events begin that decide about a run
-TURNING = DIVERGED, WENT_BACK
+TURNING = DIVERGED, "back to step"  # how the events begin that decide about a run
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. A large "
     "value means that some directions among the tokens have almost vanished, which may make training harder."
@@ -114,6 +113,8 @@ def run_page(
         page.add(note("Please note", bullets(*notes)))
     if events := _events(runs):
         page.add(note("What happened", bullets(*events)))
+    if general := _general(runs, measured):
+        page.add(note("For the whole run", bullets(*general)))
     if measured:
         page.add(_first_section(measured))
     if len(runs) > 1:
@@ -442,11 +443,18 @@ def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Ba
     return f"mean log κ at {site}", bounded(mean.value, mean.lower_bound), text
 
 
+def _general(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[str]:
+    """Return advice on whole runs."""
+    found, readings = [], {one.run: one for one in measured}
+    for run in runs:
+        own = readings.get(run.name)
+        texts = advise_run(own, own.steps[-1] if own else 0, events=run.events, config=run.config)
+        found += [f"{run.name}: {text}" if len(runs) > 1 else text for text in texts]
+    return found
+
+
 def _first_section(runs: Sequence[Readings]) -> Html:
-    """Return advice on whole runs, then the worst blocks with one or two sentences each."""
-    general = [
-        f"{run.run}: {text}" if len(runs) > 1 else text for run in runs for text in advise_run(run, run.steps[-1])
-    ]
+    """Return the worst blocks, with one or two sentences each."""
     groups: dict[tuple[str, str], list[BlockState]] = {}
     for run in runs:
         for position, state in enumerate(_states(run)):
@@ -456,7 +464,7 @@ def _first_section(runs: Sequence[Readings]) -> Html:
             elif position < SHOWN_LEAST and len(runs) == 1:
                 groups[run.run, f"–{position}"] = [state]
     ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", item[1][0].rank), reverse=True)
-    parts: list[Any] = [note("For the whole run", bullets(*general))] if general else []
+    parts: list[Any] = []
     if all(said.startswith("–") for _, said in groups):
         parts.append("None of the rules flagged a block.")
     if ordered:

@@ -115,6 +115,32 @@ def test_the_worst_site_is_the_highest_or_the_one_without_a_number():
     assert state(sa=12.0, mlp=math.nan).worst_site == "mlp"
 
 
+def test_a_bound_of_half_precision_ranks_above_an_exact_number():
+    blind, seen = Cell(4.85, 64, "bfloat16", "ceiling"), Cell(5.1, 64, "float32", "low_precision")
+    for cells, capped, worst in (
+        ({"sa": blind, "+sa": seen}, {"sa": 64}, "sa"),
+        ({"sa": blind, "+sa": seen}, {}, "sa"),  # rows without a count
+        ({"sa": blind, "+sa": seen}, {"sa": 5}, "+sa"),  # of 64, which hardly moves the mean
+        ({"sa": blind, "+sa": seen._replace(value=math.nan)}, {"sa": 64}, "+sa"),
+        ({"sa": blind._replace(dtype="float32", value=15.2), "+sa": seen._replace(value=15.5)}, {"sa": 50}, "+sa"),
+    ):
+        found = dataclasses.replace(state(), cells=cells, capped=capped)
+        assert found.worst_site == worst
+        other = dataclasses.replace(state(), cells={"+sa": cells["+sa"]})
+        assert max(found, other, key=lambda one: one.rank).rank == found.rank
+    assert state().rank < state(sa=0.0).rank
+
+
+def test_low_precision_is_that_of_the_computation(probe_rows):
+    """Under autocast the stream is float32 and was computed from bfloat16."""
+    rows = [{**r, "status": "low_precision"} for r in probe_rows()]
+    branches = [{**r, "dtype": "bfloat16", "status": "ceiling"} if r["site"] in ("sa", "mlp") else r for r in rows]
+    only(advise_run(Readings.of("a", branches), 0), "All numbers", "in low precision (bfloat16), which")
+    streams = Readings.of("a", [r for r in branches if r["site"] in ("+sa", "+mlp")])
+    only(advise_run(streams, 0, config={"amp_dtype": "float16"}), "in low precision (float16), which")
+    only(advise_run(streams, 0), "in low precision, which")
+
+
 def test_what_enters_a_block_is_its_input_or_what_the_block_before_put_out(probe_rows):
     with_input = Readings.of("a", probe_rows(blocks=3, sites=("in", "sa", "+mlp")))
     assert BlockState.of(with_input, 0, 1).entering == with_input.value("log_kappa", 0, "blocks.1", "in")

@@ -267,6 +267,19 @@ def test_a_page_of_nothing_but_ceilings_says_so_first(probe_rows):
     assert "Only lower bounds" not in unescape(conditioning_page({"sees": one_number}).to_html())
 
 
+def test_what_half_precision_cannot_see_is_worst(probe_rows):
+    rows = [
+        {**row, "value": 4.85, "dtype": "bfloat16", "status": "ceiling"}
+        if row["name"] == "log_kappa" and row["site"] in ("sa", "mlp")
+        else {**row, "value": 64.0} if row["name"] == "capped" and row["site"] in ("sa", "mlp") else row
+        for row in probe_rows(steps=(0, 10))
+    ]  # fmt: skip
+    html = unescape(conditioning_page({"a": rows}).to_html())
+    assert headings(html, 1) == ["Block 0's attention output is worst: log κ ≥ 4.8"]
+    assert tiles(html)["its log κ"] == "≥ 4.8"
+    assert "log κ over training, sa" in headings(html, 3)
+
+
 def test_single_tokens_are_named_and_no_worst_block(probe_rows):
     rows = probe_rows(blocks=3)
     rows += [

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wellcond.records import Event, finite_or_inf
+from wellcond.records import Event
 from wellcond.words import BRANCH_SITES
 
 from .markup import format_number
-from .readings import Cell, Readings, bounded
+from .readings import HALF, Cell, Readings, badness, bounded
 from .reference import verdict_on
 
 __all__ = [
@@ -108,17 +108,18 @@ class BlockState:
 
     @property
     def worst_site(self) -> str:
-        """The site with the largest log κ; a non-finite one ranks worst."""
-        return max(self.cells, key=lambda site: finite_or_inf(self.value(site)), default="")
+        """The site with the largest log κ, as `badness` ranks them: a non-finite one is worst."""
+        return max(self.cells, key=lambda site: badness(self.cells[site], self.capped.get(site, 0)), default="")
 
     @property
     def worst(self) -> float:
         return self.value(self.worst_site)
 
     @property
-    def rank(self) -> float:
-        """`worst`, or infinity if that is not finite."""
-        return finite_or_inf(self.worst)
+    def rank(self) -> tuple[bool, float]:
+        """The `badness` of the worst site; less than that of any number without a site."""
+        site = self.worst_site
+        return badness(self.cells[site], self.capped.get(site, 0)) if site else (False, -math.inf)
 
 
 def advise(state: BlockState) -> list[str]:
@@ -254,12 +255,17 @@ def advise_run(
             "or in training, may just be a consequence."
         )
     cells = [cell for place in readings.places if (cell := readings.log_kappa(step, *place))]
-    low = sorted({cell.dtype for cell in cells if cell.status == "low_precision"})
+    low = [cell for cell in cells if cell.status == "low_precision" or cell.dtype in HALF]
     if low:
-        many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
+        many = "All" if len(low) == len(cells) else "Some"
+        # Of the computation, not of the tensor: under autocast a sum of both precisions is float32.
+        computed = sorted({cell.dtype for cell in low if cell.dtype in HALF})
+        computed = computed or [text for text in [config.get("amp_dtype")] if text in HALF]
+        named = f" ({', '.join(computed)})" if computed else ""
         said.append(
-            f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can hide a large "
-            "κ or produce a false one. Probe(model), without exact=False, measures in a separate float32 pass."
+            f"{many} numbers come from a forward pass in low precision{named}, which can hide a large κ or produce a "
+            "false one. Probe(model), without exact=False, measures in a separate float32 pass, as does wellcond "
+            "train without probe_exact=no."
         )
     tokens = readings.value("log_kappa", step, "", "tokens")
     if tokens >= HIGH:

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from wellcond.records import finite_or_inf
 from wellcond.words import BLOCK_SITES, OUTSIDE_SITES
 
-__all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
+__all__ = [
+    "BLOCK_SITES", "HALF", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "badness", "bounded",
+]  # fmt: skip
 
 SITE_WORDS = {
     "in": "attention's input, after any norm",
@@ -45,6 +47,7 @@ NAMES = {
     "near_unit_share",
 }
 SINGULAR_VALUE = re.compile(r"sigma\.(0|[1-9]\d*)", re.ASCII)
+HALF = ("bfloat16", "float16")
 NAMED_MOST = 4  # how many names of what was left out are spelled out
 
 
@@ -161,6 +164,11 @@ class Readings:
         cell = self.cells.get((name, step, block, site))
         return cell.value if cell else math.nan
 
+    def badness(self, step: int, block: str, site: str) -> tuple[bool, float]:
+        """Return what this place is ranked by (`badness`), less than for any number if it was not measured."""
+        cell = self.log_kappa(step, block, site)
+        return badness(cell, self.value("capped", step, block, site)) if cell else (False, -math.inf)
+
     def lower_bound(self, step: int, block: str, site: str) -> bool:
         """Whether some samples were at the ceiling, so that log κ is only a lower bound.
 
@@ -183,11 +191,6 @@ class Readings:
             least=min(((finite[name], name in bounds) for name in finite), default=(math.nan, False)),
             most=(max(finite.values(), default=math.nan), bool(bounds)),
         )
-
-    def over_blocks(self, step: int, site: str) -> list[float]:
-        """Return log κ at a site, for every block measured there."""
-        cells = [self.log_kappa(step, block.name, site) for block in self.blocks]
-        return [cell.value for cell in cells if cell]
 
     def mean(self, step: int, site: str) -> float:
         """Return the mean log κ at a site; NaN if a block has no number, since the mean of the rest looks too good."""
@@ -219,6 +222,18 @@ class Readings:
         """Return (i, σ_i/σ_0) for the recorded singular values, i from 0."""
         found = ((i, self.get(f"sigma.{i}", step, block, site)) for i in self.singular)
         return [(i, cell.value) for i, cell in found if cell]
+
+
+def badness(cell: Cell, capped: float) -> tuple[bool, float]:
+    """Return what log κ is ranked by where the worst is looked for; `capped` is the number of samples at the ceiling.
+
+    NaN is worst. Then comes what half precision cannot see, with half the samples or more at the ceiling: κ lies above
+    it, and bfloat16's ceiling, 4.9, is lower than exact numbers of healthy streams. All else is ranked by its number.
+    """
+    if not math.isfinite(cell.value):
+        return True, math.inf
+    beyond = 2 * capped >= cell.samples if capped > 0 else cell.status == "ceiling"
+    return beyond and cell.dtype in HALF, cell.value
 
 
 def bounded(value: float, bound: bool, *, digits: int = 1) -> str:

@@ -253,10 +253,10 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
     charts = [_over_steps(means, title=title, y=KAPPA, caption=caption, looks=looks, by="site", last=end)]
     if len(run.blocks) > 1 and run.sites:
         at = run.steps[-1]
-        site = max(run.sites, key=lambda s: max(map(finite_or_inf, run.over_blocks(at, s)), default=-math.inf))
+        site = max(run.sites, key=lambda s: max(run.badness(at, block.name, s) for block in run.blocks))
         ranked = sorted(
             (block for block in run.blocks if any(run.log_kappa(step, block.name, site) for step in run.steps)),
-            key=lambda block: finite_or_inf(run.value("log_kappa", at, block.name, site)),
+            key=lambda block: run.badness(at, block.name, site),
             reverse=True,
         )[:BLOCKS_MOST]
         lines = {
@@ -355,7 +355,7 @@ def _chosen(run: Readings) -> list[Block]:
     if len(blocks) <= len(RAMP):
         return blocks
     last = run.steps[-1]
-    worst = max(blocks, key=lambda b: max(finite_or_inf(run.value("log_kappa", last, b.name, s)) for s in run.sites))
+    worst = max(blocks, key=lambda block: max(run.badness(last, block.name, site) for site in run.sites))
     spread = {round(k * (len(blocks) - 1) / (len(RAMP) - 2)) for k in range(len(RAMP) - 1)}
     return [block for i, block in enumerate(blocks) if i in spread or block is worst]
 

@@ -4,7 +4,16 @@ import math
 import pytest
 
 from wellcond.records import Event
-from wellcond.report.advice import HIGH, LARGE_LOGIT, LOW_ENTROPY, BlockState, advise, advise_run, first_failure
+from wellcond.report.advice import (
+    HIGH,
+    LARGE_LOGIT,
+    LOW_ENTROPY,
+    BlockState,
+    Failure,
+    advise,
+    advise_run,
+    first_failure,
+)
 from wellcond.report.readings import Cell, Readings
 
 
@@ -101,9 +110,11 @@ def test_beside_nan_nothing_else_is_said():
     values = {"sa": math.nan, "plus_sa": 12.0, "mlp": 12.0, "plus_mlp": 12.0}
     broken = {"status": {"sa": "non_finite"}, "logit": 90.0, **values}
     only(advise(state(**broken)), "NaN or infinite")
-    only(advise(state(began=(400, "blocks.3", "sa"), **broken)), "first seen here, at sa in step 400")
-    only(advise(state(began=(400, "blocks.1", "mlp"), **broken)), "first seen at blocks.1, mlp")
-    only(advise(state(began=(400, "", "embed"), **broken)), "first seen at embed")
+    only(advise(state(began=Failure(400, "blocks.3", "sa"), **broken)), "first seen here at step 400, at sa")
+    only(advise(state(began=Failure(400, "blocks.3", "sa", 300), **broken)), "here between steps 300 and 400, at sa")
+    only(advise(state(began=Failure(400, "blocks.3", "sa", at_once=True), **broken)), "the weights and the input first")
+    only(advise(state(began=Failure(400, "blocks.1", "mlp"), **broken)), "first seen at mlp of blocks.1")
+    only(advise(state(began=Failure(400, "", "embed"), **broken)), "first seen at embed")
 
 
 def test_a_dead_branch_is_named():
@@ -159,8 +170,8 @@ def test_nan_is_traced_to_its_first_step_and_place(probe_rows):
         }:
             r |= {"value": math.nan, "status": "non_finite"}
     readings = Readings.of("a", rows)
-    assert first_failure(readings) == (10, "blocks.2", "+sa")
-    only(advise_run(readings, 20), "step 10", "+sa of blocks.2")
+    assert first_failure(readings) == Failure(10, "blocks.2", "+sa", before=0)
+    only(advise_run(readings, 20), "between steps 0 and 10", "+sa of blocks.2")
     assert first_failure(Readings.of("a", probe_rows())) is None
 
 

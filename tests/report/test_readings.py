@@ -78,6 +78,21 @@ def test_rows_in_another_order_are_those_of_one_run(probe_rows):
         assert Readings.of("a", other).notes == []
 
 
+def test_the_last_step_of_a_page_is_the_last_with_finite_numbers(probe_rows):
+    rows = probe_rows(steps=(0, 10, 20), blocks=2)
+
+    def last(since, **fields):
+        changed = [{**r, **fields} if r["step"] >= since and r["index"] == 1 else r for r in rows]
+        return Readings.of("a", changed).last
+
+    assert last(30) == 20
+    assert last(20, value=math.nan, status="non_finite") == 10
+    assert last(10, value=math.inf, status="non_finite") == 0
+    assert last(0, value=math.nan, status="non_finite") == 20  # nowhere
+    assert last(10, value=math.nan, status="zero") == 20  # a dead branch
+    assert last(10, status="non_finite") == 20  # some samples, which are left out
+
+
 def test_blocks_that_share_indexes_keep_their_order(probe_rows):
     rows = []
     for stage in range(2):

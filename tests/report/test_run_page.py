@@ -88,7 +88,7 @@ def test_the_title_is_what_was_found(probe_rows):
     for r in rows:
         if r["name"] == "log_kappa" and r["index"] >= 2 and r["step"] == 100:
             r |= {"value": math.nan, "status": "non_finite"}
-    assert title({"a": rows}) == ["NaN or infinity from step 100 on, first in block 2's attention output"]
+    assert title({"a": rows}) == ["NaN or infinity between steps 0 and 100, first in block 2's attention output"]
     assert title({"a": probe_rows(blocks=0, outside=("tokens",))}) == ["log κ of the raw patches is 8.6"]
 
 
@@ -199,11 +199,59 @@ def test_blocks_of_which_the_same_is_said_share_a_row(probe_rows):
         if r["name"] == "log_kappa" and r["index"] >= 2:
             r |= {"value": math.nan, "status": "non_finite"}
     html = conditioning_page({"a": rows}).to_html()
-    assert "NaN or infinity was first seen here, at sa in step 0" in html
+    assert "NaN or infinity was first seen here at step 0, at sa" in html
     assert "blocks.3<span" in html
     assert 'data-block="blocks.3"' in html  # which charts highlight
     assert "and 2 more</span>" in html
     assert tiles(html)["its log κ"] == "NaN"
+
+
+def broken(rows, since, index=0):
+    """The rows of a run that is NaN from a step on, from a block on in the first of these steps."""
+    later = {r["step"] for r in rows if r["step"] > since}
+    return [
+        {**r, "value": math.nan, "status": "non_finite"}
+        if r["step"] in later or (r["step"] == since and r["index"] >= index)
+        else r
+        for r in rows
+    ]
+
+
+def test_a_run_that_ended_in_nan_opens_where_its_numbers_end(probe_rows):
+    rows = probe_rows(steps=range(0, 60, 10), blocks=6, **FULL)
+    for since, index in ((20, 3), (20, -1)):
+        html = conditioning_page({"a": broken(rows, since, index)}).to_html()
+        alone = conditioning_page({"a": [r for r in rows if r["step"] < since]}).to_html()
+        assert tiles(html) == tiles(alone)
+        assert 'max="5" value="1"' in html  # the slider, at step 10
+        text = unescape(html)
+        assert "At step 10 of a, the last without NaN or infinity, log κ" in text
+        assert "It starts at step 10, the last without NaN or infinity." in text
+        assert "Each block at its worst site, at step 10, the last without NaN or infinity." in text
+        for name in ("Spectrum at sa", "Attention entropy by block"):
+            assert "NaN" not in charts(html)[name]["csv"]
+
+
+def test_the_slider_stops_where_the_numbers_end(probe_rows):
+    rows = broken(probe_rows(steps=range(1000), blocks=12, brief=True), since=501)
+    assert "It starts at step 500, the last without NaN" in conditioning_page({"a": rows}).to_html()
+
+
+def test_nan_everywhere_points_at_weights_and_input(probe_rows):
+    def title_and_advice(rows):
+        html = unescape(conditioning_page({"a": rows}).to_html())
+        return headings(html, 1)[0], html
+
+    rows = probe_rows(steps=(0, 10, 20), blocks=6)
+    title, text = title_and_advice(broken(rows, 10))
+    assert title == "NaN or infinity between steps 0 and 10, from the first measured site on"
+    assert "look at the weights and the input rather than at that block" in text
+    title, text = title_and_advice(broken(rows, 0))
+    assert title == "NaN or infinity at step 0, from the first measured site on"
+    assert "from sa of blocks.0 on: look at the weights and the input first" in text
+    title, text = title_and_advice(broken(rows, 10, index=3))
+    assert title == "NaN or infinity between steps 0 and 10, first in block 3's attention output"
+    assert "weights and the input" not in text
 
 
 def test_runs_are_compared(probe_rows):

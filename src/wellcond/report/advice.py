@@ -11,7 +11,7 @@ verdict if there is one. Nothing here has been tried on the reader's model, so t
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wellcond.records import Event
 from wellcond.words import BRANCH_SITES
@@ -23,6 +23,7 @@ from .reference import verdict_on
 __all__ = [
     "DIVERGED",
     "BlockState",
+    "Failure",
     "HIGH",
     "LARGE_LOGIT",
     "LOW_ENTROPY",
@@ -55,6 +56,26 @@ DIVERGED = "diverged"
 ADDS = {site: f"+{site}" for site in BRANCH_SITES}
 
 
+class Failure(NamedTuple):
+    """Where the first non-finite number of a run was seen."""
+
+    step: int
+    block: str
+    site: str
+    before: int | None = None
+    """The step that was measured before it, if there is one."""
+    at_once: bool = False
+    """Whether it was at the first site measured: then nothing shows that it began in that block."""
+
+    @property
+    def when(self) -> str:
+        return f"at step {self.step:,}" if self.before is None else f"between steps {self.before:,} and {self.step:,}"
+
+    @property
+    def where(self) -> str:
+        return f"{self.site} of {self.block}" if self.block else self.site
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockState:
     """What was measured in one block at one step, as far as the rules need it."""
@@ -67,13 +88,11 @@ class BlockState:
     """log κ of the block's input: its `in`, else `+mlp` of the previous block (`embed` for the first), else NaN."""
     entropy: float
     logit: float
-    began: tuple[int, str, str] | None = None
-    """Where the first non-finite number of the run was seen: step, block, site."""
+    began: Failure | None = None
+    """Where the first non-finite number of the run was seen."""
 
     @classmethod
-    def of(
-        cls, readings: Readings, step: int, position: int, began: tuple[int, str, str] | None = None
-    ) -> "BlockState":
+    def of(cls, readings: Readings, step: int, position: int, began: Failure | None = None) -> "BlockState":
         """Return the state of the block at `position` in model order; `began` is the result of `first_failure`."""
         block = readings.blocks[position].name
         cells = {site: cell for site in readings.sites if (cell := readings.log_kappa(step, block, site))}
@@ -133,10 +152,12 @@ def non_finite(state: BlockState) -> str | None:
         return None
     if not state.began:
         return "Some values are NaN or infinite: find where they come from before reading anything else here."
-    step, block, site = state.began
-    if block == state.block:
-        return f"NaN or infinity was first seen here, at {site} in step {step:,}: look at the steps just before it."
-    return f"Some values are NaN or infinite, first seen at {f'{block}, ' if block else ''}{site}: look there first."
+    began = state.began
+    if began.at_once:
+        return f"Some values are NaN or infinite, from {began.where} on: look at the weights and the input first."
+    if began.block == state.block:
+        return f"NaN or infinity was first seen here {began.when}, at {began.site}: look at the steps just before it."
+    return f"Some values are NaN or infinite, first seen at {began.where}: look there first."
 
 
 def all_zero(state: BlockState) -> str | None:
@@ -247,12 +268,15 @@ def advise_run(
     if readings is None:
         return said
     failure = first_failure(readings)
-    if failure:
-        when, block, site = failure
-        where = f"{site} of {block}" if block else site
+    if failure and failure.at_once:
         said.append(
-            f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes later, in the model "
-            "or in training, may just be a consequence."
+            f"NaN or infinity first appeared {failure.when}, at the first site measured, {failure.where}. It may have "
+            "come from before that site: look at the weights and the input rather than at that block."
+        )
+    elif failure:
+        said.append(
+            f"NaN or infinity first appeared {failure.when}, at {failure.where}. Whatever comes later, in the model or "
+            "in training, may just be a consequence."
         )
     cells = [cell for place in readings.places if (cell := readings.log_kappa(step, *place))]
     low = [cell for cell in cells if cell.status == "low_precision" or cell.dtype in HALF]
@@ -290,11 +314,12 @@ def diverged(events: Iterable[Event], config: Mapping[str, Any]) -> str | None:
     return f"Training diverged{times}: {smaller}{'' if clipped else ', or clip_grad=1,'} may help."
 
 
-def first_failure(readings: Readings) -> tuple[int, str, str] | None:
-    """Return (step, block, site) of the first non-finite measurement: first in time, then in forward order."""
-    for step in readings.steps:
-        for block, site in readings.places:
-            cell = readings.log_kappa(step, block, site)
-            if cell and cell.status == "non_finite":
-                return step, block, site
+def first_failure(readings: Readings) -> Failure | None:
+    """Return the first non-finite measurement: first in time, then in forward order."""
+    for position, step in enumerate(readings.steps):
+        cells = [(place, cell) for place in readings.places if (cell := readings.log_kappa(step, *place))]
+        for number, ((block, site), cell) in enumerate(cells):
+            if cell.status == "non_finite":
+                before = readings.steps[position - 1] if position else None
+                return Failure(step, block, site, before, at_once=number == 0)
     return None

@@ -148,6 +148,19 @@ class Readings:
             notes=[*_earlier(run, parsed[:start]), *_notes(run, unknown, list(single))],
         )
 
+    @cached_property
+    def last(self) -> int:
+        """The step that a page opens at: the last whose numbers are all finite, or the last if there is none.
+
+        After NaN or infinity there is little to see. Zeros and single tokens have no number, and nothing is wrong.
+        """
+        broken = {
+            key[1]
+            for key, cell in self.cells.items()
+            if key[0] == "log_kappa" and (math.isinf(cell.value) or (math.isnan(cell.value) and cell.status != "zero"))
+        }
+        return max((step for step in self.steps if step not in broken), default=self.steps[-1])
+
     @property
     def places(self) -> list[tuple[str, str]]:
         """Every block and site, in the order of a forward pass but for what lies outside blocks, which comes first."""
@@ -214,9 +227,10 @@ class Readings:
         cells = [self.log_kappa(step, *place) for place in self.places]
         return max((finite_or_inf(cell.value) for cell in cells if cell), default=-math.inf)
 
-    def last_step_with(self, name: str) -> int | None:
-        """Return the last step with `name`: some things are measured less often than condition numbers."""
-        return max((step for found, step, _, _ in self.cells if found == name), default=None)
+    def last_step_with(self, *names: str, site: str = "") -> int | None:
+        """Return the last step, up to `last` if possible, with one of `names`, which may be measured less often."""
+        steps = {step for name, step, _, where in self.cells if name in names and site in ("", where)}
+        return max((step for step in steps if step <= self.last), default=max(steps, default=None))
 
     def spectrum(self, step: int, block: str, site: str) -> list[tuple[int, float]]:
         """Return (i, σ_i/σ_0) for the recorded singular values, i from 0."""

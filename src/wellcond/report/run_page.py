@@ -40,6 +40,7 @@ from .run_charts import (
     metric_name,
     shown_steps,
     spectra,
+    start_of,
     training_charts,
 )
 
@@ -149,9 +150,12 @@ def _map_section(
     }
     beside = len(maps) > 1 and max(len(run.blocks) for run in drawn) <= BESIDE_MOST
     shown = [grid(*maps)] if beside else maps
-    parts: list[Any] = [slider("step", steps, "step"), *shown, grid(*by_block(drawn, steps, bands))]
+    start = start_of(drawn, steps)
+    parts: list[Any] = [slider("step", steps, "step", at=start), *shown, grid(*by_block(drawn, steps, bands))]
     if len(steps) > 1:
         text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
+        if steps[start] != steps[-1]:
+            text += f" It starts at step {steps[start]:,}, the last without NaN or infinity."
         if len(drawn) > 1:
             text += " Each run shows its latest measurement up to the chosen step."
         if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
@@ -208,10 +212,10 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     first = runs[0]
     for run in runs:
         if failure := first_failure(run):
-            step, block, site = failure
             of = f" in {run.run}" if len(runs) > 1 else ""
-            where = _place(run, block, site)
-            return f"NaN or infinity{of} from step {step:,} on, first in {where}", _sentence(first), card(run)
+            where = f"first in {_place(run, failure.block, failure.site)}"
+            where = "from the first measured site on" if failure.at_once else where
+            return f"NaN or infinity{of} {failure.when}, {where}", _sentence(first), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -224,7 +228,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     if not worst:
         site = first.outside[0]
-        at = first.steps[-1], "", site
+        at = first.last, "", site
         value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
         return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first), ""
     state, run = max(worst, key=lambda pair: pair[0].rank)
@@ -243,18 +247,19 @@ def _place(run: Readings, block: str, site: str) -> str:
 
 
 def _means(run: Readings) -> dict[str, str]:
-    """Return the mean log κ over blocks, by site, at the last step."""
-    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.steps[-1], site))}
+    """Return the mean log κ over blocks, by site, at the last step without NaN."""
+    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.last, site))}
     return {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
 
 
 def _sentence(run: Readings, other: Readings | None = None) -> str:
     """Say what the run's means at the last step tell about its skips; or compare the means of two runs."""
-    last, texts = run.steps[-1], _means(run)
+    last, texts = run.last, _means(run)
     if other and (both := {site: text for site, text in _means(other).items() if site in texts}):
         changes = ", ".join(f"{texts[site]} to {text} at {site}" for site, text in both.items())
         return f"From {run.run} to {other.run}, log κ (natural logarithm, mean over blocks) goes from {changes}."
     when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
+    when += ", the last without NaN or infinity" if last != run.steps[-1] else ""
     said = [
         f"{texts[site]} at {name}'s output and {texts[f'+{site}']} after its skip"
         for site, name in (("sa", "attention"), ("mlp", "the MLP"))
@@ -390,9 +395,9 @@ def _blind(runs: Sequence[Readings]) -> str:
 
 
 def _states(run: Readings) -> list[BlockState]:
-    """Return the blocks at the last step, worst first; one without a number ranks worst."""
+    """Return the blocks at the last step without NaN, worst first; one without a number ranks worst."""
     began = first_failure(run)
-    states = [BlockState.of(run, run.steps[-1], position, began) for position in range(len(run.blocks))]
+    states = [BlockState.of(run, run.last, position, began) for position in range(len(run.blocks))]
     return sorted((s for s in states if s.cells), key=lambda state: state.rank, reverse=True)
 
 
@@ -405,11 +410,11 @@ def _number(state: BlockState) -> str:
 
 def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, Band]]) -> list[tuple[str, str, str]]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
-    items, last = [], runs[0].steps[-1]
+    items, last = [], runs[0].last
     if worst:
         state, run = max(worst, key=lambda pair: pair[0].rank)
         of = f", {run.run}" if len(runs) > 1 else ""
-        items.append(("worst block", state.block, f"at {state.worst_site}, step {run.steps[-1]:,}{of}"))
+        items.append(("worst block", state.block, f"at {state.worst_site}, step {run.last:,}{of}"))
         kappa = format_number(float(f"{math.exp(state.worst):.2g}"), 2) if 0 <= state.worst < 500 else ""
         about = "at least" if state.lower_bound(state.worst_site) else "about"
         items.append(("its log κ", _number(state), f"κ {about} {kappa}" if kappa else "see below"))
@@ -432,8 +437,8 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
 
 
 def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Band]]) -> tuple[str, str, str]:
-    mean = run.mean_over_blocks(run.steps[-1], site)
-    if mean is None:  # not measured at the last step
+    mean = run.mean_over_blocks(run.last, site)
+    if mean is None:  # not measured at that step
         return f"mean log κ at {site}", "–", SITE_WORDS[site]
     text = SITE_WORDS[site]
     if mean.blocks > 1 and mean.left_out < mean.blocks:
@@ -448,7 +453,7 @@ def _general(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[str]:
     found, readings = [], {one.run: one for one in measured}
     for run in runs:
         own = readings.get(run.name)
-        texts = advise_run(own, own.steps[-1] if own else 0, events=run.events, config=run.config)
+        texts = advise_run(own, own.last if own else 0, events=run.events, config=run.config)
         found += [f"{run.name}: {text}" if len(runs) > 1 else text for text in texts]
     return found
 
@@ -468,11 +473,18 @@ def _first_section(runs: Sequence[Readings]) -> Html:
     if all(said.startswith("–") for _, said in groups):
         parts.append("None of the rules flagged a block.")
     if ordered:
-        parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=len(ordered) - ADVISED_MOST))
+        when = "the last step"
+        if any(run.last != run.steps[-1] for run in runs):
+            when = "the last step" if len(runs) > 1 else f"step {runs[0].last:,}, the last"
+            when += " without NaN or infinity"
+        rest = len(ordered) - ADVISED_MOST
+        parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=rest, when=when))
     return section("Worst blocks first", *parts)
 
 
-def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int) -> Html:
+def _advice_table(
+    groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int, when: str
+) -> Html:
     """Return the advice table: blocks with the same advice share a row, with the numbers of the worst of them."""
     rows, advised = [], any(not said.startswith("–") for (_, said), _ in groups)
     for (run, said), states in groups:
@@ -481,7 +493,7 @@ def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *,
         name = [first.block, more if len(states) > 1 else None]
         cells = [name, first.worst_site, _number(first), *(["–" if said.startswith("–") else said] if advised else ())]
         rows.append([run, *cells] if several else cells)
-    caption = "Each block at its worst site, at the last step."
+    caption = f"Each block at its worst site, at {when}."
     caption += f" {left_out} more rows are left out." if left_out > 0 else ""
     if advised:
         caption += (

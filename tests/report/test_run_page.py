@@ -413,6 +413,36 @@ def test_a_run_lost_before_its_first_row_has_a_page():
     assert "Step 3: diverged" in html
 
 
+def test_settings_that_differ_are_named():
+    common = {"lr": 0.001, "opt": "adamw", "clip_grad": None, "data": "folder:/home/me/a/photos"}
+    runs = [
+        shown("a", config=common),
+        shown("b", config={**common, "lr": 3.0, "clip_grad": 1.0, "data": "folder:/home/me/b/photos", "new": "<x>"}),
+        shown("c"),
+    ]
+    html = run_page(runs).to_html()
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", html)]
+    assert [row for row in rows if row and row[0] in {*common, "new"}] == [
+        ["lr", "0.001", "3.0", "–"],
+        ["clip_grad", "null", "1.0", "–"],
+        ["data", "folder:…/photos", "folder:…/photos", "–"],
+        ["new", "–", "&lt;x&gt;", "–"],
+    ]
+    assert "Settings that differ" in html
+    assert "/home/me" not in html
+    assert "No setting differs" in run_page([runs[0], shown("b", config=common)]).to_html()
+    assert "etting" not in run_page([runs[0], runs[2]]).to_html().partition("<main>")[2].partition("<script")[0]
+
+
+def test_the_sentence_is_about_the_run_in_the_heading(probe_rows):
+    rows = probe_rows(steps=(0, 10), blocks=6)
+    text = unescape(conditioning_page({"well": probe_rows(steps=(0, 10)), "ill": broken(rows, 10, 2)}).to_html())
+    assert headings(text, 1) == ["NaN or infinity in ill between steps 0 and 10, first in block 2's attention output"]
+    assert (
+        "At step 0 of ill, the last without NaN or infinity, log κ" in re.search('<p class="lead">(.*?)</p>', text)[1]
+    )
+
+
 def test_losses_of_runs_are_compared_with_and_without_probes(probe_rows):
     runs = [shown("plain", loss=4.0), shown("probed", model="deit", probe=probe_rows(blocks=2, steps=(0, 30)))]
     html = run_page(runs).to_html()

@@ -66,6 +66,15 @@ def test_runs_without_a_probe_have_the_same_page_and_are_compared(make_run, tmp_
     assert re.findall('data-line="(.*?)"', text) == ["probed", "plain"]
 
 
+def test_settings_come_from_each_config(make_run, tmp_path):
+    runs = [make_run("a"), make_run("b")]
+    for run, lr in zip(runs, (0.5, 3.0), strict=True):
+        write_json(run / "config.json", {"config": {"lr": lr, "seed": 0}})
+    text = report_runs(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>lr</td><td>0.5</td><td>3.0</td>" in text
+    assert "<td>seed</td>" not in text
+
+
 def test_a_probe_that_has_measured_nothing_yet_leaves_the_losses(tmp_path):
     RunWriter(path=tmp_path).log(TrainRow(step=1, loss=2.5))
     append_rows(tmp_path / "probe.jsonl", [])

@@ -11,7 +11,9 @@ is left out, and the page says so.
 """
 
 import itertools
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -215,7 +217,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
             of = f" in {run.run}" if len(runs) > 1 else ""
             where = f"first in {_place(run, failure.block, failure.site)}"
             where = "from the first measured site on" if failure.at_once else where
-            return f"NaN or infinity{of} {failure.when}, {where}", _sentence(first), card(run)
+            return f"NaN or infinity{of} {failure.when}, {where}", _sentence(run), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -346,13 +348,40 @@ def _steps(steps: Sequence[int]) -> str:
     return f"s {first:,} to {last:,}" + (f" ({len(steps)} of them)" if len(steps) <= last - first else "")
 
 
-def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html]:
-    """Return losses and accuracies of the runs that were trained, κ of those that were measured."""
+def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html | None]:
+    """Return losses and accuracies of the runs that were trained, κ of those that were measured, and what differs."""
     models = {run.name: run.model for run in runs}
-    parts = [_training_table([run for run in runs if run.logged])] if any(run.logged for run in runs) else []
+    parts: list[Html | None] = []
+    if logged := [run for run in runs if run.logged]:
+        parts.append(_training_table(logged))
     if measured:
         parts.append(summary(measured, models))
+    parts.append(_settings(runs))
     return parts
+
+
+def _settings(runs: Sequence[Shown]) -> Html | None:
+    """Return a table of the settings that differ between runs; None if those of fewer than two are known."""
+    known = [run.config for run in runs if run.config]
+    if len(known) < 2:
+        return None
+    names = dict.fromkeys(name for config in known for name in config)
+    values = {name: {json.dumps(config[name]) if name in config else "" for config in known} for name in names}
+    differ = [name for name in names if len(values[name]) > 1]
+    if not differ:
+        return paragraph("No setting differs between the runs whose config.json is known.")
+    rows = [[name, *(_setting(run.config, name) for run in runs)] for name in differ]
+    caption = "Settings that differ, from each run's config.json. –: not in it."
+    return table(["setting", *(run.name for run in runs)], rows, caption=caption)
+
+
+def _setting(config: Mapping[str, Any], name: str) -> str:
+    """Return a setting as JSON; of a path only the last part, since a page must not reveal a machine's folders."""
+    if name not in config:
+        return "–"
+    text = json.dumps(config[name], ensure_ascii=False)
+    text = text.strip('"') if isinstance(config[name], str) and config[name] else text
+    return re.sub(r"(^|[:=\"])/(?!/)[^:\",]*/", r"\1…/", text)
 
 
 def _training_table(runs: Sequence[Shown]) -> Html:

@@ -88,7 +88,7 @@ def test_the_title_is_what_was_found(probe_rows):
     for r in rows:
         if r["name"] == "log_kappa" and r["index"] >= 2 and r["step"] == 100:
             r |= {"value": math.nan, "status": "non_finite"}
-    assert title({"a": rows}) == ["NaN or infinity between steps 0 and 100, first in block 2's attention output"]
+    assert title({"a": rows}) == ["NaN between steps 0 and 100, first in block 2's attention output"]
     assert title({"a": probe_rows(blocks=0, outside=("tokens",))}) == ["log κ of the raw patches is 8.6"]
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_ended_in_nan_opens_where_its_numbers_end(probe_rows):
         assert tiles(html) == tiles(alone)
         assert 'max="5" value="1"' in html  # the slider, at step 10
         text = unescape(html)
-        assert "At step 10 of a, the last without NaN or infinity, log κ" in text
+        assert "At step 10 of a, the last without NaN, log κ" in text
         assert "It starts at step 10, the last without NaN or infinity." in text
         assert "Each block at its worst site, at step 10, the last without NaN or infinity." in text
         for name in ("Spectrum at sa", "Attention entropy by block"):
@@ -244,13 +244,13 @@ def test_nan_everywhere_points_at_weights_and_input(probe_rows):
 
     rows = probe_rows(steps=(0, 10, 20), blocks=6)
     title, text = title_and_advice(broken(rows, 10))
-    assert title == "NaN or infinity between steps 0 and 10, from the first measured site on"
+    assert title == "NaN between steps 0 and 10, from the first measured site on"
     assert "look at the weights and the input rather than at that block" in text
     title, text = title_and_advice(broken(rows, 0))
-    assert title == "NaN or infinity at step 0, from the first measured site on"
+    assert title == "NaN at step 0, from the first measured site on"
     assert "from sa of blocks.0 on: look at the weights and the input first" in text
     title, text = title_and_advice(broken(rows, 10, index=3))
-    assert title == "NaN or infinity between steps 0 and 10, first in block 3's attention output"
+    assert title == "NaN between steps 0 and 10, first in block 3's attention output"
     assert "weights and the input" not in text
 
 
@@ -437,10 +437,8 @@ def test_settings_that_differ_are_named():
 def test_the_sentence_is_about_the_run_in_the_heading(probe_rows):
     rows = probe_rows(steps=(0, 10), blocks=6)
     text = unescape(conditioning_page({"well": probe_rows(steps=(0, 10)), "ill": broken(rows, 10, 2)}).to_html())
-    assert headings(text, 1) == ["NaN or infinity in ill between steps 0 and 10, first in block 2's attention output"]
-    assert (
-        "At step 0 of ill, the last without NaN or infinity, log κ" in re.search('<p class="lead">(.*?)</p>', text)[1]
-    )
+    assert headings(text, 1) == ["NaN in ill between steps 0 and 10, first in block 2's attention output"]
+    assert "At step 0 of ill, the last without NaN, log κ" in re.search('<p class="lead">(.*?)</p>', text)[1]
 
 
 def test_losses_of_runs_are_compared_with_and_without_probes(probe_rows):

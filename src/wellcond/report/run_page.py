@@ -217,7 +217,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
             of = f" in {run.run}" if len(runs) > 1 else ""
             where = f"first in {_place(run, failure.block, failure.site)}"
             where = "from the first measured site on" if failure.at_once else where
-            return f"NaN or infinity{of} {failure.when}, {where}", _sentence(run), card(run)
+            return f"NaN{of} {failure.when}, {where}", _sentence(run), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -261,7 +261,7 @@ def _sentence(run: Readings, other: Readings | None = None) -> str:
         changes = ", ".join(f"{texts[site]} to {text} at {site}" for site, text in both.items())
         return f"From {run.run} to {other.run}, log κ (natural logarithm, mean over blocks) goes from {changes}."
     when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
-    when += ", the last without NaN or infinity" if last != run.steps[-1] else ""
+    when += ", the last without NaN" if last != run.steps[-1] else ""
     said = [
         f"{texts[site]} at {name}'s output and {texts[f'+{site}']} after its skip"
         for site, name in (("sa", "attention"), ("mlp", "the MLP"))

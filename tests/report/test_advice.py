@@ -3,7 +3,17 @@ import math
 
 import pytest
 
-from wellcond.report.advice import HIGH, LARGE_LOGIT, LOW_ENTROPY, BlockState, advise, advise_run, first_failure
+from wellcond.records import Event
+from wellcond.report.advice import (
+    HIGH,
+    LARGE_LOGIT,
+    LOW_ENTROPY,
+    BlockState,
+    Failure,
+    advise,
+    advise_run,
+    first_failure,
+)
 from wellcond.report.readings import Cell, Readings
 
 
@@ -100,9 +110,11 @@ def test_beside_nan_nothing_else_is_said():
     values = {"sa": math.nan, "plus_sa": 12.0, "mlp": 12.0, "plus_mlp": 12.0}
     broken = {"status": {"sa": "non_finite"}, "logit": 90.0, **values}
     only(advise(state(**broken)), "NaN or infinite")
-    only(advise(state(began=(400, "blocks.3", "sa"), **broken)), "first seen here, at sa in step 400")
-    only(advise(state(began=(400, "blocks.1", "mlp"), **broken)), "first seen at blocks.1, mlp")
-    only(advise(state(began=(400, "", "embed"), **broken)), "first seen at embed")
+    only(advise(state(began=Failure(400, "blocks.3", "sa"), **broken)), "first seen here at step 400, at sa")
+    only(advise(state(began=Failure(400, "blocks.3", "sa", 300), **broken)), "here between steps 300 and 400, at sa")
+    only(advise(state(began=Failure(400, "blocks.3", "sa", at_once=True), **broken)), "the weights and the input first")
+    only(advise(state(began=Failure(400, "blocks.1", "mlp"), **broken)), "first seen at mlp of blocks.1")
+    only(advise(state(began=Failure(400, "", "embed"), **broken)), "first seen at embed")
 
 
 def test_a_dead_branch_is_named():
@@ -112,6 +124,32 @@ def test_a_dead_branch_is_named():
 def test_the_worst_site_is_the_highest_or_the_one_without_a_number():
     assert state(sa=12.0, plus_sa=6.0).worst_site == "sa"
     assert state(sa=12.0, mlp=math.nan).worst_site == "mlp"
+
+
+def test_a_bound_of_half_precision_ranks_above_an_exact_number():
+    blind, seen = Cell(4.85, 64, "bfloat16", "ceiling"), Cell(5.1, 64, "float32", "low_precision")
+    for cells, capped, worst in (
+        ({"sa": blind, "+sa": seen}, {"sa": 64}, "sa"),
+        ({"sa": blind, "+sa": seen}, {}, "sa"),  # rows without a count
+        ({"sa": blind, "+sa": seen}, {"sa": 5}, "+sa"),  # of 64, which hardly moves the mean
+        ({"sa": blind, "+sa": seen._replace(value=math.nan)}, {"sa": 64}, "+sa"),
+        ({"sa": blind._replace(dtype="float32", value=15.2), "+sa": seen._replace(value=15.5)}, {"sa": 50}, "+sa"),
+    ):
+        found = dataclasses.replace(state(), cells=cells, capped=capped)
+        assert found.worst_site == worst
+        other = dataclasses.replace(state(), cells={"+sa": cells["+sa"]})
+        assert max(found, other, key=lambda one: one.rank).rank == found.rank
+    assert state().rank < state(sa=0.0).rank
+
+
+def test_low_precision_is_that_of_the_computation(probe_rows):
+    """Under autocast the stream is float32 and was computed from bfloat16."""
+    rows = [{**r, "status": "low_precision"} for r in probe_rows()]
+    branches = [{**r, "dtype": "bfloat16", "status": "ceiling"} if r["site"] in ("sa", "mlp") else r for r in rows]
+    only(advise_run(Readings.of("a", branches), 0), "All numbers", "in low precision (bfloat16), which")
+    streams = Readings.of("a", [r for r in branches if r["site"] in ("+sa", "+mlp")])
+    only(advise_run(streams, 0, config={"amp_dtype": "float16"}), "in low precision (float16), which")
+    only(advise_run(streams, 0), "in low precision, which")
 
 
 def test_what_enters_a_block_is_its_input_or_what_the_block_before_put_out(probe_rows):
@@ -132,9 +170,24 @@ def test_nan_is_traced_to_its_first_step_and_place(probe_rows):
         }:
             r |= {"value": math.nan, "status": "non_finite"}
     readings = Readings.of("a", rows)
-    assert first_failure(readings) == (10, "blocks.2", "+sa")
-    only(advise_run(readings, 20), "step 10", "+sa of blocks.2")
+    assert first_failure(readings) == Failure(10, "blocks.2", "+sa", before=0)
+    only(advise_run(readings, 20), "between steps 0 and 10", "+sa of blocks.2")
     assert first_failure(Readings.of("a", probe_rows())) is None
+
+
+def test_a_run_that_diverged_is_told_of_its_rate_first(probe_rows):
+    lost = [Event(step=3, event="left out: its gradient was not finite"), Event(step=9, event="diverged: the loss")]
+    readings = Readings.of("a", [{**r, "status": "low_precision"} for r in probe_rows()])
+    for found in (readings, None):
+        for config, words in (
+            ({"lr": 3.0, "clip_grad": None}, "a smaller lr than 3, or clip_grad=1, may help"),
+            ({"lr": 3e-4, "clip_grad": 1.0}, "a smaller lr than 0.0003 may help"),
+            ({"lr": 0.5, "clip_value": 0.1}, "a smaller lr than 0.5 may help"),
+            ({}, "a smaller learning rate, or clip_grad=1, may help"),
+        ):
+            assert advise_run(found, 0, events=lost, config=config)[0] == f"Training diverged: {words}."
+        assert "diverged 3 times" in advise_run(found, 0, events=3 * lost)[0]
+    assert advise_run(None, events=lost[:1]) == []
 
 
 def test_what_concerns_the_whole_run_is_said_once(probe_rows):

@@ -280,7 +280,7 @@ def test_charts_download_as_they_are_seen(tabs, visit, rows, tmp_path):
         assert status == r["status"]
 
 
-def test_a_card_is_copied_with_the_finding_whatever_the_slider_says(tabs):
+def test_a_card_is_copied_with_the_finding_whatever_the_slider_says(tabs, rows):
     page = tabs("one_run")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator(".stepper input").focus()
@@ -295,7 +295,9 @@ def test_a_card_is_copied_with_the_finding_whatever_the_slider_says(tabs):
     assert kinds == ["image/png"]
     card = page.evaluate("seen.toSVG()")
     assert page.locator("h1").inner_text().split(",")[0] in card
-    assert ">NaN<" in card  # of the last step
+    assert ">NaN<" not in card  # it is of the step at which the page opens, the last without NaN
+    shown = [r["value"] for r in rows if r["step"] == 250 and r["name"] == "log_kappa" and r["index"] >= 0]
+    assert all(f"{value:.1f}<" in card for value in shown)
 
 
 def test_numbers_are_there_to_be_read(tabs, rows):

@@ -45,6 +45,54 @@ def test_the_later_of_two_rows_counts(probe_rows):
     assert readings.cells == Readings.of("a", again).cells
 
 
+def test_of_two_runs_in_one_file_the_last_counts(probe_rows):
+    old, new = probe_rows(steps=range(0, 60, 10), blocks=3), probe_rows(steps=(0, 10, 20), blocks=2, shift=1.0)
+    more = probe_rows(steps=(0, 10, 20), blocks=2, shift=1.0, sites=("in", "sa", "+sa"))
+    for rows in (new, more):
+        readings = Readings.of("a", old + rows)
+        alone = Readings.of("a", rows)
+        assert (readings.steps, readings.blocks, readings.cells) == ([0, 10, 20], alone.blocks, alone.cells)
+        assert readings.notes == [
+            f"a: rows of an earlier run in the same file were left out ({len(old)}, up to step 50)."
+        ]
+    third = Readings.of("a", old + old + new)
+    assert third.cells == Readings.of("a", new).cells
+    assert f"({2 * len(old):,}, up to step 50)" in third.notes[0]
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(probe_rows):
+    """It measures the steps after its checkpoint again, and those before it stay."""
+    before, after = probe_rows(steps=(0, 10, 20, 30), blocks=2), probe_rows(steps=(20, 30, 40), blocks=2, shift=1.0)
+    readings = Readings.of("a", before + after)
+    assert readings.steps == [0, 10, 20, 30, 40]
+    assert readings.cells == {**Readings.of("a", before).cells, **Readings.of("a", after).cells}
+    assert readings.notes == []
+
+
+def test_rows_in_another_order_are_those_of_one_run(probe_rows):
+    rows = probe_rows(steps=(0, 10, 20), blocks=2)
+    by_block = sorted(rows, key=lambda r: (r["block"], r["site"], r["name"], r["step"]))
+    two_probes = [r for site in ("sa", "mlp") for r in rows if r["site"].endswith(site)]
+    for other in (by_block, two_probes):
+        assert Readings.of("a", other).cells == Readings.of("a", rows).cells
+        assert Readings.of("a", other).notes == []
+
+
+def test_the_last_step_of_a_page_is_the_last_with_finite_numbers(probe_rows):
+    rows = probe_rows(steps=(0, 10, 20), blocks=2)
+
+    def last(since, **fields):
+        changed = [{**r, **fields} if r["step"] >= since and r["index"] == 1 else r for r in rows]
+        return Readings.of("a", changed).last
+
+    assert last(30) == 20
+    assert last(20, value=math.nan, status="non_finite") == 10
+    assert last(10, value=math.inf, status="non_finite") == 0
+    assert last(0, value=math.nan, status="non_finite") == 20  # nowhere
+    assert last(10, value=math.nan, status="zero") == 20  # a dead branch
+    assert last(10, status="non_finite") == 20  # some samples, which are left out
+
+
 def test_blocks_that_share_indexes_keep_their_order(probe_rows):
     rows = []
     for stage in range(2):

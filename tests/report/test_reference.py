@@ -1,5 +1,7 @@
 """What pages know of the evidence: the packaged file is read without torch, and the nearest models are found."""
 
+import math
+
 import pytest
 
 from wellcond.claims.reference import ADVICE
@@ -29,11 +31,29 @@ MADE_UP = Reference.of(
 
 @pytest.mark.parametrize(
     ("shape", "found"),
-    [((65, 192), "ViT"), ((197, 768), "ViT"), ((1370, 384), "ViT"), ((197, 192), "square"), ((0, 0), "ViT")],
+    [((65, 192), "ViT"), ((197, 768), "ViT"), ((17, 64), "ViT"), ((197, 192), "square"), ((0, 0), "ViT")],
 )
-def test_the_nearest_are_as_far_from_square(shape, found):
+def test_the_nearest_are_near_in_tokens_and_width(shape, found):
     assert MADE_UP.nearest(*shape).model == found
     assert Reference(models=[], advice={}).nearest(*shape) is None
+
+
+def test_a_small_model_is_not_compared_with_a_large_one_of_the_same_aspect_ratio():
+    large = Reference.of({"models": [models(trained={}), models(model="ViT-Base", tokens=197, width=768, trained={})],
+                          "advice": {}})  # fmt: skip
+    assert abs(math.log((17 / 64) / (197 / 768))) < abs(math.log((17 / 64) / (65 / 192)))
+    assert large.nearest(17, 64).model == "ViT"
+    assert reference().nearest(17, 64).shape == "65 tokens of 192 values"  # of train digits
+
+
+def test_what_is_far_from_all_has_no_reference_and_is_told_why():
+    for tokens, width, near in ((65 * 4, 192 * 4, True), (65 * 4, 192 * 5, False), (1370, 384, False), (4, 16, False)):
+        assert (MADE_UP.nearest(tokens, width) is not None) == near
+        assert (MADE_UP.too_far(tokens, width) == "") == near
+    assert "the nearest models in our evidence have 130 tokens of 128 values; here 1370 of 384" in MADE_UP.too_far(
+        1370, 384
+    )
+    assert Reference(models=[], advice={}).too_far(4, 16) == ""
 
 
 def test_what_is_said_of_them():

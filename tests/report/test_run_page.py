@@ -88,7 +88,7 @@ def test_the_title_is_what_was_found(probe_rows):
     for r in rows:
         if r["name"] == "log_kappa" and r["index"] >= 2 and r["step"] == 100:
             r |= {"value": math.nan, "status": "non_finite"}
-    assert title({"a": rows}) == ["NaN or infinity from step 100 on, first in block 2's attention output"]
+    assert title({"a": rows}) == ["NaN between steps 0 and 100, first in block 2's attention output"]
     assert title({"a": probe_rows(blocks=0, outside=("tokens",))}) == ["log κ of the raw patches is 8.6"]
 
 
@@ -115,6 +115,45 @@ def test_the_title_of_a_training_is_how_far_it_came():
     assert title(shown("a", events=lost)) == "Training diverged at step 31"
     assert title(shown("a", events=[Event(step=11, event="diverged: back to step 10")])).startswith("62.5%")
     assert title(Shown(name="a", train=[TrainRow(step=7, loss=0.5)])) == "0.5000 training loss after 7 steps"
+
+
+LOST = [Event(step=31, event="diverged: the loss became nan")]
+
+
+def test_divergence_heads_the_page_and_condition_numbers_follow(probe_rows):
+    def head(*runs):
+        html = unescape(run_page(runs).to_html())
+        return headings(html, 1)[0], re.search('<p class="lead">(.*?)</p>', html)[1]
+
+    rows = probe_rows(steps=(0, 30), blocks=6)
+    kappa, sentence = head(shown("a", probe=rows))
+    assert head(shown("a", probe=rows, events=LOST)) == ("Training diverged at step 31", f"{kappa}. {sentence}")
+    healthy = shown("b", probe=probe_rows(steps=(0, 30), blocks=6, shift=2.0))
+    assert head(healthy, shown("a", probe=rows, events=LOST)) == ("a diverged at step 31", f"{kappa}. {sentence}")
+    title, sentence = head(healthy, shown("a", events=LOST))
+    assert (title, "a was trained without a probe" in sentence) == ("a diverged at step 31", True)
+    earlier = shown("c", events=[Event(step=30, event="diverged: the loss rose")])
+    assert head(healthy, shown("a", events=LOST), earlier)[0] == "2 of 3 runs diverged, c first, at step 30"
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_run_that_diverged_is_told_of_its_rate(probe_rows, probed):
+    probe = probe_rows() if probed else None
+    one = shown("a", probe=probe, events=LOST, config={"lr": 3.0})
+    text = unescape(run_page([one]).to_html())
+    assert "<li>Training diverged: a smaller lr than 3, or clip_grad=1, may help.</li>" in text
+    text = unescape(run_page([one, shown("b", probe=probe)]).to_html())
+    assert "<li>a: Training diverged: a smaller lr than 3, or clip_grad=1, may help.</li>" in text
+
+
+def test_a_run_that_went_back_and_on_is_not_lost(probe_rows):
+    back = Event(step=31, event="back to step 0 with lr × 0.5, rollback 1 of 3")
+
+    def title(*events):
+        return headings(run_page([shown("a", probe=probe_rows(), events=events)]).to_html(), 1)[0]
+
+    assert "is worst" in title(*LOST, back)  # to its last step, 30
+    assert title(*LOST, back, *LOST) == "Training diverged at step 31"
 
 
 def test_tiles_name_the_worst_block_and_the_means(probe_rows):
@@ -160,11 +199,59 @@ def test_blocks_of_which_the_same_is_said_share_a_row(probe_rows):
         if r["name"] == "log_kappa" and r["index"] >= 2:
             r |= {"value": math.nan, "status": "non_finite"}
     html = conditioning_page({"a": rows}).to_html()
-    assert "NaN or infinity was first seen here, at sa in step 0" in html
+    assert "NaN or infinity was first seen here at step 0, at sa" in html
     assert "blocks.3<span" in html
     assert 'data-block="blocks.3"' in html  # which charts highlight
     assert "and 2 more</span>" in html
     assert tiles(html)["its log κ"] == "NaN"
+
+
+def broken(rows, since, index=0):
+    """The rows of a run that is NaN from a step on, from a block on in the first of these steps."""
+    later = {r["step"] for r in rows if r["step"] > since}
+    return [
+        {**r, "value": math.nan, "status": "non_finite"}
+        if r["step"] in later or (r["step"] == since and r["index"] >= index)
+        else r
+        for r in rows
+    ]
+
+
+def test_a_run_that_ended_in_nan_opens_where_its_numbers_end(probe_rows):
+    rows = probe_rows(steps=range(0, 60, 10), blocks=6, **FULL)
+    for since, index in ((20, 3), (20, -1)):
+        html = conditioning_page({"a": broken(rows, since, index)}).to_html()
+        alone = conditioning_page({"a": [r for r in rows if r["step"] < since]}).to_html()
+        assert tiles(html) == tiles(alone)
+        assert 'max="5" value="1"' in html  # the slider, at step 10
+        text = unescape(html)
+        assert "At step 10 of a, the last without NaN, log κ" in text
+        assert "It starts at step 10, the last without NaN or infinity." in text
+        assert "Each block at its worst site, at step 10, the last without NaN or infinity." in text
+        for name in ("Spectrum at sa", "Attention entropy by block"):
+            assert "NaN" not in charts(html)[name]["csv"]
+
+
+def test_the_slider_stops_where_the_numbers_end(probe_rows):
+    rows = broken(probe_rows(steps=range(1000), blocks=12, brief=True), since=501)
+    assert "It starts at step 500, the last without NaN" in conditioning_page({"a": rows}).to_html()
+
+
+def test_nan_everywhere_points_at_weights_and_input(probe_rows):
+    def title_and_advice(rows):
+        html = unescape(conditioning_page({"a": rows}).to_html())
+        return headings(html, 1)[0], html
+
+    rows = probe_rows(steps=(0, 10, 20), blocks=6)
+    title, text = title_and_advice(broken(rows, 10))
+    assert title == "NaN between steps 0 and 10, from the first measured site on"
+    assert "look at the weights and the input rather than at that block" in text
+    title, text = title_and_advice(broken(rows, 0))
+    assert title == "NaN at step 0, from the first measured site on"
+    assert "from sa of blocks.0 on: look at the weights and the input first" in text
+    title, text = title_and_advice(broken(rows, 10, index=3))
+    assert title == "NaN between steps 0 and 10, first in block 3's attention output"
+    assert "weights and the input" not in text
 
 
 def test_runs_are_compared(probe_rows):
@@ -228,6 +315,19 @@ def test_a_page_of_nothing_but_ceilings_says_so_first(probe_rows):
     assert "Only lower bounds" not in unescape(conditioning_page({"sees": one_number}).to_html())
 
 
+def test_what_half_precision_cannot_see_is_worst(probe_rows):
+    rows = [
+        {**row, "value": 4.85, "dtype": "bfloat16", "status": "ceiling"}
+        if row["name"] == "log_kappa" and row["site"] in ("sa", "mlp")
+        else {**row, "value": 64.0} if row["name"] == "capped" and row["site"] in ("sa", "mlp") else row
+        for row in probe_rows(steps=(0, 10))
+    ]  # fmt: skip
+    html = unescape(conditioning_page({"a": rows}).to_html())
+    assert headings(html, 1) == ["Block 0's attention output is worst: log κ ≥ 4.8"]
+    assert tiles(html)["its log κ"] == "≥ 4.8"
+    assert "log κ over training, sa" in headings(html, 3)
+
+
 def test_single_tokens_are_named_and_no_worst_block(probe_rows):
     rows = probe_rows(blocks=3)
     rows += [
@@ -271,8 +371,30 @@ def test_what_happened_is_said_before_anything_is_drawn(probe_rows):
         assert html.index("What happened") < html.index("<h2>Over training")
     html = run_page([shown("a"), shown("b", events=events)]).to_html()
     assert "<li>b, step 1,234: back to step 20</li>" in html
-    html = run_page([shown("a", events=[Event(step=s, event="back") for s in range(40)])]).to_html()
+    html = run_page([shown("a", events=[Event(step=s, event=f"note {s}") for s in range(40)])]).to_html()
     assert "a: 28 more; metrics.jsonl has all." in html
+
+
+def test_what_decides_about_a_run_is_never_cut():
+    left_out = "left out: its gradient was not finite"
+    events = [
+        *(Event(step=s, event=left_out) for s in range(4, 14)),
+        Event(step=14, event="diverged: the loss became nan"),
+        Event(step=14, event="back to step 0 with lr × 0.5, rollback 1 of 3"),
+        *(Event(step=s, event=left_out) for s in (4, 6, 9)),
+        *(Event(step=s, event=f"note {s}") for s in range(20, 40)),
+        Event(step=44, event="diverged: the loss rose"),
+    ]
+    text = unescape(run_page([shown("a", events=events)]).to_html())
+    lines = re.findall("<li>(.*?)</li>", text[text.index("What happened") : text.index("For the whole run")])
+    assert lines[:4] == [
+        f"Steps 4 to 13: {left_out}",
+        "Step 14: diverged: the loss became nan",
+        "Step 14: back to step 0 with lr × 0.5, rollback 1 of 3",
+        f"Steps 4 to 9 (3 of them): {left_out}",
+    ]
+    assert lines[4:] == [*(f"Step {s}: note {s}" for s in range(20, 27)), "Step 44: diverged: the loss rose",
+                         "a: 13 more; metrics.jsonl has all."]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -289,6 +411,34 @@ def test_a_run_lost_before_its_first_row_has_a_page():
     assert "Training of early" in html
     assert "No step has been logged." in html
     assert "Step 3: diverged" in html
+
+
+def test_settings_that_differ_are_named():
+    common = {"lr": 0.001, "opt": "adamw", "clip_grad": None, "data": "folder:/home/me/a/photos"}
+    runs = [
+        shown("a", config=common),
+        shown("b", config={**common, "lr": 3.0, "clip_grad": 1.0, "data": "folder:/home/me/b/photos", "new": "<x>"}),
+        shown("c"),
+    ]
+    html = run_page(runs).to_html()
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", html)]
+    assert [row for row in rows if row and row[0] in {*common, "new"}] == [
+        ["lr", "0.001", "3.0", "–"],
+        ["clip_grad", "null", "1.0", "–"],
+        ["data", "folder:…/photos", "folder:…/photos", "–"],
+        ["new", "–", "&lt;x&gt;", "–"],
+    ]
+    assert "Settings that differ" in html
+    assert "/home/me" not in html
+    assert "No setting differs" in run_page([runs[0], shown("b", config=common)]).to_html()
+    assert "etting" not in run_page([runs[0], runs[2]]).to_html().partition("<main>")[2].partition("<script")[0]
+
+
+def test_the_sentence_is_about_the_run_in_the_heading(probe_rows):
+    rows = probe_rows(steps=(0, 10), blocks=6)
+    text = unescape(conditioning_page({"well": probe_rows(steps=(0, 10)), "ill": broken(rows, 10, 2)}).to_html())
+    assert headings(text, 1) == ["NaN in ill between steps 0 and 10, first in block 2's attention output"]
+    assert "At step 0 of ill, the last without NaN, log κ" in re.search('<p class="lead">(.*?)</p>', text)[1]
 
 
 def test_losses_of_runs_are_compared_with_and_without_probes(probe_rows):

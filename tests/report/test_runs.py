@@ -48,6 +48,9 @@ def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_pat
         assert "the middle 90 % of the blocks of ViT-Tinys in our evidence" in text
         assert "Shaded: the middle 90 % of the blocks of trained ViT-Tinys" in text
     assert "Shaded" not in page([[65, 192], [17, 64]])  # of two shapes, one band would be wrong for one of them
+    far = page([[4, 16]])
+    assert "Shaded" not in far
+    assert "No reference ranges: the nearest models in our evidence have 65 tokens of 192 values" in far
     assert "Shaded" not in page([[65, 192]], task="sequence")
     assert "Shaded" not in page([None])
 
@@ -61,6 +64,15 @@ def test_runs_without_a_probe_have_the_same_page_and_are_compared(make_run, tmp_
     text = report_runs([tmp_path / "plain", probed], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "2 runs compared" in text
     assert re.findall('data-line="(.*?)"', text) == ["probed", "plain"]
+
+
+def test_settings_come_from_each_config(make_run, tmp_path):
+    runs = [make_run("a"), make_run("b")]
+    for run, lr in zip(runs, (0.5, 3.0), strict=True):
+        write_json(run / "config.json", {"config": {"lr": lr, "seed": 0}})
+    text = report_runs(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>lr</td><td>0.5</td><td>3.0</td>" in text
+    assert "<td>seed</td>" not in text
 
 
 def test_a_probe_that_has_measured_nothing_yet_leaves_the_losses(tmp_path):

@@ -267,6 +267,15 @@ def test_a_lost_training_names_step_block_and_kappa(make_config: Make, tmp_path:
     assert latest(tmp_path / "diverged") is not None
 
 
+def test_only_what_is_not_yet_set_is_recommended(make_config: Make, tmp_path: Path) -> None:
+    for name, settings, advice in (
+        ("unclipped", {}, "A smaller lr, or clip_grad=1, may help"),
+        ("clipped", {"clip_grad": 1.0}, "A smaller lr may help"),
+    ):
+        with pytest.raises(Diverged, match=f"{advice}$"):
+            run(make_config(lr=1e6, **settings), tmp_path / name)
+
+
 def test_a_training_that_exploded_and_ends_at_chance_is_lost(command: Any, tmp_path: Path) -> None:
     """Its losses are finite, its first ones the highest, and its last ones those of a model that knows nothing."""
     started = command(tmp_path / "run", "lr=10", "epochs=12")

@@ -2,25 +2,28 @@
 
     state = BlockState.of(readings, step, position=3)
     advise(state)                  # sentences, most urgent first; empty if nothing is wrong
-    advise_run(readings, step)     # what concerns the whole run and is said only once
+    advise_run(readings, step, events=run.events, config=run.config)     # about the whole run, said only once
 
 The thresholds are rules of thumb, named and explained below. A paper's claim is presented as its claim, with our own
 verdict if there is one. Nothing here has been tried on the reader's model, so the sentences say "may".
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from wellcond.records import finite_or_inf
+from wellcond.records import Event
 from wellcond.words import BRANCH_SITES
 
 from .markup import format_number
-from .readings import Cell, Readings, bounded
+from .readings import HALF, Cell, Readings, badness, bounded
 from .reference import verdict_on
 
 __all__ = [
+    "DIVERGED",
     "BlockState",
+    "Failure",
     "HIGH",
     "LARGE_LOGIT",
     "LOW_ENTROPY",
@@ -47,7 +50,30 @@ LARGE_LOGIT = 50.0
 LOW_ENTROPY = 0.3
 """In nats: exp(0.3) = 1.35, so the average query attends to little more than one token."""
 
+DIVERGED = "diverged"
+"""How the event of a divergence begins."""
+
 ADDS = {site: f"+{site}" for site in BRANCH_SITES}
+
+
+class Failure(NamedTuple):
+    """Where the first non-finite number of a run was seen."""
+
+    step: int
+    block: str
+    site: str
+    before: int | None = None
+    """The step that was measured before it, if there is one."""
+    at_once: bool = False
+    """Whether it was at the first site measured: then nothing shows that it began in that block."""
+
+    @property
+    def when(self) -> str:
+        return f"at step {self.step:,}" if self.before is None else f"between steps {self.before:,} and {self.step:,}"
+
+    @property
+    def where(self) -> str:
+        return f"{self.site} of {self.block}" if self.block else self.site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +88,11 @@ class BlockState:
     """log κ of the block's input: its `in`, else `+mlp` of the previous block (`embed` for the first), else NaN."""
     entropy: float
     logit: float
-    began: tuple[int, str, str] | None = None
-    """Where the first non-finite number of the run was seen: step, block, site."""
+    began: Failure | None = None
+    """Where the first non-finite number of the run was seen."""
 
     @classmethod
-    def of(
-        cls, readings: Readings, step: int, position: int, began: tuple[int, str, str] | None = None
-    ) -> "BlockState":
+    def of(cls, readings: Readings, step: int, position: int, began: Failure | None = None) -> "BlockState":
         """Return the state of the block at `position` in model order; `began` is the result of `first_failure`."""
         block = readings.blocks[position].name
         cells = {site: cell for site in readings.sites if (cell := readings.log_kappa(step, block, site))}
@@ -103,17 +127,18 @@ class BlockState:
 
     @property
     def worst_site(self) -> str:
-        """The site with the largest log κ; a non-finite one ranks worst."""
-        return max(self.cells, key=lambda site: finite_or_inf(self.value(site)), default="")
+        """The site with the largest log κ, as `badness` ranks them: a non-finite one is worst."""
+        return max(self.cells, key=lambda site: badness(self.cells[site], self.capped.get(site, 0)), default="")
 
     @property
     def worst(self) -> float:
         return self.value(self.worst_site)
 
     @property
-    def rank(self) -> float:
-        """`worst`, or infinity if that is not finite."""
-        return finite_or_inf(self.worst)
+    def rank(self) -> tuple[bool, float]:
+        """The `badness` of the worst site; less than that of any number without a site."""
+        site = self.worst_site
+        return badness(self.cells[site], self.capped.get(site, 0)) if site else (False, -math.inf)
 
 
 def advise(state: BlockState) -> list[str]:
@@ -127,10 +152,12 @@ def non_finite(state: BlockState) -> str | None:
         return None
     if not state.began:
         return "Some values are NaN or infinite: find where they come from before reading anything else here."
-    step, block, site = state.began
-    if block == state.block:
-        return f"NaN or infinity was first seen here, at {site} in step {step:,}: look at the steps just before it."
-    return f"Some values are NaN or infinite, first seen at {f'{block}, ' if block else ''}{site}: look there first."
+    began = state.began
+    if began.at_once:
+        return f"Some values are NaN or infinite, from {began.where} on: look at the weights and the input first."
+    if began.block == state.block:
+        return f"NaN or infinity was first seen here {began.when}, at {began.site}: look at the steps just before it."
+    return f"Some values are NaN or infinite, first seen at {began.where}: look there first."
 
 
 def all_zero(state: BlockState) -> str | None:
@@ -226,24 +253,43 @@ RULES: tuple[Callable[[BlockState], str | None], ...] = (
 )
 
 
-def advise_run(readings: Readings, step: int) -> list[str]:
-    """Return sentences about the whole run: where NaN began, low precision, ill-conditioned raw tokens."""
-    said = []
+def advise_run(
+    readings: Readings | None, step: int = 0, *, events: Iterable[Event] = (), config: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return sentences about the whole run: divergence, where NaN began, low precision, ill-conditioned raw tokens.
+
+    Args:
+        readings: what was measured; None if the run had no probe.
+        events: what happened in training.
+        config: its settings; empty if they are not known.
+    """
+    config = config or {}
+    said = [text] if (text := diverged(events, config)) else []
+    if readings is None:
+        return said
     failure = first_failure(readings)
-    if failure:
-        when, block, site = failure
-        where = f"{site} of {block}" if block else site
+    if failure and failure.at_once:
         said.append(
-            f"The first NaN or infinity was seen at step {when:,}, at {where}. Whatever comes later, in the model "
-            "or in training, may just be a consequence."
+            f"NaN or infinity first appeared {failure.when}, at the first site measured, {failure.where}. It may have "
+            "come from before that site: look at the weights and the input rather than at that block."
+        )
+    elif failure:
+        said.append(
+            f"NaN or infinity first appeared {failure.when}, at {failure.where}. Whatever comes later, in the model or "
+            "in training, may just be a consequence."
         )
     cells = [cell for place in readings.places if (cell := readings.log_kappa(step, *place))]
-    low = sorted({cell.dtype for cell in cells if cell.status == "low_precision"})
+    low = [cell for cell in cells if cell.status == "low_precision" or cell.dtype in HALF]
     if low:
-        many = "All" if all(cell.status == "low_precision" for cell in cells) else "Some"
+        many = "All" if len(low) == len(cells) else "Some"
+        # Of the computation, not of the tensor: under autocast a sum of both precisions is float32.
+        computed = sorted({cell.dtype for cell in low if cell.dtype in HALF})
+        computed = computed or [text for text in [config.get("amp_dtype")] if text in HALF]
+        named = f" ({', '.join(computed)})" if computed else ""
         said.append(
-            f"{many} numbers come from a forward pass in low precision ({', '.join(low)}), which can hide a large "
-            "κ or produce a false one. Probe(model), without exact=False, measures in a separate float32 pass."
+            f"{many} numbers come from a forward pass in low precision{named}, which can hide a large κ or produce a "
+            "false one. Probe(model), without exact=False, measures in a separate float32 pass, as does wellcond "
+            "train without probe_exact=no."
         )
     tokens = readings.value("log_kappa", step, "", "tokens")
     if tokens >= HIGH:
@@ -256,11 +302,24 @@ def advise_run(readings: Readings, step: int) -> list[str]:
     return said
 
 
-def first_failure(readings: Readings) -> tuple[int, str, str] | None:
-    """Return (step, block, site) of the first non-finite measurement: first in time, then in forward order."""
-    for step in readings.steps:
-        for block, site in readings.places:
-            cell = readings.log_kappa(step, block, site)
-            if cell and cell.status == "non_finite":
-                return step, block, site
+def diverged(events: Iterable[Event], config: Mapping[str, Any]) -> str | None:
+    """A smaller lr comes first: most runs that diverge are too hot, whatever κ became on the way."""
+    steps = [event.step for event in events if event.event.startswith(DIVERGED)]
+    if not steps:
+        return None
+    lr = config.get("lr")
+    smaller = f"a smaller lr than {lr:g}" if isinstance(lr, int | float) else "a smaller learning rate"
+    clipped = config.get("clip_grad") or config.get("clip_value")
+    times = f" {len(steps)} times" if len(steps) > 1 else ""
+    return f"Training diverged{times}: {smaller}{'' if clipped else ', or clip_grad=1,'} may help."
+
+
+def first_failure(readings: Readings) -> Failure | None:
+    """Return the first non-finite measurement: first in time, then in forward order."""
+    for position, step in enumerate(readings.steps):
+        cells = [(place, cell) for place in readings.places if (cell := readings.log_kappa(step, *place))]
+        for number, ((block, site), cell) in enumerate(cells):
+            if cell.status == "non_finite":
+                before = readings.steps[position - 1] if position else None
+                return Failure(step, block, site, before, at_once=number == 0)
     return None

@@ -319,6 +319,7 @@ def line_chart(
     looks: Mapping[str, Look],
     caption: str = "",
     steps: Sequence[float] = (),
+    start: int = -1,
     signal: str = "step",
     band: Shaded | None = None,
 ) -> Chart:
@@ -326,8 +327,9 @@ def line_chart(
 
     Args:
         rows: with the fields of both axes and `by`. A field `block` links the chart with others that have one.
-        steps: the stops of a slider, which starts at the last. The chart shows the rows whose field `signal` equals
-            the slider's value, and rows without a value there.
+        steps: the stops of a slider. The chart shows the rows whose field `signal` equals the slider's value, and rows
+            without a value there.
+        start: the position in `steps` at which the slider starts.
         band: where other models lie, drawn behind the lines.
 
     Raises ValueError if there are no rows.
@@ -338,7 +340,7 @@ def line_chart(
     said = f"{title}: {y.label} against {x.label}"
     return Chart(
         title=title,
-        drawing=partial(_draw_lines, rows, x, y, by, looks, steps, signal, band, lost),
+        drawing=partial(_draw_lines, rows, x, y, by, looks, steps, start, signal, band, lost),
         rows=rows,
         caption=f"{caption} Shaded: {band.about}.".strip() if band else caption,
         notes=_notes(rows, lost, by),
@@ -350,8 +352,8 @@ def line_chart(
 
 
 def _draw_lines(
-    rows: Sequence[Row], x: Axis, y: Axis, by: str, looks: Mapping[str, Look], steps: Sequence[float], signal: str,
-    band: Shaded | None, lost: Sequence[Row],
+    rows: Sequence[Row], x: Axis, y: Axis, by: str, looks: Mapping[str, Look], steps: Sequence[float], start: int,
+    signal: str, band: Shaded | None, lost: Sequence[Row],
 ) -> Any:  # fmt: skip
     alt = altair()
     color, dash = _look(by, looks, None)
@@ -369,7 +371,7 @@ def _draw_lines(
             limits = f"abs({at}) <= {LARGEST}" + (f" && {at} >= {SMALLEST}" if axis.log else "")
             base = base.transform_calculate(**{axis.field: f"isFinite({at}) && {limits} ? {at} : null"})
     if steps:
-        params.append(alt.param(name=signal, value=steps[-1]))
+        params.append(alt.param(name=signal, value=steps[start]))
         base = base.transform_filter(f"datum.{signal} == {signal} || !isValid(datum.{signal})")
     linked = "block" in rows[0]
     fades = linked and by == "block"
@@ -411,28 +413,34 @@ def _layered(layers: Sequence[Any], params: Sequence[Any], height: int) -> Any:
 
 def heat_map(
     rows: Sequence[Row], *, title: str, columns: Sequence[Any], lines: Sequence[str], ends: tuple[float, float],
-    caption: str = "", steps: Sequence[int] = (), legend: bool = True,
+    caption: str = "", steps: Sequence[int] = (), start: int = -1, legend: bool = True,
 ) -> Chart:  # fmt: skip
     """Return a chart of log κ as colours: a column per block, first to last, a row per site, the number in each cell.
 
     Args:
         rows: block, place, site, log_kappa, status, capped, samples, and step if there is a slider.
+        steps, start: as of `line_chart`.
         ends: of the colour scale, the same on all maps that are compared (`heat_ends`).
     """
     said = f"{title}: {len(columns)} blocks from left to right, {', '.join(lines)} from top to bottom"
-    drawing = partial(_draw_heat, columns, lines, ends, steps, legend)
+    drawing = partial(_draw_heat, columns, lines, ends, steps, start, legend)
     return Chart(title=title, drawing=drawing, rows=rows, caption=caption, description=said)
 
 
 def _draw_heat(
-    columns: Sequence[Any], lines: Sequence[str], ends: tuple[float, float], steps: Sequence[int], legend: bool
+    columns: Sequence[Any],
+    lines: Sequence[str],
+    ends: tuple[float, float],
+    steps: Sequence[int],
+    start: int,
+    legend: bool,
 ) -> Any:
     alt = altair()
     low, high = ends
     params = [alt.param(name="block", value="")]
     base = alt.Chart(alt.NamedData("rows"))
     if steps:
-        params.append(alt.param(name="step", value=steps[-1]))
+        params.append(alt.param(name="step", value=steps[start]))
         base = base.transform_filter("datum.step == step")
     value = "datum.log_kappa"
     doubt = f"datum.status == 'non_finite' || datum.status == 'zero' ? '!' : {BOUND} ? '≥' : ''"

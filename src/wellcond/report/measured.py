@@ -86,7 +86,8 @@ class Measured:
 
     @property
     def like(self) -> ReferenceModels | None:
-        """The models in our evidence whose token matrices are nearest in shape; None if the blocks' shapes differ."""
+        """The models in our evidence whose token matrices are nearest in shape; None if no others are near, or if the
+        blocks' shapes differ."""
         return reference().nearest(*self.shape) if self.shape else None
 
     @property
@@ -99,7 +100,10 @@ class Measured:
 
     @property
     def about_reference(self) -> list[str]:
-        return [self.like.beside(self.shape, self.reference)] if self.like and self.shape else []
+        if self.shape is None:
+            return []
+        text = self.like.beside(self.shape, self.reference) if self.like else reference().too_far(*self.shape)
+        return [text] if text else []
 
     def page(self) -> Page:
         """Return the page. The untrained model comes first, since the other is compared with it."""

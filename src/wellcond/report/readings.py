@@ -6,12 +6,13 @@
 
 Anything may be missing: a parallel block has no `+sa`, a probe may watch one site only, and any value may be NaN.
 Of two rows for the same place the later one counts, since a run that resumes after a crash measures some steps again.
+A file that a second run was appended to is another matter: of that, only the rows of the last run count (`_last_run`).
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple
 from wellcond.records import finite_or_inf
 from wellcond.words import BLOCK_SITES, OUTSIDE_SITES
 
-__all__ = ["BLOCK_SITES", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "bounded"]
+__all__ = [
+    "BLOCK_SITES", "HALF", "OUTSIDE_SITES", "Block", "Cell", "Mean", "Readings", "SITE_WORDS", "badness", "bounded",
+]  # fmt: skip
 
 SITE_WORDS = {
     "in": "attention's input, after any norm",
@@ -44,6 +47,7 @@ NAMES = {
     "near_unit_share",
 }
 SINGULAR_VALUE = re.compile(r"sigma\.(0|[1-9]\d*)", re.ASCII)
+HALF = ("bfloat16", "float16")
 NAMED_MOST = 4  # how many names of what was left out are spelled out
 
 
@@ -101,7 +105,8 @@ class Readings:
 
     @classmethod
     def of(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "Readings":
-        """Index `rows`; unknown names and sites are left out, with a note.
+        """Index `rows`, in the order in which they were measured. Left out, with a note: unknown names and sites, and
+        the rows of an earlier run.
 
         Raises ValueError if there are no rows, no condition numbers among them, or a malformed row.
         """
@@ -109,9 +114,9 @@ class Readings:
         indexes: dict[str, int] = {}
         unknown: Counter[str] = Counter()
         single: dict[str, None] = {}
-        number = 0
-        for number, row in enumerate(rows, start=1):
-            name, step, block, site, index, cell = _parsed(run, number, row)
+        parsed = [_parsed(run, number, row) for number, row in enumerate(rows, start=1)]
+        start = _last_run(parsed)
+        for name, step, block, site, index, cell in parsed[start:]:
             if site not in BLOCK_SITES and site not in OUTSIDE_SITES:
                 unknown[f"the site {site!r}"] += 1
             elif name not in NAMES and not SINGULAR_VALUE.fullmatch(name):
@@ -123,13 +128,13 @@ class Readings:
                 cells[name, step, block if inside else "", site] = cell
                 if inside:
                     indexes.setdefault(block, index)
-        if not number:
+        if not parsed:
             raise ValueError(f"the run {run!r} has no rows; was the probe ever switched on, or was the file cut off?")
         steps = sorted({step for name, step, _, _ in cells if name == "log_kappa"})
         if not steps:
             raise ValueError(
-                f"none of the {number} rows of the run {run!r} is a log_kappa at a known site, so there is nothing to "
-                "draw; give a probe.jsonl, as wellcond.Probe writes it"
+                f"none of the {len(parsed) - start} rows of the run {run!r} is a log_kappa at a known site, so "
+                "there is nothing to draw; give a probe.jsonl, as wellcond.Probe writes it"
             )
         found, names = {key[3] for key in cells if key[0] == "log_kappa"}, {key[0] for key in cells}
         return cls(
@@ -140,8 +145,21 @@ class Readings:
             outside=[site for site in OUTSIDE_SITES if site in found],
             singular=sorted({int(match[1]) for name in names if (match := SINGULAR_VALUE.fullmatch(name))}),
             cells=cells,
-            notes=_notes(run, unknown, list(single)),
+            notes=[*_earlier(run, parsed[:start]), *_notes(run, unknown, list(single))],
         )
+
+    @cached_property
+    def last(self) -> int:
+        """The step that a page opens at: the last whose numbers are all finite, or the last if there is none.
+
+        After NaN or infinity there is little to see. Zeros and single tokens have no number, and nothing is wrong.
+        """
+        broken = {
+            key[1]
+            for key, cell in self.cells.items()
+            if key[0] == "log_kappa" and (math.isinf(cell.value) or (math.isnan(cell.value) and cell.status != "zero"))
+        }
+        return max((step for step in self.steps if step not in broken), default=self.steps[-1])
 
     @property
     def places(self) -> list[tuple[str, str]]:
@@ -158,6 +176,11 @@ class Readings:
         """Return the number, or NaN if there is none."""
         cell = self.cells.get((name, step, block, site))
         return cell.value if cell else math.nan
+
+    def badness(self, step: int, block: str, site: str) -> tuple[bool, float]:
+        """Return what this place is ranked by (`badness`), less than for any number if it was not measured."""
+        cell = self.log_kappa(step, block, site)
+        return badness(cell, self.value("capped", step, block, site)) if cell else (False, -math.inf)
 
     def lower_bound(self, step: int, block: str, site: str) -> bool:
         """Whether some samples were at the ceiling, so that log κ is only a lower bound.
@@ -182,11 +205,6 @@ class Readings:
             most=(max(finite.values(), default=math.nan), bool(bounds)),
         )
 
-    def over_blocks(self, step: int, site: str) -> list[float]:
-        """Return log κ at a site, for every block measured there."""
-        cells = [self.log_kappa(step, block.name, site) for block in self.blocks]
-        return [cell.value for cell in cells if cell]
-
     def mean(self, step: int, site: str) -> float:
         """Return the mean log κ at a site; NaN if a block has no number, since the mean of the rest looks too good."""
         mean = self.mean_over_blocks(step, site)
@@ -209,9 +227,10 @@ class Readings:
         cells = [self.log_kappa(step, *place) for place in self.places]
         return max((finite_or_inf(cell.value) for cell in cells if cell), default=-math.inf)
 
-    def last_step_with(self, name: str) -> int | None:
-        """Return the last step with `name`: some things are measured less often than condition numbers."""
-        return max((step for found, step, _, _ in self.cells if found == name), default=None)
+    def last_step_with(self, *names: str, site: str = "") -> int | None:
+        """Return the last step, up to `last` if possible, with one of `names`, which may be measured less often."""
+        steps = {step for name, step, _, where in self.cells if name in names and site in ("", where)}
+        return max((step for step in steps if step <= self.last), default=max(steps, default=None))
 
     def spectrum(self, step: int, block: str, site: str) -> list[tuple[int, float]]:
         """Return (i, σ_i/σ_0) for the recorded singular values, i from 0."""
@@ -219,16 +238,39 @@ class Readings:
         return [(i, cell.value) for i, cell in found if cell]
 
 
+def badness(cell: Cell, capped: float) -> tuple[bool, float]:
+    """Return what log κ is ranked by where the worst is looked for; `capped` is the number of samples at the ceiling.
+
+    NaN is worst. Then comes what half precision cannot see, with half the samples or more at the ceiling: κ lies above
+    it, and bfloat16's ceiling, 4.9, is lower than exact numbers of healthy streams. All else is ranked by its number.
+    """
+    if not math.isfinite(cell.value):
+        return True, math.inf
+    beyond = 2 * capped >= cell.samples if capped > 0 else cell.status == "ceiling"
+    return beyond and cell.dtype in HALF, cell.value
+
+
 def bounded(value: float, bound: bool, *, digits: int = 1) -> str:
     """Format a number, marked with ≥ if it is a lower bound."""
     return f"{'≥ ' if bound else ''}{value:.{digits}f}" if math.isfinite(value) else "NaN"
 
 
-def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, Cell]:
+class Parsed(NamedTuple):
+    """A row, checked."""
+
+    name: str
+    step: int
+    block: str
+    site: str
+    place: int
+    cell: Cell
+
+
+def _parsed(run: str, number: int, row: Any) -> Parsed:
     try:
         name, step, block, site = str(row["name"]), int(row["step"]), str(row["block"]), str(row["site"])
         cell = Cell(float(row["value"]), int(row["count"]), str(row["dtype"]), str(row["status"]))
-        return name, step, block, site, int(row["index"]), cell
+        return Parsed(name, step, block, site, int(row["index"]), cell)
     except KeyError as error:
         raise ValueError(
             f"row {number} of the run {run!r} has no field {error}; was this file written by a probe?"
@@ -237,6 +279,33 @@ def _parsed(run: str, number: int, row: Any) -> tuple[str, int, str, str, int, C
         raise ValueError(
             f"row {number} of the run {run!r} is not a measurement ({error}); it is {row!r}"[:300]
         ) from None
+
+
+def _last_run(rows: Sequence[Parsed]) -> int:
+    """Return where the last run begins among the rows of a file, to which every run of a script appends.
+
+    Both a new run and a resumed one go back to earlier steps. A resumed run goes back to a checkpoint, which comes
+    after the first step of the file; a new run starts at that step or before it. (One resumed from that very step
+    measures everything again, and is a new run as far as rows are concerned.) The step has to go back at a block and
+    site: where rows are sorted by block, or two probes wrote one after the other, the steps of each only go up.
+    """
+    start = begins = 0  # of the run, and of the rows of one step, whose first may be at a site that is new in this run
+    latest: dict[tuple[str, str, str], int] = {}
+    for number, row in enumerate(rows):
+        if row.step != rows[number - 1].step:
+            begins = number
+        place = row.name, row.block, row.site
+        if row.step < latest.get(place, row.step) and row.step <= rows[start].step:
+            start, latest = begins, {}
+        latest[place] = row.step
+    return start
+
+
+def _earlier(run: str, rows: Sequence[Parsed]) -> list[str]:
+    if not rows:
+        return []
+    last = max(row.step for row in rows)
+    return [f"{run}: rows of an earlier run in the same file were left out ({len(rows):,}, up to step {last:,})."]
 
 
 def _ordered(indexes: Mapping[str, int]) -> list[Block]:

@@ -1,6 +1,7 @@
 """What pages use from the evidence: the log κ of its models, and which advice has a verdict.
 
     like = reference().nearest(tokens=197, width=192)      # the models whose token matrices have the nearest shape
+    reference().too_far(1370, 384)                         # a sentence, where not even the nearest are near
     like.trained["sa"]                                     # Band(low=10.5, median=11.7, high=13.2)
     like.about                                             # "11 runs on CIFAR-10, CIFAR-100, …, 65 tokens of …"
     verdict_on("gray")                                     # "we have no verdict yet: asa-table2"
@@ -21,6 +22,8 @@ from wellcond.words import VERDICTS
 __all__ = ["Band", "Reference", "ReferenceModels", "reference", "verdict_on"]
 
 FILE = "reference.json"
+FAR = math.hypot(math.log(4), math.log(4))
+"""The distance between two shapes beyond which no band is shown: four times the tokens of four times the width."""
 
 
 class Band(NamedTuple):
@@ -91,15 +94,31 @@ class Reference:
         return cls(models=models, advice=payload["advice"])
 
     def nearest(self, tokens: int = 0, width: int = 0) -> ReferenceModels | None:
-        """Return the models nearest in aspect ratio, on which κ depends most; without a shape, the first."""
+        """Return the models whose matrices are nearest in shape, None if none are near; without a shape, the first.
+
+        The aspect ratio alone would take a small model for a large one: 17 tokens of 64 values for 197 of 768.
+        """
         if not tokens or not width:
             return next(iter(self.models), None)
-        here = _oblong(tokens, width)
-        return min(self.models, key=lambda one: abs(_oblong(one.tokens, one.width) - here), default=None)
+        found = self._nearest(tokens, width)
+        return found if found and _distance(found, tokens, width) <= FAR else None
+
+    def too_far(self, tokens: int, width: int) -> str:
+        """Say why there are no bands for this shape; empty if there are."""
+        found = self._nearest(tokens, width)
+        if found is None or self.nearest(tokens, width):
+            return ""
+        return (
+            f"No reference ranges: the nearest models in our evidence have {found.shape}; here {tokens} of {width}, "
+            "too far for a comparison, since κ depends on the shape."
+        )
+
+    def _nearest(self, tokens: int, width: int) -> ReferenceModels | None:
+        return min(self.models, key=lambda one: _distance(one, tokens, width), default=None)
 
 
-def _oblong(rows: int, columns: int) -> float:
-    return abs(math.log(rows / columns))
+def _distance(models: ReferenceModels, tokens: int, width: int) -> float:
+    return math.hypot(math.log(models.tokens / tokens), math.log(models.width / width))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ worst point of each stretch, since that is what readers look for; the chart says
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wellcond.records import Event, TrainRow, ValidationRow, finite_or_inf
@@ -23,7 +23,7 @@ from .readings import BLOCK_SITES, OUTSIDE_SITES, SITE_WORDS, Block, Cell, Readi
 
 __all__ = [
     "RUNS_MOST", "Shown", "attention", "by_block", "heat_maps", "kappa_charts", "metric_name",
-    "shown_steps", "spectra", "thin", "training_charts",
+    "shown_steps", "spectra", "start_of", "thin", "training_charts",
 ]  # fmt: skip
 
 RUNS_MOST = 12  # six colours, plain and dashed
@@ -66,6 +66,8 @@ class Shown:
     name: str
     model: str = ""
     recipe: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the training, as config.json has them; empty if they are not known."""
     train: Sequence[TrainRow] = ()
     validation: Sequence[ValidationRow] = ()
     events: Sequence[Event] = ()
@@ -109,11 +111,17 @@ def thin(items: Sequence[Any], *, most: int, weight: Callable[[Any], float]) -> 
 
 
 def shown_steps(runs: Sequence[Readings]) -> list[int]:
-    """Return the steps at which the slider stops."""
+    """Return the steps at which the slider stops, among them that at which it starts."""
     steps = sorted({step for run in runs for step in run.steps})
     cells = sum(max(1, len(run.blocks) * len(run.sites)) for run in runs)
     most = max(STEPS_LEAST, min(STEPS_MOST, CELLS_MOST // cells))
-    return thin(steps, most=most, weight=lambda s: max(r.worst(at) for r in runs if (at := _at(r, s)) is not None))
+    found = thin(steps, most=most, weight=lambda s: max(r.worst(at) for r in runs if (at := _at(r, s)) is not None))
+    return sorted({*found, max(run.last for run in runs)})
+
+
+def start_of(runs: Sequence[Readings], steps: Sequence[int]) -> int:
+    """Return where among `steps` the slider starts: the last at which some run has only finite numbers."""
+    return bisect_right(steps, max(run.last for run in runs)) - 1
 
 
 def _at(run: Readings, step: int) -> int | None:
@@ -158,6 +166,7 @@ def heat_maps(runs: Sequence[Readings], steps: Sequence[int]) -> list[Chart]:
             ends=ends,
             caption=MARKS if run is drawn[-1] else "",
             steps=steps,
+            start=start_of(runs, steps),
             legend=run is drawn[-1],
         )
         for run in drawn
@@ -180,7 +189,12 @@ def by_block(runs: Sequence[Readings], steps: Sequence[int], bands: Mapping[str,
         if len(runs) == 1:
             here = {runs[0].run: Look(SITE_COLORS[site])}
         caption = f"{_sentence(SITE_WORDS[site])}{_alone(here, runs)}{_below_truth(runs, site)}"
-        about: dict[str, Any] = {"caption": caption, "steps": steps, "band": bands.get(site)}
+        about: dict[str, Any] = {
+            "caption": caption,
+            "steps": steps,
+            "start": start_of(runs, steps),
+            "band": bands.get(site),
+        }
         charts.append(line_chart(rows, title=BY_BLOCK.format(site), x=BLOCK, y=y, by="run", looks=here, **about))
     return charts
 
@@ -250,18 +264,19 @@ def _of_one_run(run: Readings, end: int) -> list[Chart]:
     title = "log κ over training, by site"
     charts = [_over_steps(means, title=title, y=KAPPA, caption=caption, looks=looks, by="site", last=end)]
     if len(run.blocks) > 1 and run.sites:
-        at = run.steps[-1]
-        site = max(run.sites, key=lambda s: max(map(finite_or_inf, run.over_blocks(at, s)), default=-math.inf))
+        at = run.last
+        site = max(run.sites, key=lambda s: max(run.badness(at, block.name, s) for block in run.blocks))
         ranked = sorted(
             (block for block in run.blocks if any(run.log_kappa(step, block.name, site) for step in run.steps)),
-            key=lambda block: finite_or_inf(run.value("log_kappa", at, block.name, site)),
+            key=lambda block: run.badness(at, block.name, site),
             reverse=True,
         )[:BLOCKS_MOST]
         lines = {
             block.name: [(step, run.value("log_kappa", step, block.name, site)) for step in run.steps]
             for block in sorted(ranked, key=lambda block: block.place)
         }
-        caption = f"The worst site at the last step, {site}, and the {len(lines)} worst blocks there."
+        when = "the last step" if at == run.steps[-1] else f"step {at:,}, the last without NaN"
+        caption = f"The worst site at {when}, {site}, and the {len(lines)} worst blocks there."
         caption += _below_truth([run], site)
         title = f"log κ over training, {site}"
         looks = looks_of(list(lines))
@@ -341,9 +356,8 @@ def _spectrum(run: Readings, step: int, block: Block, site: str, of: Mapping[str
 
 
 def _step_with_spectrum(run: Readings, site: str) -> int | None:
-    """Return the last step with singular values at a site."""
-    names = {f"sigma.{i}" for i in run.singular}
-    return max((step for name, step, _, where in run.cells if where == site and name in names), default=None)
+    """Return the last step with singular values at a site, before any NaN if possible."""
+    return run.last_step_with(*(f"sigma.{i}" for i in run.singular), site=site)
 
 
 def _chosen(run: Readings) -> list[Block]:
@@ -352,8 +366,8 @@ def _chosen(run: Readings) -> list[Block]:
     blocks = [block for block in run.blocks if block.name in measured]
     if len(blocks) <= len(RAMP):
         return blocks
-    last = run.steps[-1]
-    worst = max(blocks, key=lambda b: max(finite_or_inf(run.value("log_kappa", last, b.name, s)) for s in run.sites))
+    last = run.last
+    worst = max(blocks, key=lambda block: max(run.badness(last, block.name, site) for site in run.sites))
     spread = {round(k * (len(blocks) - 1) / (len(RAMP) - 2)) for k in range(len(RAMP) - 1)}
     return [block for i, block in enumerate(blocks) if i in spread or block is worst]
 

@@ -10,14 +10,18 @@ a line per run, and where they differ, worst change first. A run may have traini
 is left out, and the page says so.
 """
 
+import itertools
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from wellcond.environment import own_version
+from wellcond.records import Event
 
-from .advice import BlockState, advise, advise_run, first_failure
+from .advice import DIVERGED, BlockState, advise, advise_run, first_failure
 from .charts import Shaded, grid
 from .comparing import compare, differences, largest_rise, share_at_ceiling, summary
 from .markup import Html, format_number, tag
@@ -38,6 +42,7 @@ from .run_charts import (
     metric_name,
     shown_steps,
     spectra,
+    start_of,
     training_charts,
 )
 
@@ -46,7 +51,8 @@ __all__ = ["conditioning_page", "run_page"]
 ADVISED_MOST, SHOWN_LEAST = 12, 3  # rows of the advice table
 SENTENCES_MOST = 2  # per row
 BESIDE_MOST = 16  # heat maps with at most this many blocks fit side by side
-EVENTS_MOST = 12  # per run; metrics.jsonl has all
+EVENTS_MOST = 12  # lines per run, but for divergences and rollbacks, which are all shown; metrics.jsonl has all
+TURNING = DIVERGED, "back to step"  # how the events begin that decide about a run
 KAPPA = (
     "κ = σmax/σmin of each sample's token matrix; log κ is its natural logarithm, averaged over samples. A large "
     "value means that some directions among the tokens have almost vanished, which may make training harder."
@@ -88,7 +94,7 @@ def run_page(
     runs = sorted(runs, key=lambda run: run.probe is None)
     measured = [Readings.of(run.name, run.probe) for run in runs if run.probe is not None]
     logged = any(run.logged for run in runs)
-    found, sentence, card = _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    found, sentence, card = _finding(runs, measured)
     page = Page(found, sentence, about=title or _subject(runs, logged), card=card, footer=[_written()])
     notes = [*notes, *(text for run in measured for text in run.notes)]
     if len(runs) > RUNS_MOST:
@@ -110,6 +116,8 @@ def run_page(
         page.add(note("Please note", bullets(*notes)))
     if events := _events(runs):
         page.add(note("What happened", bullets(*events)))
+    if general := _general(runs, measured):
+        page.add(note("For the whole run", bullets(*general)))
     if measured:
         page.add(_first_section(measured))
     if len(runs) > 1:
@@ -144,9 +152,12 @@ def _map_section(
     }
     beside = len(maps) > 1 and max(len(run.blocks) for run in drawn) <= BESIDE_MOST
     shown = [grid(*maps)] if beside else maps
-    parts: list[Any] = [slider("step", steps, "step"), *shown, grid(*by_block(drawn, steps, bands))]
+    start = start_of(drawn, steps)
+    parts: list[Any] = [slider("step", steps, "step", at=start), *shown, grid(*by_block(drawn, steps, bands))]
     if len(steps) > 1:
         text = f"The slider goes from step {steps[0]:,} to {steps[-1]:,}."
+        if steps[start] != steps[-1]:
+            text += f" It starts at step {steps[start]:,}, the last without NaN or infinity."
         if len(drawn) > 1:
             text += " Each run shows its latest measurement up to the chosen step."
         if len(steps) < (all_of := len({step for run in drawn for step in run.steps})):
@@ -167,6 +178,32 @@ def _subject(runs: Sequence[Shown], logged: bool) -> str:
 # ---- what was found, as a title and a sentence
 
 
+def _finding(runs: Sequence[Shown], measured: Sequence[Readings]) -> tuple[str, str, str]:
+    """Return what heads the page: that a run diverged, else what its κ shows, else how far training got. A title, a
+    sentence, and the title of the chart that shows it, "" for the first."""
+    lost = sorted(((event.step, run) for run in runs if (event := _lost(run))), key=lambda pair: pair[0])
+    if not lost:
+        return _kappa_finding(measured) if measured else (*_training_finding(runs), "")
+    step, run = lost[0]
+    title = f"{'Training' if len(runs) == 1 else run.name} diverged at step {step:,}"
+    if len(lost) > 1:
+        title = f"{len(lost)} of {len(runs)} runs diverged, {run.name} first, at step {step:,}"
+    own = [one for one in measured if one.run == run.name]
+    if not own:
+        return title, f"{run.name} was trained without a probe: how its blocks were conditioned is not known.", ""
+    worst, sentence, _ = _kappa_finding(own)
+    return title, f"{worst}. {sentence}", f"{MAP}, {run.name}" if len(measured) > 1 else ""
+
+
+def _lost(run: Shown) -> Event | None:
+    """Return the divergence that ended a run; None if there was none, or it went back and on."""
+    lost = None
+    for event in run.events:
+        if event.event.startswith(TURNING):
+            lost = event if event.event.startswith(DIVERGED) else None
+    return None if lost and run.train and run.train[-1].step > lost.step else lost
+
+
 def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     """Return a title (the worst place of a run, or the largest rise between runs), a sentence, and the title of the
     chart that shows it, "" for the first."""
@@ -177,10 +214,10 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     first = runs[0]
     for run in runs:
         if failure := first_failure(run):
-            step, block, site = failure
             of = f" in {run.run}" if len(runs) > 1 else ""
-            where = _place(run, block, site)
-            return f"NaN or infinity{of} from step {step:,} on, first in {where}", _sentence(first), card(run)
+            where = f"first in {_place(run, failure.block, failure.site)}"
+            where = "from the first measured site on" if failure.at_once else where
+            return f"NaN{of} {failure.when}, {where}", _sentence(run), card(run)
     rise = largest_rise(compare(runs)) if len(runs) > 1 else None
     if rise:
         found, _ = rise
@@ -193,7 +230,7 @@ def _kappa_finding(runs: Sequence[Readings]) -> tuple[str, str, str]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
     if not worst:
         site = first.outside[0]
-        at = first.steps[-1], "", site
+        at = first.last, "", site
         value = bounded(first.value("log_kappa", *at), first.lower_bound(*at))
         return f"log κ of the {SITE_NAMES[site]} is {value}", _sentence(first), ""
     state, run = max(worst, key=lambda pair: pair[0].rank)
@@ -212,18 +249,19 @@ def _place(run: Readings, block: str, site: str) -> str:
 
 
 def _means(run: Readings) -> dict[str, str]:
-    """Return the mean log κ over blocks, by site, at the last step."""
-    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.steps[-1], site))}
+    """Return the mean log κ over blocks, by site, at the last step without NaN."""
+    means = {site: mean for site in run.sites if (mean := run.mean_over_blocks(run.last, site))}
     return {site: bounded(mean.value, mean.lower_bound) for site, mean in means.items()}
 
 
 def _sentence(run: Readings, other: Readings | None = None) -> str:
     """Say what the run's means at the last step tell about its skips; or compare the means of two runs."""
-    last, texts = run.steps[-1], _means(run)
+    last, texts = run.last, _means(run)
     if other and (both := {site: text for site, text in _means(other).items() if site in texts}):
         changes = ", ".join(f"{texts[site]} to {text} at {site}" for site, text in both.items())
         return f"From {run.run} to {other.run}, log κ (natural logarithm, mean over blocks) goes from {changes}."
     when = f"At step {last:,} of {run.run}" if len(run.steps) > 1 else f"In {run.run}"
+    when += ", the last without NaN" if last != run.steps[-1] else ""
     said = [
         f"{texts[site]} at {name}'s output and {texts[f'+{site}']} after its skip"
         for site, name in (("sa", "attention"), ("mlp", "the MLP"))
@@ -237,12 +275,8 @@ def _sentence(run: Readings, other: Readings | None = None) -> str:
 
 
 def _training_finding(runs: Sequence[Shown]) -> tuple[str, str]:
-    """Return how far training got, or that it diverged, as title and sentence; for several runs, which is best."""
+    """Return how far training got, as title and sentence; for several runs, which is best."""
     sentence = "How training went, from metrics.jsonl; no condition numbers were measured."
-    lost = [(run, event) for run in runs for event in run.events if event.event.startswith("diverged")]
-    if lost and not any(run.train and run.train[-1].step > event.step for run, event in lost):
-        run, event = lost[0]
-        return f"{'Training' if len(runs) == 1 else run.name} diverged at step {event.step:,}", sentence
     for name, points, best in (
         ("top-1", lambda run: run.metric("top1"), max),
         ("validation loss", lambda run: run.metric("loss"), min),
@@ -292,19 +326,62 @@ def _events(runs: Sequence[Shown]) -> list[str]:
     found = []
     for run in runs:
         who = f"{run.name}, step" if len(runs) > 1 else "Step"
-        found += [f"{who} {event.step:,}: {event.event}" for event in run.events[:EVENTS_MOST]]
-        if len(run.events) > EVENTS_MOST:
-            found.append(f"{run.name}: {len(run.events) - EVENTS_MOST} more; metrics.jsonl has all.")
+        groups = _grouped(run.events)
+        others = [place for place, (text, _) in enumerate(groups) if not text.startswith(TURNING)]
+        cut = set(others[max(0, EVENTS_MOST - (len(groups) - len(others))) :])
+        found += [f"{who}{_steps(steps)}: {text}" for place, (text, steps) in enumerate(groups) if place not in cut]
+        if cut:
+            found.append(f"{run.name}: {len(cut)} more; metrics.jsonl has all.")
     return found
 
 
-def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html]:
-    """Return losses and accuracies of the runs that were trained, κ of those that were measured."""
+def _grouped(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
+    """Return the text of each event and its step; the same text several times in a row is one, with all its steps."""
+    return [(text, [event.step for event in same]) for text, same in itertools.groupby(events, lambda e: e.event)]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return what follows the word "step": " 4", "s 4 to 13", or "s 4 to 31 (10 of them)" if some are missing."""
+    if len(steps) == 1:
+        return f" {steps[0]:,}"
+    first, last = min(steps), max(steps)
+    return f"s {first:,} to {last:,}" + (f" ({len(steps)} of them)" if len(steps) <= last - first else "")
+
+
+def _tables(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[Html | None]:
+    """Return losses and accuracies of the runs that were trained, κ of those that were measured, and what differs."""
     models = {run.name: run.model for run in runs}
-    parts = [_training_table([run for run in runs if run.logged])] if any(run.logged for run in runs) else []
+    parts: list[Html | None] = []
+    if logged := [run for run in runs if run.logged]:
+        parts.append(_training_table(logged))
     if measured:
         parts.append(summary(measured, models))
+    parts.append(_settings(runs))
     return parts
+
+
+def _settings(runs: Sequence[Shown]) -> Html | None:
+    """Return a table of the settings that differ between runs; None if those of fewer than two are known."""
+    known = [run.config for run in runs if run.config]
+    if len(known) < 2:
+        return None
+    names = dict.fromkeys(name for config in known for name in config)
+    values = {name: {json.dumps(config[name]) if name in config else "" for config in known} for name in names}
+    differ = [name for name in names if len(values[name]) > 1]
+    if not differ:
+        return paragraph("No setting differs between the runs whose config.json is known.")
+    rows = [[name, *(_setting(run.config, name) for run in runs)] for name in differ]
+    caption = "Settings that differ, from each run's config.json. –: not in it."
+    return table(["setting", *(run.name for run in runs)], rows, caption=caption)
+
+
+def _setting(config: Mapping[str, Any], name: str) -> str:
+    """Return a setting as JSON; of a path only the last part, since a page must not reveal a machine's folders."""
+    if name not in config:
+        return "–"
+    text = json.dumps(config[name], ensure_ascii=False)
+    text = text.strip('"') if isinstance(config[name], str) and config[name] else text
+    return re.sub(r"(^|[:=\"])/(?!/)[^:\",]*/", r"\1…/", text)
 
 
 def _training_table(runs: Sequence[Shown]) -> Html:
@@ -347,9 +424,9 @@ def _blind(runs: Sequence[Readings]) -> str:
 
 
 def _states(run: Readings) -> list[BlockState]:
-    """Return the blocks at the last step, worst first; one without a number ranks worst."""
+    """Return the blocks at the last step without NaN, worst first; one without a number ranks worst."""
     began = first_failure(run)
-    states = [BlockState.of(run, run.steps[-1], position, began) for position in range(len(run.blocks))]
+    states = [BlockState.of(run, run.last, position, began) for position in range(len(run.blocks))]
     return sorted((s for s in states if s.cells), key=lambda state: state.rank, reverse=True)
 
 
@@ -362,11 +439,11 @@ def _number(state: BlockState) -> str:
 
 def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, Band]]) -> list[tuple[str, str, str]]:
     worst = [(states[0], run) for run in runs if (states := _states(run))]
-    items, last = [], runs[0].steps[-1]
+    items, last = [], runs[0].last
     if worst:
         state, run = max(worst, key=lambda pair: pair[0].rank)
         of = f", {run.run}" if len(runs) > 1 else ""
-        items.append(("worst block", state.block, f"at {state.worst_site}, step {run.steps[-1]:,}{of}"))
+        items.append(("worst block", state.block, f"at {state.worst_site}, step {run.last:,}{of}"))
         kappa = format_number(float(f"{math.exp(state.worst):.2g}"), 2) if 0 <= state.worst < 500 else ""
         about = "at least" if state.lower_bound(state.worst_site) else "about"
         items.append(("its log κ", _number(state), f"κ {about} {kappa}" if kappa else "see below"))
@@ -389,8 +466,8 @@ def _kappa_tiles(runs: Sequence[Readings], reference: Mapping[str, Mapping[str, 
 
 
 def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Band]]) -> tuple[str, str, str]:
-    mean = run.mean_over_blocks(run.steps[-1], site)
-    if mean is None:  # not measured at the last step
+    mean = run.mean_over_blocks(run.last, site)
+    if mean is None:  # not measured at that step
         return f"mean log κ at {site}", "–", SITE_WORDS[site]
     text = SITE_WORDS[site]
     if mean.blocks > 1 and mean.left_out < mean.blocks:
@@ -400,11 +477,18 @@ def _site_tile(run: Readings, site: str, reference: Mapping[str, Mapping[str, Ba
     return f"mean log κ at {site}", bounded(mean.value, mean.lower_bound), text
 
 
+def _general(runs: Sequence[Shown], measured: Sequence[Readings]) -> list[str]:
+    """Return advice on whole runs."""
+    found, readings = [], {one.run: one for one in measured}
+    for run in runs:
+        own = readings.get(run.name)
+        texts = advise_run(own, own.last if own else 0, events=run.events, config=run.config)
+        found += [f"{run.name}: {text}" if len(runs) > 1 else text for text in texts]
+    return found
+
+
 def _first_section(runs: Sequence[Readings]) -> Html:
-    """Return advice on whole runs, then the worst blocks with one or two sentences each."""
-    general = [
-        f"{run.run}: {text}" if len(runs) > 1 else text for run in runs for text in advise_run(run, run.steps[-1])
-    ]
+    """Return the worst blocks, with one or two sentences each."""
     groups: dict[tuple[str, str], list[BlockState]] = {}
     for run in runs:
         for position, state in enumerate(_states(run)):
@@ -414,15 +498,22 @@ def _first_section(runs: Sequence[Readings]) -> Html:
             elif position < SHOWN_LEAST and len(runs) == 1:
                 groups[run.run, f"–{position}"] = [state]
     ordered = sorted(groups.items(), key=lambda item: (item[0][1][0] != "–", item[1][0].rank), reverse=True)
-    parts: list[Any] = [note("For the whole run", bullets(*general))] if general else []
+    parts: list[Any] = []
     if all(said.startswith("–") for _, said in groups):
         parts.append("None of the rules flagged a block.")
     if ordered:
-        parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=len(ordered) - ADVISED_MOST))
+        when = "the last step"
+        if any(run.last != run.steps[-1] for run in runs):
+            when = "the last step" if len(runs) > 1 else f"step {runs[0].last:,}, the last"
+            when += " without NaN or infinity"
+        rest = len(ordered) - ADVISED_MOST
+        parts.append(_advice_table(ordered[:ADVISED_MOST], several=len(runs) > 1, left_out=rest, when=when))
     return section("Worst blocks first", *parts)
 
 
-def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int) -> Html:
+def _advice_table(
+    groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *, several: bool, left_out: int, when: str
+) -> Html:
     """Return the advice table: blocks with the same advice share a row, with the numbers of the worst of them."""
     rows, advised = [], any(not said.startswith("–") for (_, said), _ in groups)
     for (run, said), states in groups:
@@ -431,7 +522,7 @@ def _advice_table(groups: Sequence[tuple[tuple[str, str], list[BlockState]]], *,
         name = [first.block, more if len(states) > 1 else None]
         cells = [name, first.worst_site, _number(first), *(["–" if said.startswith("–") else said] if advised else ())]
         rows.append([run, *cells] if several else cells)
-    caption = "Each block at its worst site, at the last step."
+    caption = f"Each block at its worst site, at {when}."
     caption += f" {left_out} more rows are left out." if left_out > 0 else ""
     if advised:
         caption += (

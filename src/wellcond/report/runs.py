@@ -92,8 +92,10 @@ def _runs_page(runs: Sequence[Run]) -> Page:
         notes += _measured_notes(name, run.probe_file)
     shapes = {run.shape for run in shown if run.probe is not None}
     shape = shapes.pop() if len(shapes) == 1 else None
-    if shape is None or (like := reference().nearest(*shape)) is None:
+    if shape is None:
         return run_page(shown, notes=notes)
+    if (like := reference().nearest(*shape)) is None:
+        return run_page(shown, notes=[*filter(None, [reference().too_far(*shape)]), *notes])
     notes.insert(0, like.beside(shape, ["trained"]))
     return run_page(shown, notes=notes, reference={f"trained {like.them}": like.trained})
 
@@ -103,6 +105,7 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
     rows: list[Any] = _read(run.probe_file, lambda: run.probe, notes)
     metrics = run.path / METRICS
     model, recipe, shape = "", "", None
+    config: dict[str, Any] = {}
     train: list[TrainRow] = []
     validation: list[ValidationRow] = []
     events: list[Event] = []
@@ -115,12 +118,14 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
             raise
         notes.append(f"The losses are not shown: {str(error).replace(str(metrics), _short(metrics))}")
     try:
-        model, recipe = run.model, str(run.config.get("recipe") or "")
-        shape = run.about.get("shape") if run.config.get("task") in IMAGE_TASKS else None
+        model, config = run.model, run.config
+        recipe = str(config.get("recipe") or "")
+        shape = run.about.get("shape") if config.get("task") in IMAGE_TASKS else None
     except (ValueError, OSError) as error:
         why = str(error).replace(str(run.path), run.path.name)  # a page must not reveal a machine's folders
         notes.append(f"{_short(run.path / CONFIG)} cannot be read ({why}).")
-    shown = Shown(name=name, model=model, recipe=recipe, train=train, validation=validation, events=events)
+    about: dict[str, Any] = {"name": name, "model": model, "recipe": recipe, "config": config}
+    shown = Shown(**about, train=train, validation=validation, events=events)
     if rows:
         return replace(shown, probe=rows, shape=tuple(shape) if shape else None)
     if not shown.logged or run.probe_file.name != PROBE:  # a single file was requested

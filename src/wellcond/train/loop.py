@@ -364,7 +364,8 @@ class _Run:
         worst = self.progress.worst
         where = f"; the worst block at the last measurement was {worst}" if worst else ""
         start = f"diverged at step {problem.step} of {self.total}: {problem.why}{where}"
-        return f"{start}. A smaller lr, or clip_grad=1, may help"
+        clipped = self.config.clip_grad or self.config.clip_value
+        return f"{start}. A smaller lr{'' if clipped else ', or clip_grad=1,'} may help"
 
     # Around a forward pass
 

@@ -254,7 +254,9 @@ def test_a_claim_that_cannot_be_run_does_not_end_the_queue(tmp_path, monkeypatch
     places = {"scale": "lab", "output": tmp_path / "runs", "evidence": tmp_path, "console": console}
     assert reproduce(["my-first", "my-second"], **places) == 1
     assert read_json(tmp_path / "my-second" / "lab.json")["value"] == 1
-    assert "Not run: my-first (it needs a GPU, and there is none here)" in console.export_text()
+    said = console.export_text()
+    assert "Not run: my-first (it needs a GPU, and there is none here)" in said
+    assert said.endswith("my-first   no evidence yet\nmy-second  undecided\n")
     with pytest.raises(ValueError, match="it needs a GPU"):
         reproduce("my-first", **places)
 

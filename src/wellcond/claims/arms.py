@@ -24,6 +24,7 @@ from typing import Any
 
 from wellcond.claims.claim import MORE_SEEDS, SMOKE_RULE, Claim, Line, Options, Record, with_title
 from wellcond.claims.comparison import Arm, Comparison
+from wellcond.claims.figures import tuning
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
 from wellcond.records import write_record
@@ -189,7 +190,7 @@ class TrainedArms(Claim):
             else:
                 record = record if late else second  # a second look counts only if complete
         self._explore(options, data, runs, record, seeds=seeds, late=late)
-        if any(arm["runs"] for arm in record["arms"].values()):
+        if any(arm["runs"] or "grid" in arm for arm in record["arms"].values()):
             self._write(options, data, record)
         if late:
             raise late[0]
@@ -282,11 +283,12 @@ class TrainedArms(Claim):
         self, options: Options, data: GivenData, runs: Runs, arm: str, seeds: int, late: list[OutOfTime]
     ) -> dict[str, Any]:
         config, folder = self.configure(options, data, arm), self._folder(data, arm)
+        tried: dict[float, Result] = {}
         try:
-            tuned, tried = self._tuned(options, data, runs, arm)
+            tuned = self._tuned(options, data, runs, arm, tried)
         except OutOfTime as over:
             self._may_miss(over, late)
-            return {"runs": []}
+            return {**_grid_record(tried, data.set), "runs": []}
         measure = (*self.measures, *self.arms[arm].measures)
 
         def plan(seed: int) -> Planned:
@@ -321,11 +323,12 @@ class TrainedArms(Claim):
             raise over
         late.append(over)
 
-    def _tuned(self, options: Options, data: GivenData, runs: Runs, arm: str) -> tuple[Tuned, dict[float, Result]]:
-        config, folder = self.configure(options, data, arm), self._folder(data, arm)
-        grid, tried = self._grid(options, arm), dict[float, Result]()
+    def _tuned(self, options: Options, data: GivenData, runs: Runs, arm: str, tried: dict[float, Result]) -> Tuned:
+        """Choose an arm's learning rate. The trainings are added to `tried`, which has those that were done if time
+        runs out."""
+        config, folder, grid = self.configure(options, data, arm), self._folder(data, arm), self._grid(options, arm)
         if not grid:
-            return Tuned(lr=config.lr, scores={}, at_edge=False), tried
+            return Tuned(lr=config.lr, scores={}, at_edge=False)
         epochs = min(config.epochs, options.grid_epochs or GRID_EPOCHS[options.scale])
         short = {"epochs": epochs, "eval_every": epochs, "warmup_epochs": min(config.warmup_epochs, epochs)}
 
@@ -340,7 +343,7 @@ class TrainedArms(Claim):
             tried[lr] = self._trained(options, data, runs, plan)
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
 
-        return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together), tried
+        return tune(score, grid=grid, extend=options.scale != "smoke", together=runs.together)
 
     def _grid(self, options: Options, arm: str) -> tuple[float, ...]:
         if "lr" in self.arms[arm].settings:
@@ -361,17 +364,8 @@ class TrainedArms(Claim):
     def _arm_record(
         self, tuned: Tuned, tried: Mapping[float, Result], results: list[Result], set_: ClaimSet
     ) -> dict[str, Any]:
-        runs = [self._run_record(run, set_) for run in results]
-        if not tried:
-            return {"lr": tuned.lr, "runs": runs}
-        rates = [{"lr": lr, **scores(tried[lr], set_), "losses": tried[lr]["losses"]} for lr in tuned.scores]
-        epochs = next(iter(tried.values()))["config"]["epochs"]
-        return {
-            "lr": tuned.lr,
-            "lr at the edge of the grid": tuned.at_edge,
-            "grid": {"epochs": epochs, "held out": HELD_OUT, "rates": rates},
-            "runs": runs,
-        }
+        chosen = {"lr": tuned.lr} | ({"lr at the edge of the grid": tuned.at_edge} if tried else {})
+        return {**chosen, **_grid_record(tried, set_), "runs": [self._run_record(run, set_) for run in results]}
 
     def _run_record(self, run: Result, set_: ClaimSet) -> dict[str, Any]:
         """Return what the evidence keeps of a run. Its result has everything, with all measurements during training."""
@@ -480,7 +474,14 @@ class TrainedArms(Claim):
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
         return with_title(
-            found.title, [*self.summary(found), *self._other_data(found), *self._other_grid(found), *self._open(found)]
+            found.title,
+            [
+                *(self.summary(found) if self._has_runs(found) else ()),
+                *found.only_tuned(),
+                *self._other_data(found),
+                *self._other_grid(found),
+                *self._open(found),
+            ],
         )
 
     def _other_grid(self, found: Comparison) -> Iterable[Line]:
@@ -513,8 +514,11 @@ class TrainedArms(Claim):
 
     def finding(self, records: Sequence[Record]) -> str:
         sets = {record["data"]: self._comparison(record) for record in records}
+        tuned = [said for found in sets.values() if (said := found.best_tuned())]
         sets = {name: found for name, found in sets.items() if self._has_runs(found)}
         said = self.says(sets) if sets else ""
+        if not said and tuned:
+            return f"So far only the trainings that choose the learning rates: {'; '.join(tuned)}."
         counts = {len(found.runs(arm)) for found in sets.values() for arm in self.needed if found.runs(arm)}
         if not said or 1 not in counts or self.seeds == 1:
             return said
@@ -523,7 +527,11 @@ class TrainedArms(Claim):
     def draw(self, records: Sequence[Record]) -> Any | None:
         order = [name for name in SETS if name in {record["data"] for record in records}]
         ordered = sorted(records, key=lambda record: order.index(record["data"]))
-        return self.figure([self._comparison(record) for record in ordered]) if self.figure else None
+        found = [self._comparison(record) for record in ordered]
+        trained = [one for one in found if self._has_runs(one)]
+        if trained:
+            return self.figure(trained) if self.figure else None
+        return tuning(found) if self.figure and any(one.best_tuned() for one in found) else None
 
     def plan_paper(self, options: Options) -> list[str]:
         if self.paper_scale:
@@ -550,6 +558,13 @@ class TrainedArms(Claim):
             "Nothing was run: this scale is out of reach here. "
             f"wellcond train {self.recipe} --scale paper trains one of them.",
         ]
+
+
+def _grid_record(tried: Mapping[float, Result], set_: ClaimSet) -> dict[str, Any]:
+    """Return what the evidence keeps of the trainings that choose a learning rate, if there are any."""
+    rates = [{"lr": lr, **scores(run, set_), "losses": run["losses"]} for lr, run in sorted(tried.items())]
+    epochs = {run["config"]["epochs"] for run in tried.values()}
+    return {"grid": {"epochs": epochs.pop(), "held out": HELD_OUT, "rates": rates}} if tried else {}
 
 
 def scores(run: Result, set_: ClaimSet) -> dict[str, Any]:

@@ -190,9 +190,10 @@ class Measured(Claim):
         options = replace(options, results=runs.results)
         record: dict[str, Any] = {"claim": self.id, "scale": options.scale, **self.measure(options)}
         path = options.evidence / self.id / f"{options.scale}.json"
-        write_record(path, record, seed=0)  # before it is judged: a mistake in `judge` must not cost the measurement
-        record["verdict"] = self.verdict([record]).as_json()
-        write_record(path, record, seed=0)
+        try:
+            record["verdict"] = self.verdict([record]).as_json()
+        finally:
+            write_record(path, record, seed=0)  # a mistake in `judge` must not cost the measurement
         options.say(f"wrote {path}")
         return self.lines(record)
 

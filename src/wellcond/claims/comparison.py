@@ -113,6 +113,19 @@ class Comparison:
         tried = self.record["arms"].get(arm, {}).get("grid", {}).get("rates", [])
         return {rate["lr"]: rate["top1"] for rate in tried if rate["status"] != "diverged"}
 
+    def best_tuned(self) -> str:
+        """Say in words what the best trainings on the grid reached, if there are any."""
+        tried = {one.title: rates for arm, one in self.arms.items() if (rates := self.rates(arm))}
+        best = ", ".join(f"{max(rates.values()):.1f} % {title}" for title, rates in tried.items())
+        return f"on held-out images of {self.title}, top-1 is at best {best}" if best else ""
+
+    def only_tuned(self) -> Iterable[str]:
+        """Yield, for each arm with trainings on the grid and no runs, the scores of these."""
+        for arm, one in self.record["arms"].items():
+            if "grid" in one and not one["runs"]:
+                tried = ", ".join(map(_tried, one["grid"]["rates"]))
+                yield f", {self.arms[arm].title}: no seeds yet; held out, after {one['grid']['epochs']} epochs: {tried}"
+
     def interval(self, values: Iterable[float]) -> Interval:
         """Return the interval of `values`, with this comparison's confidence."""
         return interval(list(values), confidence=self.confidence)

@@ -41,6 +41,7 @@ __all__ = [
     "seeds_in_words",
     "site_color",
     "titled",
+    "tuning",
     "with_interval",
     "write_svg",
 ]
@@ -106,6 +107,26 @@ def accuracy_row(
     ours = with_interval(found.interval(found.values(arm, name).values()))
     row = {"set": found.title, "arm": found.arms[arm].title, **ours, "label": f"{ours['mean']:.1f}", "paper": paper}
     return row | fields
+
+
+def tuning(sets: Sequence[Any]) -> Any:
+    """Plot what the trainings that choose learning rates reached, for comparisons that have no runs yet."""
+    alt = altair()
+    rows = [
+        {"set": found.title, "arm": arm.title, "lr": lr, "top1": top1}
+        for found in sets
+        for name, arm in found.arms.items()
+        for lr, top1 in found.rates(name).items()
+    ]
+    rates = sorted({row["lr"] for row in rows})
+    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", padding=20), axis=alt.Axis(values=rates))
+    y = alt.Y("top1:Q", title="top-1 on held-out images, %", scale=alt.Scale(zero=False, padding=10))
+    titles = list(dict.fromkeys(row["arm"] for row in rows))
+    line = alt.Chart().mark_line(point=alt.OverlayMarkDef(size=70), strokeWidth=2)
+    chart = by_set([line.encode(x=x, y=y, color=arm_color(titles))], rows, sets, width=340, height=240)
+    epochs = from_to(one["grid"]["epochs"] for found in sets for one in found.record["arms"].values() if "grid" in one)
+    caption = f"Trainings of {epochs} epochs, one seed each. The trainings that are compared are still to come."
+    return titled(chart, "The trainings that choose the learning rates", caption)
 
 
 def by_block(color: Any, *, y: str = "log κ", zero: bool = True) -> Any:

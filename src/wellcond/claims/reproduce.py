@@ -207,7 +207,12 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             again = "goes on, without --arm with all arms" if runs.arms else "goes on"
             options.say(f"{why}. Not finished: {named} The same command {again}; what is finished is not run again.")
         else:
-            options.say(f"Nothing was trained. Not complete: {named}")
+            options.say(f"Nothing was trained. Not complete: {'; '.join(unfinished)}.")
+    claims = list(dict.fromkeys(one.id for one, _ in plan))
+    if len(claims) > 1 and options.scale != "smoke":
+        width = max(map(len, claims))
+        for one in map(claim, claims):
+            options.say(f"{one.id:{width}}  {_verdict(one, options)}")
     return 1 if failed else 0
 
 
@@ -215,7 +220,10 @@ def _verdict(one: Claim, options: Options) -> str:
     """Return the verdict on all evidence that exists by now, including that of other sets."""
     if options.scale == "smoke":
         return "nothing is decided at smoke scale, which tests the machinery"
-    files = sorted((options.evidence / one.id).glob(f"{options.scale}*.json"))
+    where = options.evidence / ("theory" if isinstance(one, Statement) else one.id)
+    files = sorted(where.glob(f"{one.id}.json" if isinstance(one, Statement) else f"{options.scale}*.json"))
+    if not files:
+        return "no evidence yet"
     try:
         return one.verdict([read_json(path) for path in files]).verdict
     except ValueError as error:  # a damaged file is no reason to stop the queue

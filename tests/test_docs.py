@@ -10,6 +10,8 @@ from wellcond.attention import ATTENTIONS
 from wellcond.claims.catalogue import CLAIMS
 from wellcond.claims.measurements import MEASUREMENTS
 from wellcond.data.sources import SOURCES
+from wellcond.train.config import TASK_KINDS
+from wellcond.train.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 @pytest.fixture(autouse=True)
 def _what_pages_register_stays_there():
-    registries = (ATTENTIONS, CLAIMS, SOURCES, MEASUREMENTS)
+    registries = (ATTENTIONS, CLAIMS, SOURCES, MEASUREMENTS, TASKS, TASK_KINDS)
     before = [dict(registry) for registry in registries]
     yield
     for registry, kept in zip(registries, before, strict=True):

@@ -27,6 +27,7 @@ _HOME = {
     "wellcond.probe": ("Probe",),
     "wellcond.stability": ("instability_ratio", "instability_score", "instability_scores"),
     "wellcond.theory": ("leverage_scores", "statistical_dimension"),
+    "wellcond.train.tasks": ("register_task",),
     "wellcond.claims": ("register_claim",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from wellcond.probe import Probe
     from wellcond.stability import instability_ratio, instability_score, instability_scores
     from wellcond.theory import leverage_scores, statistical_dimension
+    from wellcond.train.tasks import register_task as register_task
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@
     for problem in load_plugins():          # imports each once
         print(f"warning: {problem}")        # of one that failed, and is left out
 
-What such a module registers when it is imported (an attention, a family, a source, a claim) the command then knows by
-name. In Python nothing is loaded for you: import the module yourself. This file imports nothing of ours.
+What such a module registers when it is imported (an attention, a family, a source, a task, a claim) the command then
+knows by name. In Python nothing is loaded for you: import the module yourself. This file imports nothing of ours.
 """
 
 import importlib

@@ -11,7 +11,7 @@ import torch
 import torch._inductor
 from timm.optim import create_optimizer_v2, list_optimizers
 
-from wellcond.train.config import COMPILE_MODES, GRAPH_MODES, TASKS, Config
+from wellcond.train.config import COMPILE_MODES, GRAPH_MODES, TASK_KINDS, Config
 from wellcond.train.recipes import recipe
 from wellcond.train.settings import fields_of, groups, own_fields
 
@@ -168,9 +168,9 @@ def test_every_field_stands_in_one_group_and_has_a_value_that_is_allowed() -> No
 def test_the_tasks_of_a_configuration_are_those_that_can_be_built() -> None:
     from wellcond.train import tasks
 
-    assert set(TASKS) == tasks.TASKS.keys()
+    assert TASK_KINDS.keys() == tasks.TASKS.keys()
     for group in groups(Config):
-        assert set(group.tasks) <= set(TASKS)
+        assert set(group.tasks) <= set(TASK_KINDS)
 
 
 def test_a_configuration_is_read_without_torch() -> None:

@@ -1,4 +1,4 @@
-"""Import plug-ins before commands that take names of attentions, families, sources or claims."""
+"""Import plug-ins before commands that take names of attentions, families, sources, tasks or claims."""
 
 import functools
 from collections.abc import Callable

@@ -39,7 +39,7 @@ def choose(
     be trained, before looking at the data, which may take long.
     """
     said: list[str] = []
-    if config.task in IMAGE_TASKS and scale != "paper":
+    if config.kind in IMAGE_TASKS and scale != "paper":
         config = _follow(config)
         if "data" in config.given:
             config.check(world=world)

@@ -27,12 +27,12 @@ from wellcond.train.settings import Settings, ignored, setting
 from wellcond.train.stopping import as_seconds
 from wellcond.words import SITES, SKIPS, meant, our_word
 
-__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASKS", "Config", "as_seconds", "model_size"]
+__all__ = ["AMP_DTYPES", "COMPILE_MODES", "TASK_KINDS", "Config", "as_seconds", "model_size"]
 
-Task = Literal["classify", "mae", "linear_probe", "sequence"]
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
-TASKS: tuple[str, ...] = get_args(Task)
 IMAGE_TASKS = ("classify", "mae", "linear_probe")
+TASK_KINDS: dict[str, str] = {name: name for name in (*IMAGE_TASKS, "sequence")}
+"""Every task, with the built-in one whose settings and data it takes; `tasks.register_task` adds to it."""
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
 COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's modes
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's modes that make CUDA graphs of their own
@@ -401,9 +401,16 @@ class Config(
 
     recipe: str = ""
     """The recipe that the configuration came from."""
-    task: Task = "classify"
-    """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), or `sequence`
-    (classify token sequences, or pairs of them)."""
+    task: str = setting("classify", choices=TASK_KINDS, hint="import the module that registers another one")
+    """`classify`, `mae` (masked autoencoding), `linear_probe` (a fresh head on frozen features), `sequence` (classify
+    token sequences, or pairs of them), or a registered one."""
+    task_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Settings of a registered task."""
+
+    @property
+    def kind(self) -> str:
+        """The built-in task whose settings and data the task takes; empty for one that takes none of theirs."""
+        return TASK_KINDS.get(self.task, "")
 
     def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
         """As `Settings.changed`; if `data` changes, only those of a recipe's options that the new source has stay."""
@@ -419,10 +426,18 @@ class Config(
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
-        if config.task == "linear_probe" and not (config.checkpoint or config.pretrained):
+        if config.kind == "linear_probe" and not (config.checkpoint or config.pretrained):
             yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
-        if config.task == "sequence":
+        if config.kind == "sequence":
             yield from _sequence_problems(config)
+        if config.task_kwargs:
+            from wellcond.train.tasks import options_of
+
+            known = options_of(config.task)
+            for name in config.task_kwargs:
+                if name not in known:
+                    theirs = f"its settings: {', '.join(known)}" if known else "it has none of its own"
+                    yield f"task_kwargs: task={config.task} has no setting {name!r}{meant(name, known)} ({theirs})"
 
 
 # ---- checks that ask timm, the attentions and the sequence models

@@ -77,7 +77,7 @@ def dry_run(config: Config, data: DataSet | None = None, *, samples: int | None 
         parts = build(plain, task, nowhere, total=steps, steps_per_epoch=per_epoch)
         with FlopCounterMode(display=False) as counter:  # backward, it counts grouped convolutions as full ones
             task.loss(parts.model.train(), batch.holding([tensor.to("meta") for tensor in batch.tensors]))
-    passes = 1 if config.task == "linear_probe" else 3  # a backward pass costs two forward passes
+    passes = 1 if config.kind == "linear_probe" else 3  # a backward pass costs two forward passes
     rates = []
     highest = {min(steps, config.warmup_steps), min(steps, config.warmup_epochs * per_epoch)}  # where warm-up ends
     for step in {0, *range(0, steps, max(1, per_epoch // 4)), *highest, steps}:

@@ -43,7 +43,7 @@ class Progress:
         self.total: int = total
         self.show: bool = show
         self._batch, self._step = config.batch_size, 0
-        self._unit = "img" if config.task in IMAGE_TASKS else "samples"
+        self._unit = "img" if config.kind in IMAGE_TASKS else "samples"
         self.rate: float = 0.0
         """Samples per second over the last steps."""
         self.worst: str = ""

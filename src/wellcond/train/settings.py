@@ -42,10 +42,12 @@ def setting(
     default: Any, *, choices: Collection[str] = (), at_least: float | None = None, above: float | None = None,
     at_most: float | None = None, below: float | None = None, hint: str = "",
 ) -> Any:  # fmt: skip
-    """Return a field with its rule. None is always allowed if the type allows it. `hint` is added to error messages."""
+    """Return a field with its rule. None is always allowed if the type allows it. `hint` is added to error messages.
+
+    Words added to `choices` later are allowed, too."""
     rule = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     rule = {name: bound for name, bound in rule.items() if bound is not None}
-    return dataclasses.field(default=default, metadata={"choices": tuple(choices), "range": rule, "hint": hint})
+    return dataclasses.field(default=default, metadata={"choices": choices, "range": rule, "hint": hint})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Settings:
     """A group of settings, or all groups of a training."""
 
     tasks: ClassVar[tuple[str, ...]] = ()
-    """The tasks that use a group's fields; empty for all tasks. Giving one of them for another task is an error."""
+    """The kinds of task that use a group's fields; empty for all. Giving one of them for another task is an error."""
 
     added_to: ClassVar[tuple[str, ...]] = ()
     """Fields of key=value pairs in which a change leaves the other keys as they are; None removes a key."""
@@ -141,8 +143,8 @@ class Settings:
     def _all_problems(self, world: int) -> Iterator[str]:
         for rule in fields_of(type(self)):
             yield from rule.broken_by(getattr(self, rule.name))
-        task = getattr(self, "task", "")
-        idle = [group for group in groups(type(self)) if task not in vars(group).get("tasks", (task,))]
+        task, kind = getattr(self, "task", ""), getattr(self, "kind", "")
+        idle = [group for group in groups(type(self)) if kind not in vars(group).get("tasks", (kind,))]
         for group in idle:
             why = f"is a setting of task={' or '.join(group.tasks)}, and the task is {task}"
             yield from ignored(self, own_fields(group), why)
@@ -178,7 +180,7 @@ class Field:
 
     name: str
     default: Any
-    choices: tuple[str, ...]
+    choices: Collection[str]
     range: Mapping[str, float]
     hint: str
 

@@ -145,7 +145,7 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
 def data_of(config: Config, *, cache: Path | None = None, progress: Progress | None = None) -> DataSet:
     """Open the data of a configuration. `cache` is where decoded images are kept if it names no folder for them."""
     return open_data(
-        config.data, options=config.data_kwargs, image_size=config.image_size if config.task in IMAGE_TASKS else None,
+        config.data, options=config.data_kwargs, image_size=config.image_size if config.kind in IMAGE_TASKS else None,
         cache_dir=config.cache_dir or cache, cache_limit=int(config.cache_limit), holdout=config.holdout,
         seed=config.seed, progress=progress,
     )  # fmt: skip

@@ -5,15 +5,19 @@
     task.count(model, batch)                                 # sums over samples: batches and ranks merge by adding
     Validation(config, task, data.val, here).of(model)       # {"loss": …, "top1": …, "top5": …}
 
-To add a task, write its class, name it in TASKS and in config.py's `Task`, and put its settings in a group of `Config`.
+To add a task, write its class and register it under a name; its keyword-only arguments are its settings:
+
+    @register_task("similarity", like="classify")
+    class Similarity(Classify): …
 
 The surgery (removed skips, another attention, graying) is done here, before the model is compiled or wrapped.
 """
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from timm.layers.drop import DropPath
@@ -30,12 +34,24 @@ from wellcond.models.sequence import find_task
 from wellcond.models.surgery import GrayingSettings
 from wellcond.numerics.linearize import evaluation_mode
 from wellcond.train.computing import autocast, seed_by
-from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, Config
+from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, TASK_KINDS, Config
 from wellcond.train.processes import Processes
 from wellcond.train.starting import notes_on_pretrained, start_from, start_masked_from
 
-__all__ = ["TASKS", "Classify", "LinearProbe", "Masked", "Sequence", "Task", "Validation", "make_task"]
+__all__ = [
+    "TASKS",
+    "Classify",
+    "LinearProbe",
+    "Masked",
+    "Sequence",
+    "Task",
+    "Validation",
+    "make_task",
+    "options_of",
+    "register_task",
+]
 
+Class = TypeVar("Class", bound=type)
 
 TOKENS_AT_ONCE = 1 << 18  # per validation batch on a GPU: as many as in a batch of the largest task
 
@@ -55,7 +71,7 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
 
     def count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return sums over the samples of a batch, including "count"."""
+        """Return sums over the samples of a batch, including "count", their number, and what `metric` names."""
         ...
 
 
@@ -181,21 +197,63 @@ def _number(count: int, device: torch.device) -> Tensor:
     return torch.full((), float(count), dtype=torch.float64, device=device)
 
 
-TASKS: dict[str, Callable[[Config, DataSet], Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "classify": Classify,
     "mae": Masked,
     "linear_probe": LinearProbe,
     "sequence": Sequence,
 }
+"""Every task by its name; `register_task` adds to it."""
+
+
+def register_task(name: str, *, like: str = "") -> Callable[[Class], Class]:
+    """Register a class with the attributes of `Task` as the task `name`, for `task=name` in a configuration.
+
+    It is built as `cls(config, data, **task_kwargs)`: its keyword-only arguments are its settings. Without `chance`, no
+    loss but that of the first batch tells what an untrained model has; without `notes`, there are none.
+
+    Args:
+        like: the built-in task whose settings and data it takes: `classify` for images with their augmentation,
+            `sequence` for the encoders of the Long Range Arena. By default none: its `build` returns any model.
+
+    Raises ValueError for a name that is taken or an unknown `like`, TypeError for a class that lacks something.
+    """
+    if name in TASKS:
+        raise ValueError(f"there is a task called {name!r} already; the tasks are {', '.join(TASKS)}")
+    if like and TASK_KINDS.get(like) != like:
+        built_in = [task for task, kind in TASK_KINDS.items() if task == kind]
+        raise ValueError(f"like={like!r} is no built-in task; those are {', '.join(built_in)}")
+
+    def register(cls: Class) -> Class:
+        missing = [method for method in ("build", "loss", "count") if not callable(getattr(cls, method, None))]
+        missing += [] if isinstance(getattr(cls, "metric", None), str) else ["metric"]
+        if missing:
+            raise TypeError(
+                f"task {name!r}: {cls.__name__} has no {', '.join(missing)}; a task has build(), loss(model, batch), "
+                "count(model, batch), and metric, the name of the count whose mean is to be as large as possible"
+            )
+        for left_out, usual in (("chance", -math.inf), ("notes", ())):
+            if not hasattr(cls, left_out):
+                setattr(cls, left_out, usual)
+        TASKS[name], TASK_KINDS[name] = cast(Callable[..., Task], cls), like
+        return cls
+
+    return register
+
+
+def options_of(task: str) -> list[str]:
+    """Return the names of a task's own settings: the keyword-only arguments of its class."""
+    parameters = inspect.signature(TASKS[task]).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def make_task(config: Config, data: DataSet) -> Task:
     sequences = isinstance(data.train, SequenceSet)
-    if sequences and config.task in IMAGE_TASKS:
+    if sequences and config.kind in IMAGE_TASKS:
         raise ValueError(f"task={config.task} trains on images, and {config.data} gives sequences: set task=sequence")
-    if config.task == "sequence" and not sequences:
-        raise ValueError(f"task=sequence trains on sequences of tokens, and {config.data} gives something else")
-    return TASKS[config.task](config, data)
+    if config.kind == "sequence" and not sequences:
+        raise ValueError(f"task={config.task} trains on sequences of tokens, and {config.data} gives something else")
+    return TASKS[config.task](config, data, **config.task_kwargs)
 
 
 # ---- the model
@@ -312,4 +370,9 @@ class Validation:
     def _count(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         seed_by(self.here.device, self.config.seed, 0, self.here.rank)
         with autocast(self.config, self.here.device):
-            return self.task.count(model, batch)
+            counted = self.task.count(model, batch)
+        for name in ("count", self.task.metric):
+            if name not in counted:
+                found = ", ".join(counted) or "nothing"
+                raise ValueError(f"task={self.config.task}: count() has to return {name!r}, too; it returned {found}")
+        return counted

@@ -473,16 +473,9 @@ class TrainedArms(Claim):
 
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
-        return with_title(
-            found.title,
-            [
-                *(self.summary(found) if self._has_runs(found) else ()),
-                *found.only_tuned(),
-                *self._other_data(found),
-                *self._other_grid(found),
-                *self._open(found),
-            ],
-        )
+        compared = (self.summary, self._other_data, self._open) if self._has_runs(found) else ()
+        said = chain(*(lines(found) for lines in compared), found.only_tuned(), self._other_grid(found))
+        return with_title(found.title, said)
 
     def _other_grid(self, found: Comparison) -> Iterable[Line]:
         """Say so if the trainings that chose the rates were of another length than the rules prescribe."""
@@ -562,7 +555,9 @@ class TrainedArms(Claim):
 
 def _grid_record(tried: Mapping[float, Result], set_: ClaimSet) -> dict[str, Any]:
     """Return what the evidence keeps of the trainings that choose a learning rate, if there are any."""
-    rates = [{"lr": lr, **scores(run, set_), "losses": run["losses"]} for lr, run in sorted(tried.items())]
+    rates = [
+        {"lr": lr, **scores(run, set_), "losses": run["losses"], **made_by(run)} for lr, run in sorted(tried.items())
+    ]
     epochs = {run["config"]["epochs"] for run in tried.values()}
     return {"grid": {"epochs": epochs.pop(), "held out": HELD_OUT, "rates": rates}} if tried else {}
 

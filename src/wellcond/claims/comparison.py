@@ -123,8 +123,11 @@ class Comparison:
         """Yield, for each arm with trainings on the grid and no runs, the scores of these."""
         for arm, one in self.record["arms"].items():
             if "grid" in one and not one["runs"]:
-                tried = ", ".join(map(_tried, one["grid"]["rates"]))
-                yield f", {self.arms[arm].title}: no seeds yet; held out, after {one['grid']['epochs']} epochs: {tried}"
+                tried, rates = ", ".join(map(_tried, one["grid"]["rates"])), self.rates(arm)
+                last = rates and max(rates, key=lambda lr: rates[lr]) in (min(rates), max(rates))
+                edge = "; the best so far is the last that was tried" if last else ""
+                epochs = one["grid"]["epochs"]
+                yield f", {self.arms[arm].title}: no seeds yet; held out, after {epochs} epochs: {tried}{edge}"
 
     def interval(self, values: Iterable[float]) -> Interval:
         """Return the interval of `values`, with this comparison's confidence."""

@@ -119,7 +119,9 @@ def tuning(sets: Sequence[Any]) -> Any:
         for lr, top1 in found.rates(name).items()
     ]
     rates = sorted({row["lr"] for row in rows})
-    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", padding=20), axis=alt.Axis(values=rates))
+    x = alt.X(
+        "lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20), axis=alt.Axis(values=rates)
+    )
     y = alt.Y("top1:Q", title="top-1 on held-out images, %", scale=alt.Scale(zero=False, padding=10))
     titles = list(dict.fromkeys(row["arm"] for row in rows))
     line = alt.Chart().mark_line(point=alt.OverlayMarkDef(size=70), strokeWidth=2)

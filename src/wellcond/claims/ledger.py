@@ -312,9 +312,11 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that name their device and commit, which may be older than those of the command."""
+    """Return the runs that name their device and commit, which may be older than those of the command; if there are
+    none yet, the trainings that chose the learning rates."""
     arms = record.get("arms", {}).values()
     runs = [run for arm in arms for run in arm["runs"]]
+    runs = runs or [run for arm in arms for run in arm.get("grid", {}).get("rates", [])]
     return [run for run in runs if "commit" in run]
 
 

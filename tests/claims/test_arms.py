@@ -190,6 +190,33 @@ def test_a_second_look_counts_once_it_is_complete(tmp_path):
     assert (found["seeds"], found["confidence"]) == (3, 0.95)
 
 
+def test_the_scores_of_rates_are_evidence_before_any_seed_is_trained(tmp_path):
+    class Late(Trainer):
+        def run(self, plan):
+            if not plan.config.holdout or plan.name.endswith("no-skip/grid-0.01"):
+                raise OutOfTime("over")
+            return super().run(plan)
+
+    claim, data = CLAIMS["asa-fig6"], parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), evidence=tmp_path, console=Console(quiet=True))
+    with pytest.raises(OutOfTime):
+        claim.reproduce(options, Late({}))  # pyright: ignore[reportArgumentType]
+    found = read_json(tmp_path / "asa-fig6" / "lab-cifar10.json")
+    assert found["arms"]["skip"]["lr"] == 3e-4
+    assert [rate["lr"] for rate in found["arms"]["no-skip"]["grid"]["rates"]] == [3e-3]
+    verdict = claim.verdict([found], sets=["cifar10"])
+    assert [part.outcome for part in verdict.parts] == ["not run"]
+    assert claim.finding([found]) == (
+        "So far only the trainings that choose the learning rates: on held-out images of CIFAR-10, after 10 epochs, "
+        "top-1 is at best 30.0 % with its skip, 29.7 % without its skip."
+    )
+    skip, without = claim.lines(found)
+    assert skip.startswith("CIFAR-10, with its skip: no seeds yet; held out, after 10 epochs: 0.0001 → 30.0, 0.0003 →")
+    assert without.endswith("0.003 → 29.7; the best so far is the last that was tried")
+    rows = claim.draw([found]).to_dict()["data"]["values"]
+    assert {(row["arm"], row["lr"], row["top1"]) for row in rows} > {("without its skip", 3e-3, 29.73)}
+
+
 @pytest.mark.parametrize("in_time", [True, False])
 def test_exploration_comes_after_the_second_look_and_does_not_keep_it_from_counting(tmp_path, in_time):
     class Late(Trainer):

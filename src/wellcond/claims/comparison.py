@@ -117,7 +117,8 @@ class Comparison:
         """Say in words what the best trainings on the grid reached, if there are any."""
         tried = {one.title: rates for arm, one in self.arms.items() if (rates := self.rates(arm))}
         best = ", ".join(f"{max(rates.values()):.1f} % {title}" for title, rates in tried.items())
-        return f"on held-out images of {self.title}, top-1 is at best {best}" if best else ""
+        epochs = next((one["grid"]["epochs"] for one in self.record["arms"].values() if "grid" in one), 0)
+        return f"on held-out images of {self.title}, after {epochs} epochs, top-1 is at best {best}" if best else ""
 
     def only_tuned(self) -> Iterable[str]:
         """Yield, for each arm with trainings on the grid and no runs, the scores of these."""

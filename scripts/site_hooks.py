@@ -38,7 +38,7 @@ REFERENCE = {  # a page, and the modules whose public names it shows
     "probe": ("probe", "probe.lightning", "probe.transformers"),
     "stability": ("stability",),
     "data": ("data",),
-    "train": ("train", "train.loop", "train.checkpoint"),
+    "train": ("train", "train.tasks", "train.loop", "train.checkpoint"),
     "records": ("records", "environment"),
     "report": ("report",),
     "theory": ("theory",),

@@ -13,7 +13,7 @@ def record(sa=4.5, *, both=3.0, mlp=3.5, diverged_rate=False, fast=20.0, seeds=3
     def arm(end):
         return {
             "lr": 1e-3,
-            "grid": {"rates": [
+            "grid": {"epochs": 10, "rates": [
                 {"lr": 1e-3, "status": "finished", "top1": 20.0, "losses": [[0.0, LN], [10.0, end]]},
                 {
                     "lr": 3e-3, "status": "diverged" if diverged_rate else "finished", "top1": fast,

@@ -26,7 +26,7 @@ def lab_record(data="cifar10", drop=22.0):
     arms = {
         arm: {
             "lr": 1e-3, "lr at the edge of the grid": False, "runs": found,
-            "grid": {"rates": [{"lr": 1e-3, "status": "finished", "top1": 80.0}]},
+            "grid": {"epochs": 10, "rates": [{"lr": 1e-3, "status": "finished", "top1": 80.0}]},
         }
         for arm, found in runs.items()
     }  # fmt: skip

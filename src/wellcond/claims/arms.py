@@ -480,7 +480,7 @@ class TrainedArms(Claim):
     def _other_grid(self, found: Comparison) -> Iterable[Line]:
         """Say so if the trainings that chose the rates were of another length than the rules prescribe."""
         record = found.record
-        lengths = {one["grid"]["epochs"] for one in record["arms"].values() if "epochs" in one.get("grid", ())}
+        lengths = {one["grid"]["epochs"] for one in record["arms"].values() if "grid" in one}
         odd = sorted(lengths - {min(GRID_EPOCHS[record["scale"]], record.get("epochs", math.inf))})
         if odd and record["scale"] == "lab":
             said = " and ".join(map(str, odd))

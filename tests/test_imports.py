@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "words": set(),
     "usage": set(),
     "plugins": set(),
+    "progress": set(),
     "numerics": set(),
     "environment": set(),
     "records": {"environment"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "verdicts": {"records"},
     "theory": {"numerics", "attention", "records", "verdicts"},
     "report": {"records", "environment"},
-    "bench": {"numerics", "graying", "attention", "models", "probe", "data", "train", "report", "records"},
+    "bench": {"numerics", "graying", "attention", "models", "probe", "data", "train", "report", "records", "progress"},
 }
 # claims: train, theory, report, bench, verdicts, and what those import; demo and measure: all of that, and claims
 MAY_IMPORT["claims"] = set(MAY_IMPORT)

@@ -18,7 +18,7 @@ import pytest
 import wellcond
 
 ROOT = Path(__file__).parent.parent
-INTERNAL = {"cli", "bench", "demo", "measure"}
+INTERNAL = {"cli", "bench", "demo", "measure", "progress"}
 DEEPER = ("models.sequence", "models.mae", "probe.lightning", "probe.transformers", "train.loop", "train.checkpoint")
 MODULES = [one.name for one in pkgutil.iter_modules(wellcond.__path__) if one.name not in INTERNAL | {"__main__"}]
 

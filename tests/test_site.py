@@ -15,7 +15,7 @@ import pytest
 import wellcond
 
 ROOT = Path(__file__).parent.parent
-INTERNAL = {"cli", "bench", "demo", "measure"}  # what commands do; the commands have a page
+INTERNAL = {"cli", "bench", "demo", "measure", "progress"}  # what commands do; the commands have a page
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import torch
 from wellcond.bench import attention, graying, kappa, probe
 from wellcond.bench.photographs import photographs
 from wellcond.bench.timing import chosen_device, interleaved_ms, sustained_ms
+from wellcond.graying import TokenGraying
+from wellcond.models import graying_of
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,7 +62,17 @@ def test_kappa(tmp_path):
     assert {row["method"] for row in record["rows"]} >= {"torch.linalg.cond", "condition_number"}
     ours = [row for row in record["rows"] if row["method"] == "condition_number"]
     assert all(row["error"] < 1e-3 for row in ours)
+    assert [row["of"] for row in ours] == ["tokens", "sa 1", *["random"] * len(kappa.KAPPAS)]
+    assert [row["kappa"] for row in ours[2:]] == pytest.approx(kappa.KAPPAS, rel=1e-3)
     assert record["environment"]["versions"]["torch"]
+
+
+def test_no_kappa_is_judged_that_float32_cannot_see():
+    low, high = kappa.matrices(1, 9, 12, 1e2), kappa.matrices(1, 9, 12, 1e9)
+    rows = kappa._compare("both", torch.cat([low, high]), repeats=1)
+    assert {row["beyond"] for row in rows} == {1}
+    assert all(row["error"] < 1e-3 for row in rows)
+    assert all(row["error"] is None for row in kappa._compare("none", high, repeats=1))
 
 
 def test_probe(tmp_path):
@@ -97,12 +109,34 @@ def test_graying(tmp_path, monkeypatch):
     monkeypatch.setattr(graying, "EPSILONS", (0.95,))
     path = graying.run(output=tmp_path / "graying.json", device="cpu", batch_size=1, quick=True)
     rows = read_json(path)["rows"]
+    for name in graying.MODELS.values():
+        plain, *grayed = [row for row in rows if row["kind"] == "step" and row["model"] == name]
+        assert plain["ratio"] == 1
+        assert {(row["path"], row["epsilon"]) for row in grayed} == {
+            ("dct", 0.95),
+            ("dct", 0.8),
+            ("svd", 0.95),
+            ("svd", 0.5),
+        }
+        assert all(0 < row["from"] <= row["ratio"] <= row["to"] for row in grayed)
     errors = [row for row in rows if row["kind"] == "error"]
     judged = [row for row in errors if "all in" not in row["path"]]
     assert {row["tokens"] for row in errors} == {"196×768", "3136×48"}
     assert all(row["frobenius"] < 1e-3 for row in judged)
     assert all(row["singular values"] < 0.02 for row in judged if row["path"].startswith("svd"))
     assert max(row["frobenius"] for row in errors if "bfloat16" in row["path"]) > 5e-3  # what autocast would do
+
+
+def test_copies_are_grayed_and_their_model_is_not():
+    model = graying.create_model("vit_tiny_patch16_224", {"depth": 1, "num_classes": 3}).eval()
+    copies = graying.grayed_copies(model, [("svd", 0.9), ("dct", 0.8)])
+    assert [(one.method, one.epsilon) for one in map(graying_of, copies)] == [("svd", 0.9), ("dct", 0.8)]
+    assert graying_of(model) is None
+    images = photographs(2)
+    with torch.no_grad():
+        changed = graying.Changed(TokenGraying("dct", 0.8, 16), model)(images)
+        assert torch.allclose(copies[1](images), changed, atol=1e-5)
+        assert not torch.allclose(model(images), changed, atol=1e-5)
 
 
 def test_the_fft_peer_computes_the_same():

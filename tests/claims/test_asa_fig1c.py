@@ -193,7 +193,10 @@ def test_figure_and_summary_have_the_papers_numbers_beside_ours():
 def test_the_summary_says_what_one_rate_for_all_would_have_had():
     found = record()
     for arm, top1 in (("both", 65.0), ("no-sa", 10.0)):
-        found["arms"][arm] |= {"lr": 1e-3, "grid": {"epochs": 10, "rates": [{"lr": 1e-3, "status": "finished", "top1": top1}]}}
+        found["arms"][arm] |= {
+            "lr": 1e-3,
+            "grid": {"epochs": 10, "rates": [{"lr": 1e-3, "status": "finished", "top1": top1}]},
+        }
     lines = list(map(str, CLAIM.lines(found)))
     shared = "had both skips 65.0 %, no attention skip 10.0 %, no MLP skip 80.0 %;"
     assert any("at one rate for all, 0.001, " in line and shared in line for line in lines)

@@ -2,11 +2,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from wellcond.bench.graying import grayings
+from wellcond.bench.graying import published_grayings
 from wellcond.bench.photographs import photographs
 from wellcond.claims.asa_table1 import CLAIM, TITLES, ratios
 from wellcond.claims.claim import Options
 from wellcond.claims.reproduce import reproduce
+from wellcond.graying import TokenGraying
 from wellcond.records import read_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,9 +31,10 @@ def record(*, svd=20.0, dct=1.01, exact=1.01, device="NVIDIA H200", noise=0.002)
 
 def test_every_way_to_gray_gives_the_same_images():
     images = photographs(2)
-    arms = grayings(images.shape, 16, 0.95, images.device, compiled=False)
-    assert list(arms) == list(TITLES)
-    grayed = {name: arm(images) for name, arm in arms.items()}
+    arms = published_grayings(images.shape, 16, 0.95, images.device, compiled=False)
+    ours = {f"our {method}": TokenGraying(method, 0.95, 16) for method in ("svd", "dct")}
+    assert [*arms, *ours] == list(TITLES)
+    grayed = {name: arm(images) for name, arm in (arms | ours).items()}
     assert torch.equal(grayed["plain"], images)
     for naive, ours in (("svd", "our svd"), ("dct", "our dct"), ("dct float32", "dct")):
         error = (grayed[naive] - grayed[ours]).norm() / grayed[ours].norm()

@@ -30,6 +30,7 @@ from wellcond.attention.landmarks import segment_means
 from wellcond.bench.attention_page import TORCH, cost_exponent, plot
 from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms, median_ms, peak_mib, sustained_ms
+from wellcond.progress import steps
 from wellcond.records import write_record
 from wellcond.report.charts import can_draw
 
@@ -98,20 +99,23 @@ def run(*, output: Path | None = None, device: str | None = None, quick: bool = 
     measured: dict[tuple[int, int], dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     slow: set[str] = set()
-    for group in _groups(peers, shapes):
-        torch.compiler.reset()  # after a few shapes, compiled functions would silently run uncompiled
-        trials = {(place, rank): _Trial(peers[rank], *shapes[place], where) for place, rank in group}
-        _measure(list(trials.values()), slow, where, sizes.repeats)
-        measured |= {at: trial.row for at, trial in trials.items()}
-        for place, rank in group:
-            row, first = measured[place, rank], measured[place, 0]["both ms"]  # torch's own
-            if row["both ms"] and first:
-                row["times faster"] = first / row["both ms"]
-        rows = [measured[at] for at in sorted(measured)]
-        exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
-        payload = {"benchmark": "attention", "on": where.type, "sizes": sizes.name, "quick": quick}
-        payload |= {"tokens": sizes.tokens, "landmarks": sizes.landmarks}
-        write_record(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
+    groups = _groups(peers, shapes)
+    with steps(len(groups)) as begin:
+        for group in groups:
+            begin(f"{len(group)} attentions at {'×'.join(map(str, shapes[group[0][0]][1]))}")
+            torch.compiler.reset()  # after a few shapes, compiled functions would silently run uncompiled
+            trials = {(place, rank): _Trial(peers[rank], *shapes[place], where) for place, rank in group}
+            _measure(list(trials.values()), slow, where, sizes.repeats)
+            measured |= {at: trial.row for at, trial in trials.items()}
+            for place, rank in group:
+                row, first = measured[place, rank], measured[place, 0]["both ms"]  # torch's own
+                if row["both ms"] and first:
+                    row["times faster"] = first / row["both ms"]
+            rows = [measured[at] for at in sorted(measured)]
+            exponents = {peer.name: cost_exponent(rows, peer.name) for peer in peers}
+            payload = {"benchmark": "attention", "on": where.type, "sizes": sizes.name, "quick": quick}
+            payload |= {"tokens": sizes.tokens, "landmarks": sizes.landmarks}
+            write_record(path, {**payload, "rows": rows, "exponents": exponents}, seed=SEED)
     columns = ("method", "shape", "forward ms", "both ms", "gpu ms", "memory MiB", "times faster")
     show("attention, forward and with its gradient", rows, columns)
     for note in _notes(rows):

@@ -1,15 +1,16 @@
 """`wellcond bench graying`: what graying adds to a training step, and the error of each path against float64.
 
 The tokens are those of photographs with patch size 16 (196 × 768, ViT-B) and 4 (3136 × 48, Swin-S). Each has three
-tables: each path against what it replaces, a training step with graying against one without (on a GPU, unless quick),
-and errors by path and precision.
+tables: each path against what it replaces; a training step of the model, grayed and then compiled, against a step
+without graying (on a GPU; with `quick` of a shallow model, not compiled); and errors by path and precision. The models
+of a table of steps have the same weights and take turns; `from` and `to` are the range of the ratio over the rounds.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +19,21 @@ from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_times, median_ms
 from wellcond.graying import TokenGraying, explain_graying
+from wellcond.models import gray
 from wellcond.models.build import create_model
 from wellcond.numerics.autocast import tf32
 from wellcond.numerics.dct import coefficient_floor, dct2, dct_basis, dct_power, dct_power_in, idct2
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.fused import tokens_of, untokens
 from wellcond.numerics.spectral import power_floor, spectral_power
+from wellcond.progress import steps
 
-__all__ = ["dct_errors", "grayings", "run", "step_times"]
+__all__ = ["Changed", "dct_errors", "grayed_copies", "published_grayings", "run", "step_times"]
 
 EPSILONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 MODELS = {16: "vit_base_patch16_224", 4: "swin_small_patch4_window7_224"}
+SHALLOW: dict[int, dict[str, Any]] = {16: {"depth": 1}, 4: {"depths": (1, 1, 1, 1)}}
+GRAYINGS = {"dct": (0.95, 0.8), "svd": (0.95, 0.5)}
 SEED = 0
 STEPS = 8
 
@@ -51,14 +56,18 @@ def run(
         show(title, more, columns)
         write(path, {"benchmark": "graying", "batch_size": batch, "quick": quick, "rows": rows}, seed=SEED)
 
-    for patch, model in MODELS.items():
-        keep(
-            _times(images, patch, quick), f"graying, patch {patch}", ("path", "tokens", "epsilon", "ms", "times faster")
-        )
-        if on_gpu and not quick:
-            keep(_steps(images, patch, model), f"training step of {model}", ("path", "epsilon", "ms", "ratio"))
-        keep(_errors(images[:8], patch), f"error against float64, patch {patch}",
-             ("path", "tokens", "epsilon", "frobenius", "singular values", "kappa"))  # fmt: skip
+    with steps(len(MODELS) * 3) as begin:
+        for patch, model in MODELS.items():
+            begin(f"graying, patch {patch}")
+            columns = ("path", "tokens", "epsilon", "ms", "times faster")
+            keep(_times(images, patch, quick), f"graying, patch {patch}", columns)
+            begin(f"training steps of {model}")
+            if on_gpu or quick:
+                columns = ("path", "epsilon", "ms", "ratio", "from", "to")
+                keep(_steps(images, patch, quick), f"training step of {model}", columns)
+            begin(f"errors, patch {patch}")
+            keep(_errors(images[:8], patch), f"error against float64, patch {patch}",
+                 ("path", "tokens", "epsilon", "frobenius", "singular values", "kappa"))  # fmt: skip
     return path
 
 
@@ -123,10 +132,10 @@ def naive_dct(tokens: Tensor, epsilon: float, left: Tensor, right: Tensor) -> Te
     return left.mT @ grown @ right
 
 
-def grayings(
+def published_grayings(
     shape: Sequence[int], patch: int, epsilon: float, device: torch.device, *, compiled: bool
 ) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return ways to gray images of this shape, by name: none, the paper's algorithms as they are written, and ours."""
+    """Return ways to gray images of this shape, by name: none, and the paper's algorithms as they are written."""
     sides = (shape[2] // patch) * (shape[3] // patch), shape[1] * patch**2
     left, right = (dct_basis(side, dtype=torch.float32, device=device) for side in sides)
 
@@ -148,56 +157,67 @@ def grayings(
         "svd": on_tokens(lambda tokens: naive_svd(tokens, epsilon)),
         "dct": in_tf32,
         "dct float32": made(by_products),
-        "our svd": made(TokenGraying("svd", epsilon, patch)),
-        "our dct": made(TokenGraying("dct", epsilon, patch)),
     }
 
 
-def _steps(images: Tensor, patch: int, name: str) -> list[dict[str, Any]]:
-    """Time a training step with graying before it, relative to the plain one."""
-    arms: list[tuple[str, float | None, Callable[[Tensor], Tensor]]] = [("plain", None, lambda images: images)]
-    for method, epsilon in (("dct", 0.95), ("svd", 0.95), ("svd", 0.5), ("svd", 0.7)):
-        # Compiled, as inside a compiled model: without the eager check for NaN, which waits for the GPU.
-        arms.append((method, epsilon, torch.compile(TokenGraying(method, epsilon, patch), fullgraph=True)))
-    model = create_model(name, {"num_classes": 1000})
-    times = [median(ms) for ms in step_times(images, model, [arm for _, _, arm in arms], repeats=5)]
-    return [
-        {"kind": "step", "path": path, "model": name, "epsilon": epsilon, "ms": ms, "ratio": ms / times[0]}
-        for (path, epsilon, _), ms in zip(arms, times, strict=True)
-    ]
+def grayed_copies(model: nn.Module, grayings: Sequence[tuple[str, float]]) -> list[nn.Module]:
+    """Return a copy of the model for each (method, epsilon), grayed."""
+    return [gray(copy.deepcopy(model), method, epsilon=epsilon) for method, epsilon in grayings]
+
+
+class Changed(nn.Module):
+    """A model on images that a function has changed."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], model: nn.Module):
+        super().__init__()
+        self.change, self.model = change, model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(self.change(images))
+
+
+def _steps(images: Tensor, patch: int, quick: bool) -> list[dict[str, Any]]:
+    """Time a training step of the grayed model, relative to the plain one's."""
+    torch.compiler.reset()  # after a few models, compiled ones would silently run uncompiled
+    name, settings = MODELS[patch], SHALLOW[patch] if quick else {}
+    model = create_model(name, {"num_classes": 1000, **settings}).to(images.device).train()
+    grayings = [(method, epsilon) for method, epsilons in GRAYINGS.items() for epsilon in epsilons]
+    models = [model, *grayed_copies(model, grayings)]  # all before the first is compiled: `gray` forgets compiled code
+    arms: list[Any] = models if quick else [torch.compile(one) for one in models]
+    found = step_times(images, arms, repeats=2 if quick else 7, steps=1 if quick else STEPS)
+    rows = []
+    for (path, epsilon), times in zip([("plain", None), *grayings], found, strict=True):
+        ratios = [ms / plain for ms, plain in zip(times, found[0], strict=True)]
+        spread = {"from": min(ratios), "to": max(ratios)} if epsilon else {}
+        rows.append({"kind": "step", "path": path, "model": name, "epsilon": epsilon, "ms": median(times),
+                     "ratio": median(ratios), **spread})  # fmt: skip
+    return rows
 
 
 def step_times(
-    images: Tensor,
-    model: nn.Module,
-    arms: Sequence[Callable[[Tensor], Tensor]],
-    *,
-    repeats: int,
-    steps: int = STEPS,
-    compiled: bool = True,
-) -> list[list[float]]:
-    """Return milliseconds of a bfloat16 training step on images that an arm has changed, by arm and repeat.
+    images: Tensor, arms: Sequence[nn.Module], *, repeats: int, steps: int = STEPS
+) -> list[list[float]]:  # fmt: skip
+    """Return milliseconds of a bfloat16 training step, by arm and repeat.
 
-    A repeat runs `steps` steps without synchronising in between, as in training; the arms take turns. The model has
-    1,000 classes.
+    A repeat runs `steps` steps without synchronising in between, as in training; the arms take turns. Arms may share
+    their weights. They have 1,000 classes.
     """
-    model = model.to(images.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=images.is_cuda)
-    called = cast(nn.Module, torch.compile(model)) if compiled else model
     labels = torch.randint(1000, (len(images),), device=images.device)
 
-    def step(batch: Tensor) -> None:
-        with torch.autocast(images.device.type, dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(called(batch), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def train_with(arm: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.AdamW(arm.parameters(), lr=1e-4, fused=images.is_cuda)
 
-    def run_of(arm: Callable[[Tensor], Tensor]) -> None:
-        for _ in range(steps):
-            step(arm(images))
+        def train() -> None:
+            for _ in range(steps):
+                with torch.autocast(images.device.type, dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(arm(images), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
 
-    times = interleaved_times([partial(run_of, arm) for arm in arms], images.device, repeats=repeats, warmup=1)
+        return train
+
+    times = interleaved_times([train_with(arm) for arm in arms], images.device, repeats=repeats, warmup=1)
     return [[ms / steps for ms in one] for one in times]
 
 

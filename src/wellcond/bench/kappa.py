@@ -1,23 +1,34 @@
 """`wellcond bench kappa`: condition numbers of a batch of token matrices, against `torch.linalg.cond`.
 
-The matrices have the shapes of a ViT-B's sites (197 × 768) and of three narrower ones, 64 of each, and known condition
-numbers from 10 to 1e6; the truth is the float64 SVD.
+Two kinds of matrices, 64 of each: the tokens of photographs, and what the first and the last attention (`sa`) of a
+ViT-B with random weights make of them; and random ones in the shapes of a ViT-B's sites (197 × 768) and of three
+narrower ones, with known condition numbers from 10 to 1e6. The truth is the float64 SVD; `kappa` is the median. Of
+matrices beyond what float32 can resolve, ours says so instead of giving a number: they are counted (`beyond`), and no
+method is judged on them.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellcond.bench.photographs import photographs
 from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_ms
+from wellcond.models.build import create_model
+from wellcond.numerics.fused import tokens_of
 from wellcond.numerics.singular import condition_number
+from wellcond.progress import steps
 
 __all__ = ["run"]
 
 SEED = 0
 SHAPES = ((197, 768), (197, 192), (64, 192), (3136, 48))
+KAPPAS = (1e1, 1e3, 1e5, 1e6)
+MODEL = "vit_base_patch16_224"
 
 
 def run(
@@ -28,12 +39,37 @@ def run(
     path = destination(output, f"kappa-{where.type}.json")
     batch = batch_size or (8 if quick else 64)
     rows: list[dict[str, Any]] = []
-    for n, d in SHAPES[:1] if quick else SHAPES:
-        for kappa in (1e1, 1e3, 1e5, 1e6):
-            rows += _compare(matrices(batch, n, d, kappa).to(where), kappa, repeats=3 if quick else 5)
-    show("condition numbers", rows, ("method", "matrices", "kappa", "ms", "times faster", "error"))
+    shapes, settings = (SHAPES[:1], {"depth": 1}) if quick else (SHAPES, {})
+    with steps(len(KAPPAS) * len(shapes) + 2 + (not quick)) as begin:
+        for name, found in chain(_real(batch, settings), _random(batch, shapes)):
+            begin(f"{name}, {'×'.join(map(str, found.shape))}")
+            rows += _compare(name, found.to(where), repeats=3 if quick else 5)
+    show("condition numbers", rows, ("method", "of", "matrices", "kappa", "ms", "times faster", "error", "beyond"))
     write(path, {"benchmark": "kappa", "batch_size": batch, "quick": quick, "rows": rows}, seed=SEED)
     return path
+
+
+@torch.no_grad()
+def _real(batch: int, settings: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield a name and matrices: the tokens of photographs, and outputs of the first and the last attention."""
+    images = photographs(batch, seed=SEED)
+    yield "tokens", tokens_of(images, 16, 16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = create_model(MODEL, settings).eval()
+    outputs: list[Tensor] = []
+    blocks: Any = model.blocks
+    for block in blocks:
+        block.attn.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    model(images)
+    for number in sorted({0, len(outputs) - 1}):
+        yield f"sa {number + 1}", outputs[number]
+
+
+def _random(batch: int, shapes: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Tensor]]:
+    for n, d in shapes:
+        for kappa in KAPPAS:
+            yield "random", matrices(batch, n, d, kappa)
 
 
 def matrices(batch: int, n: int, d: int, kappa: float) -> Tensor:
@@ -46,24 +82,20 @@ def matrices(batch: int, n: int, d: int, kappa: float) -> Tensor:
     return ((u * values) @ v.mT).float()
 
 
-def _compare(x: Tensor, kappa: float, *, repeats: int) -> list[dict[str, Any]]:
+def _compare(of: str, x: Tensor, *, repeats: int) -> list[dict[str, Any]]:
     values = torch.linalg.svdvals(x.double().cpu())
     truth = values[:, 0] / values[:, -1]  # of the matrices as rounded to float32
     methods = {
         "torch.linalg.cond": lambda: torch.linalg.cond(x),
         "condition_number": lambda: condition_number(x),
-        "condition_number, method='gram'": lambda: condition_number(x, method="gram"),
     }
     times = interleaved_ms(list(methods.values()), x.device, repeats=repeats, warmup=1)
     batch, n, d = x.shape
-    return [
-        {
-            "method": name,
-            "matrices": f"{batch}×{n}×{d}",
-            "kappa": kappa,
-            "ms": ms,
-            "times faster": times[0] / ms,
-            "error": float((function().double().cpu() / truth - 1).abs().max()),
-        }
-        for (name, function), ms in zip(methods.items(), times, strict=True)
-    ]
+    seen = condition_number(x).isfinite().cpu()
+    rows = []
+    for (name, function), ms in zip(methods.items(), times, strict=True):
+        errors = (function().double().cpu() / truth - 1)[seen].abs()
+        row = {"method": name, "of": of, "matrices": f"{batch}×{n}×{d}", "kappa": float(truth.median())}
+        row |= {"ms": ms, "times faster": times[0] / ms, "error": float(errors.max()) if len(errors) else None}
+        rows.append({**row, "beyond": int((~seen).sum())})
+    return rows

@@ -32,14 +32,15 @@ from torch.utils.checkpoint import checkpoint
 
 from wellcond.attention import ATTENTIONS, register_attention
 from wellcond.attention.compat import published_order
-from wellcond.bench.tables import destination, show, write
+from wellcond.bench.tables import destination, show
 from wellcond.bench.timing import chosen_device, graphed_ms
 from wellcond.bench.training import steady_rate
 from wellcond.data import Batch, DataSet, train_batches
 from wellcond.data.sequences import SequenceSet
 from wellcond.data.sources import SOURCES, Settings, register_source
 from wellcond.models.sequence import TASKS, find_task
-from wellcond.records import Run
+from wellcond.progress import steps
+from wellcond.records import Run, write_record
 from wellcond.train.computing import autocast, mend_read_back
 from wellcond.train.config import Config
 from wellcond.train.loop import train
@@ -90,16 +91,21 @@ def run(
     where = chosen_device(device)
     path = destination(output, f"lra-{where.type}.json")
     rows: list[dict[str, Any]] = []
-    with _registered(), published_order(), tempfile.TemporaryDirectory() as scratch:
+    with (
+        _registered(), published_order(), tempfile.TemporaryDirectory() as scratch,
+        steps(len(names) * len(METHODS)) as begin,
+    ):  # fmt: skip
         for name in names:
             first = math.nan
             for method in METHODS:
+                begin(f"{name}, {method.name}")
                 row = _Step(name, method, where, Path(scratch), quick).row()
                 first = row["loop ms"] if method is METHODS[0] else first
                 rows.append({**row, "times SDPA": first / row["loop ms"]})
                 payload = {"benchmark": "lra", "on": where.type, "quick": quick, "warm": WARM, "steady": STEADY}
-                write(path, {**payload, "rows": rows}, seed=SEED)
+                write_record(path, {**payload, "rows": rows}, seed=SEED)
     show("a training step of the Long Range Arena", rows, COLUMNS)
+    Console().print(f"wrote {path}", soft_wrap=True)
     for row in rows:
         if row["note"]:
             Console().print(f"{row['task']}, {row['attention']}: {row['note']}", soft_wrap=True, highlight=False)

@@ -19,6 +19,7 @@ from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, interleaved_times, peak_mib
 from wellcond.models.build import create_model
 from wellcond.probe import Probe
+from wellcond.progress import steps
 
 __all__ = ["run"]
 
@@ -41,10 +42,13 @@ def run(
     name = "vit_tiny_patch16_224" if quick else MODEL
     settings: dict[str, Any] = {"depth": 1} if quick else {}
     rows: list[dict[str, Any]] = []
-    for how in ("compiled", "eager") if where.type == "cuda" else ("eager",):
-        model = create_model(name, {"num_classes": 1000, **settings}).to(where).train()
-        called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
-        rows += _costs(model, called, images, how, quick)
+    trainings = ("compiled", "eager") if where.type == "cuda" else ("eager",)
+    with steps(len(trainings)) as begin:
+        for how in trainings:
+            begin(f"training {name}, {how}, with and without a probe")
+            model = create_model(name, {"num_classes": 1000, **settings}).to(where).train()
+            called = cast(nn.Module, torch.compile(model)) if how == "compiled" else model
+            rows += _costs(model, called, images, how, quick)
     show(
         f"a probe every {EVERY} steps of {name}, batch {batch}",
         rows,

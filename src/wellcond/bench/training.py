@@ -28,6 +28,7 @@ from wellcond.bench.tables import destination, show, write
 from wellcond.bench.timing import chosen_device, median_ms
 from wellcond.data import Batch
 from wellcond.models.build import create_model
+from wellcond.progress import Steps, steps
 from wellcond.records import Run, TrainRow
 from wellcond.train.computing import mend_read_back
 from wellcond.train.config import Config
@@ -82,10 +83,12 @@ def run(
     where = chosen_device(device)
     path = destination(output, f"train-{where.type}.json")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for index, setting in enumerate(_settings(where, batch_size, quick, data_dir)):
+    settings = list(_settings(where, batch_size, quick, data_dir))
+    trainings = sum(1 + len(setting.ours) for setting in settings) + (timm_train is not None)
+    with tempfile.TemporaryDirectory() as scratch, steps(trainings) as begin:
+        for index, setting in enumerate(settings):
             bench = _Bench(setting, where, Path(scratch), data_dir, quick)
-            rows += bench.rows(timm_train if index == 0 else None)
+            rows += bench.rows(timm_train if index == 0 else None, begin)
             payload = {"benchmark": "train", "model": MODEL, "images": bench.images, "warm": WARM, "quick": quick}
             write(path, {**payload, "rows": rows}, seed=SEED)
     columns = ("training", "image size", "patch", "classes", "batch", "images per second", "ratio", "note")
@@ -105,6 +108,8 @@ def _settings(where: torch.device, batch_size: int | None, quick: bool, data_dir
     for setting in settings:
         if data_dir is not None:
             setting = setting._replace(classes=sum(folder.is_dir() for folder in (data_dir / "train").glob("*")))
+        if where.type != "cuda":  # there are no graphs to do without
+            setting = setting._replace(ours=tuple(name for name in setting.ours if name != "one by one"))
         yield setting
 
 
@@ -124,7 +129,10 @@ class _Bench:
         windows = STEADY_IMAGES // setting.batch // self.warm if where.type == "cuda" else 0
         self.steady = 2 if quick else self.warm * max(2, windows)
 
-    def rows(self, timm_train: Path | None) -> list[dict[str, Any]]:
+    def rows(self, timm_train: Path | None, begin: Steps) -> list[dict[str, Any]]:
+        size, patch, _, batch, _ = self.setting
+        at = f"{size} pixels, patch {patch}, batch {batch}"
+        begin(f"{at}: the model alone")
         rows = self._alone()
         best = max(row["images per second"] for row in rows)
         trainings: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -134,10 +142,11 @@ class _Bench:
             "probed": (f"ours, a probe every {self.every} steps", {"probe_every": self.every}, self.every),
         }
         for name in self.setting.ours:
-            if name != "one by one" or self.where.type == "cuda":
-                title, changes, steady = trainings[name]
-                rows.append(self._row(title, *self._tried(name, changes, steady)))
+            title, changes, steady = trainings[name]
+            begin(f"{at}: {title}")
+            rows.append(self._row(title, *self._tried(name, changes, steady)))
         if timm_train is not None:
+            begin(f"{at}: timm's train.py")
             rows.append(self._timm(timm_train))
         return [{**row, "ratio": row["images per second"] / best} for row in rows]
 

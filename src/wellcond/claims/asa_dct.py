@@ -36,7 +36,11 @@ WHERE = {"tokens": "in the DCT of the tokens", "image": "in the DCT of the image
 def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     assert isinstance(data.set, ImageSet)
     images = images_of(options, data, IMAGES[options.scale]).double()
-    parts = [low_energies(few, data.set.patch_size) for few in images.split(16)]  # in float64, on the CPU
+    groups, parts = images.split(16), list[dict[str, Tensor]]()
+    with options.steps(len(groups), lines=False) as begin:
+        for few in groups:
+            begin(f"decomposing images of {data.set.title}")
+            parts.append(low_energies(few, data.set.patch_size))  # in float64, on the CPU
     energies = {}
     for where in WHERE:
         shares = torch.cat([part[where] for part in parts])

@@ -14,11 +14,12 @@ time to read images.
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
-from wellcond.bench.graying import STEPS, grayings, step_times
+from wellcond.bench.graying import STEPS, Changed, grayed_copies, published_grayings, step_times
 from wellcond.bench.timing import chosen_device
 from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
 from wellcond.claims.figures import INK, altair, paper_marks, titled
@@ -50,15 +51,21 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
         raise ValueError("asa-table1 at lab scale times steps of a ViT-B on a GPU, and there is none here")
     images = images_of(options, data, 2 if smoke else BATCH).to(device)
     torch.manual_seed(0)
-    model = create_model("vit_base_patch16_224", SMALL if smoke else {})
-    arms = grayings(images.shape, PATCH, EPSILON, device, compiled=not smoke)
+    model = create_model("vit_base_patch16_224", SMALL if smoke else {}).to(device).train()
+    models = [model, *grayed_copies(model, [("svd", EPSILON), ("dct", EPSILON)])]
+    plain, *grayed = models if smoke else [cast(nn.Module, torch.compile(one)) for one in models]
+    published = published_grayings(images.shape, PATCH, EPSILON, device, compiled=not smoke)
+    arms = {name: Changed(change, plain) for name, change in published.items()}
+    arms |= dict(zip(("our svd", "our dct"), grayed, strict=True))
     milliseconds: dict[str, list[float]] = {name: [] for name in arms}  # fixes their order
-    for names, steps in (([name for name in arms if name != "svd"], STEPS), (["svd"], 1)):  # one SVD takes seconds
-        times = step_times(
-            images, model, [arms[name] for name in names], repeats=2 if smoke else ROUNDS, steps=1 if smoke else steps,
-            compiled=not smoke,
-        )  # fmt: skip
-        milliseconds |= {name: [round(ms, 4) for ms in one] for name, one in zip(names, times, strict=True)}
+    turns = (([name for name in arms if name != "svd"], STEPS), (["svd"], 1))  # one SVD takes seconds
+    with options.steps(len(turns)) as begin:
+        for names, steps in turns:
+            begin(f"timing {', '.join(TITLES[name] for name in names)}")
+            times = step_times(
+                images, [arms[name] for name in names], repeats=2 if smoke else ROUNDS, steps=1 if smoke else steps
+            )
+            milliseconds |= {name: [round(ms, 4) for ms in one] for name, one in zip(names, times, strict=True)}
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"device": named, "batch": len(images), "epsilon": EPSILON, "ms": milliseconds, "paper": PAPER}
 

@@ -12,6 +12,7 @@ computed anew from the rows of the evidence, so that a change of a rule changes 
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from wellcond.claims.sets import SETS, GivenData
+from wellcond.progress import Steps, steps
 from wellcond.records import read_json, write_record
 from wellcond.train.stopping import OutOfTime
 from wellcond.verdicts import SECOND_LOOK, Part, Whole, combine, not_run, undecided
@@ -112,6 +114,10 @@ class Options:
     def say(self, text: str) -> None:
         """Print a line."""
         say(self.console, text)
+
+    def steps(self, total: int, *, lines: bool = True) -> AbstractContextManager[Steps]:
+        """Show the progress of a measurement of `total` steps; see `wellcond.progress`."""
+        return steps(total, self.console, lines=lines)
 
 
 def say(console: Console, text: str) -> None:

@@ -61,23 +61,24 @@ def measure(method: str, epsilons: Sequence[float], options: Options, data: Give
     first = min(len(found) for by_epsilon in rows.values() for found in by_epsilon.values())
     earlier = {"earlier": made_earlier(options.known, first)} if first else {}
     found: dict[str, Any] = {"graying": method, "exact": exact, **shape, "rows": rows, **earlier}
-    for seed in range(first, seeds):
-        image = image_for(options, data, seed).to(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(FIRST_SEED + seed)
-            model = create_model("vit_tiny_patch16_224", {**size, "in_chans": image.shape[1]}).double().to(device)
-        for epsilon in epsilons:
-            ungray(model)
-            if epsilon < 1:
-                gray(model, method, epsilon=epsilon)
-            half = halves(model, image)[0]
-            shape = {"tokens": half.tokens.shape[1], "width": half.tokens.shape[2]}
-            for kind in KINDS:
-                rows[kind][f"{epsilon:g}"].append((exact_row if exact else probed_row)(half, kind))
-        options.say(f"{set_.title}, {method}, seed {seed}: measured")
-        found = {"graying": method, "exact": exact, **shape, "rows": rows, **earlier}
-        if seed + 1 < seeds:
-            options.keep({**found, "seeds": seed + 1})
+    with options.steps((seeds - first) * len(epsilons)) as begin:
+        for seed in range(first, seeds):
+            image = image_for(options, data, seed).to(device)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(FIRST_SEED + seed)
+                model = create_model("vit_tiny_patch16_224", {**size, "in_chans": image.shape[1]}).double().to(device)
+            for epsilon in epsilons:
+                begin(f"{set_.title}, {method}, seed {seed}, ε {epsilon:g}")
+                ungray(model)
+                if epsilon < 1:
+                    gray(model, method, epsilon=epsilon)
+                half = halves(model, image)[0]
+                shape = {"tokens": half.tokens.shape[1], "width": half.tokens.shape[2]}
+                for kind in KINDS:
+                    rows[kind][f"{epsilon:g}"].append((exact_row if exact else probed_row)(half, kind))
+            found = {"graying": method, "exact": exact, **shape, "rows": rows, **earlier}
+            if seed + 1 < seeds:
+                options.keep({**found, "seeds": seed + 1})
     return found
 
 

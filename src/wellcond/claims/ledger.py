@@ -23,6 +23,7 @@ from wellcond.claims.figures import can_draw, is_current, titled, write_svg
 from wellcond.claims.overview import CAPTION, TITLE, overview, overview_rows
 from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
+from wellcond.progress import steps
 from wellcond.records import read_json, write_text
 from wellcond.verdicts import Part
 from wellcond.words import VERDICTS
@@ -130,10 +131,13 @@ def _naming(one: Claim) -> Iterator[None]:
 
 def run(evidence: Path, target: Path, reference: Path | None = None, readme: Path | None = None) -> Path:
     """Draw the figures that have changed; write the page and, if given, the reference and the README's table."""
-    for one, figure, files in _figures(evidence):
-        if can_draw() or not is_current(figure, made_from=files):
-            with _naming(one):
-                write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
+    figures = _figures(evidence)
+    with steps(len(figures), lines=False) as begin:
+        for one, figure, files in figures:
+            begin(f"drawing {figure}")
+            if can_draw() or not is_current(figure, made_from=files):
+                with _naming(one):
+                    write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
     found, chart = entries(evidence), evidence / OVERVIEW
     rows = overview_rows(found)
     if can_draw() or not is_current(chart, made_from=rows):

@@ -58,16 +58,17 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
         every = train_batches(train, batch_size=config.batch_size, seed=seed, device=device)
         return islice(every.epoch(0), steps)
 
-    found = attention_stability(
-        lambda attention: _model(config, train, attention, classes=data.set.classes),
-        batches,
-        schedule=OneCycle(lr=config.lr, warmup=config.warmup_steps, steps=config.steps, clip=config.clip_value),
-        attentions=ATTENTIONS,
-        steps=steps,
-        seeds=seeds,
-        device=device,
-        progress=lambda seed, attention: options.say(f"{data.set.title}, seed {seed}: {attention}"),
-    )
+    with options.steps(len(seeds) * (1 + len(ATTENTIONS))) as begin:
+        found = attention_stability(
+            lambda attention: _model(config, train, attention, classes=data.set.classes),
+            batches,
+            schedule=OneCycle(lr=config.lr, warmup=config.warmup_steps, steps=config.steps, clip=config.clip_value),
+            attentions=ATTENTIONS,
+            steps=steps,
+            seeds=seeds,
+            device=device,
+            progress=lambda seed, attention: begin(f"{data.set.title}, seed {seed}: {attention}"),
+        )
     return {
         "steps": steps,
         "batch": config.batch_size,

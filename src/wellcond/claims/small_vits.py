@@ -9,6 +9,7 @@ its own folder with its measurements, so that an interrupted call can resume and
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,12 @@ STATES = (0.0, 0.25, 1.0)
 def measure_models(options: Options, data: GivenData, names: Sequence[str]) -> list[dict[str, Any]]:
     """Train and measure what is missing; return {"model", "seed", "steps", "status", "states"} by model and seed."""
     names = [name for name in names if options.scale != "smoke" or name in SMOKE]
-    return [_measured(options, data, name, seed) for name in names for seed in range(options.seeds)]
+    found, seeds = [], range(options.seeds)
+    with options.steps(len(names) * len(seeds)) as begin:
+        for name, seed in product(names, seeds):
+            begin(f"{data.set.title}, {name}, seed {seed}")
+            found.append(_measured(options, data, name, seed))
+    return found
 
 
 def _measured(options: Options, data: GivenData, name: str, seed: int) -> dict[str, Any]:
@@ -68,7 +74,6 @@ def _measured(options: Options, data: GivenData, name: str, seed: int) -> dict[s
         states = _states(config, folder / "run")
         found["states"] = [{"step": step, **measure_state(model, image, skips=skips)} for step, model in states]
     write_json(path, found)
-    options.say(f"{data.set.title}, {name}, seed {seed}: {found['status']}, measured")
     return found
 
 

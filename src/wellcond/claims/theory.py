@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from wellcond.progress import steps
 from wellcond.records import read_json, write_record, write_text
 from wellcond.report.charts import Axis, Look, looks_of, plain_lines, svg, titled
 from wellcond.theory import STATEMENTS, Finding, check, statement
@@ -98,19 +98,14 @@ def run(
         trained = TRAINED if all(path.exists() for path in TRAINED) else ()
     output.mkdir(parents=True, exist_ok=True)
     findings = []
-    with _progress(console) as bar:
-        task = bar.add_task("", total=len(names))
+    with steps(len(names), console) as begin:
         for name in names:
-            bar.update(task, description=name)
-            if not console.is_terminal:
-                console.print(f"checking {name}", highlight=False)
+            begin(f"checking {name}")
             finding = check(
-                name, draws=draws, seed=seed, trained=trained,
-                on_case=lambda case: bar.update(task, description=f"{case.name[:60]}"),
-            )  # fmt: skip
+                name, draws=draws, seed=seed, trained=trained, on_case=lambda case: begin.detail(case.name[:60])
+            )
             write_record(output / f"{name}.json", {**statement(name).as_dict(), **finding.as_dict()}, seed=seed)
             findings.append(finding)
-            bar.advance(task)
     console.print(_verdict_table(findings))
     for finding in findings:
         console.print(Text(f"\n{finding.statement}: {statement(finding.statement).title}", style="bold"))
@@ -121,11 +116,6 @@ def run(
         found = [name for name in STATEMENTS if (output / f"{name}.json").exists()]
         console.print(f"wrote {write_page([output / f'{name}.json' for name in found], page)}", highlight=False)
     return findings
-
-
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _verdict_table(findings: Sequence[Finding]) -> Table:

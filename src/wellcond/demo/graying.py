@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 from wellcond.graying import METHODS, explain_graying, gray_tokens
 from wellcond.numerics import measure_conditioning, singular_values
 from wellcond.numerics.fused import tokens_of, untokens
+from wellcond.progress import steps
 
 __all__ = [
     "CURVE",
@@ -81,10 +81,10 @@ def gray_photographs(photographs: Sequence[Photograph], console: Console) -> dic
     if not console.is_terminal:
         console.print(f"Graying {len(photographs)} photographs: {len(work)} measurements …", highlight=False)
     results: dict[str, list[Grayed]] = {photo.name: [] for photo in photographs}
-    for photo, method, epsilon in track(
-        work, "Graying", console=console, transient=True, disable=not console.is_terminal
-    ):
-        results[photo.name].append(measure(photo, method, epsilon))
+    with steps(len(work), console, lines=False) as begin:
+        for photo, method, epsilon in work:
+            begin(f"graying {photo.name}")
+            results[photo.name].append(measure(photo, method, epsilon))
     return results
 
 

@@ -1,6 +1,8 @@
 import os
 import signal
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 
 from wellcond.data import DataSet, ImageFiles, Images, open_data
+from wellcond.data import cache as module
 from wellcond.records import read_json
 
 SIZE = 16
@@ -111,6 +114,102 @@ def test_an_incomplete_cache_is_built_anew(make_tree, cache: Path, harm: str) ->
     data, built = open_small(tree, cache)
     assert built == 2
     assert torch.equal(pixels_of(data), before)
+
+
+def in_processes(monkeypatch: pytest.MonkeyPatch, together: int = 4) -> None:
+    monkeypatch.setattr(module, "WORTH", -1.0)
+    monkeypatch.setattr(module, "CHUNK", together)
+    monkeypatch.setattr(module, "cores", lambda: 2)
+
+
+def test_processes_decode_what_threads_do(make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(train=9)
+    broken = [tree / "train" / "china" / f"{row:03d}.png" for row in (0, 5, 8)]  # of threads, and of both processes
+    for file in broken:
+        file.write_bytes(b"no picture")
+    plain, _ = open_small(tree, cache)
+    in_processes(monkeypatch)
+    started = []
+    run = module.in_interpreters
+
+    def counted(function: str, jobs: list, **how) -> list[int]:
+        started.append(len(jobs))
+        return run(function, jobs, **how)
+
+    monkeypatch.setattr(module, "in_interpreters", counted)
+    data, finished = open_small(tree, cache.parent / "other")
+    assert started == [2, 2]
+    assert finished == 2
+    assert data.skipped == plain.skipped
+    assert [name for name, _ in data.skipped] == [file.relative_to(tree).as_posix() for file in broken]
+    assert torch.equal(pixels_of(data), pixels_of(plain))
+    assert torch.equal(data.train.labels, plain.train.labels)
+    assert not list(cache_folder(cache.parent / "other").glob("*.done*"))
+
+
+def test_what_a_dead_process_leaves_is_decoded(make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(train=9)
+    before = pixels_of(open_small(tree, cache)[0]).clone()
+    in_processes(monkeypatch)
+    real = subprocess.Popen
+    started = []
+
+    def dying(*arguments, **settings) -> subprocess.Popen:
+        started.append(real(*arguments, **settings))
+        if len(started) == 1:
+            started[0].kill()
+            started[0].wait()
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", dying)
+    data, _ = open_small(tree, cache.parent / "other")
+    assert started[0].returncode == -signal.SIGKILL
+    assert {process.returncode for process in started[1:]} == {0}
+    assert torch.equal(pixels_of(data), before)
+    assert data.skipped == []
+
+
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from wellcond.data import cache, open_data
+
+cache.WORTH, cache.CHUNK, cache.cores = -1.0, 4, lambda: 2
+run = cache.in_interpreters
+
+def stop():
+    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+
+cache.in_interpreters = lambda function, jobs, meanwhile: run("test_cache_worker:wait", jobs, meanwhile=stop)
+open_data(sys.argv[1], image_size=16, cache_dir=Path(sys.argv[2]))
+"""
+WAITING = """
+import os, time
+from pathlib import Path
+
+def wait(job, alive):
+    Path(os.environ["HERE"], str(os.getpid())).touch()
+    while alive():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+def test_no_process_outlives_the_one_that_started_it(
+    make_tree, cache: Path, launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "test_cache_worker.py").write_text(WAITING)
+    monkeypatch.setenv("HERE", str(here))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = launcher.program(STOPPED, make_tree(train=9), cache, how, log=tmp_path / "log.txt")
+    (code,) = process.wait()
+    assert code == (1 if how == "SIGINT" else -signal.SIGKILL) or code == -signal.SIGINT, process.output()
+    until = time.monotonic() + 20
+    while any(Path("/proc", one.name).exists() for one in here.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [one.name for one in here.iterdir() if Path("/proc", one.name).exists()]
 
 
 KILLED = """

@@ -28,6 +28,7 @@ from typing import IO, Any, TypeVar
 import torch
 from rich.console import Console
 
+from wellcond.data.workers import cores
 from wellcond.plugins import load_plugins
 from wellcond.train.config import Config
 from wellcond.train.folder import RunFolder
@@ -353,7 +354,7 @@ def deal(jobs: int, device: str | None = None, *, gpus: int | None = None) -> li
     Jobs go to all visible GPUs (`gpus` of them) in turn, unless `device` names one. Each gets its share of the cores,
     unless OMP_NUM_THREADS is set: more threads than cores wait for each other, even if the GPU does most of the work.
     """
-    share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+    share = {} if os.environ.get("OMP_NUM_THREADS") else {"OMP_NUM_THREADS": str(max(1, cores() // jobs))}
     if gpus is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     wanted = torch.device(device or ("cuda" if gpus else "cpu"))
@@ -369,12 +370,6 @@ def _visible(count: int) -> list[str]:
     """Return the GPUs' names as in CUDA_VISIBLE_DEVICES: numbers or identifiers, not necessarily the first ones."""
     given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return given[:count] if given else [str(number) for number in range(count)]
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # ---- inside a worker's process

@@ -12,8 +12,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from numpy.lib.format import open_memmap
 
 from wellcond.data.dataset import DataSet, Images, pixel_sums
 from wellcond.data.files import (
+    FilePart,
+    ImageFile,
     ImageFiles,
     Listing,
     Part,
@@ -34,6 +38,7 @@ from wellcond.data.files import (
     saying_full,
     strict_decoding,
 )
+from wellcond.data.workers import cores, in_interpreters
 from wellcond.records import read_json, write_json
 
 __all__ = ["CACHE_LIMIT", "Progress", "default_cache_dir", "open_cached"]
@@ -42,6 +47,8 @@ FORMAT = 1
 CACHE_LIMIT = 16 << 30
 """Bytes of decoded pixels above which a set is streamed from its files instead."""
 CHUNK = 512  # images decoded between two progress calls
+THREADS = 4
+WORTH = 6.0  # seconds to be saved for which processes are started; each takes some to begin
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many are done, and of how many."""
@@ -125,16 +132,14 @@ def _build(aside: Path, source: Source, listing: Listing, image_size: int, progr
             aside / f"{split}.npy", mode="w+", dtype=np.uint8, shape=(total, 3, image_size, image_size)
         )
         _reserve(aside / f"{split}.npy")
-        labels: list[int] = []
-        with contextlib.closing(_decode(part, image_size)) as images:  # an interruption stops its threads too
-            for done, row, decoded in images:
-                if isinstance(decoded, str):
-                    skipped.append((part.name(row), decoded))
-                else:
-                    pixels[len(labels)] = decoded
-                    labels.append(int(part.labels[row]))
-                if progress is not None and (done % CHUNK == 0 or done == total):
-                    progress(f"decoding {source.name} ({split})", done, total)
+        tell = None if progress is None else partial(progress, f"decoding {source.name} ({split})")
+        unreadable = _decode(part, pixels, tell)
+        skipped += [(part.name(row), why) for row, why in sorted(unreadable.items())]
+        kept = [row for row in range(total) if row not in unreadable]
+        for place, row in enumerate(kept):
+            if place != row:  # something before it was left out
+                pixels[place] = pixels[row]
+        labels = [int(part.labels[row]) for row in kept]
         pixels.flush()
         check_labels(labels, listing.classes, f"the {split} part of {source.name}{_say_skipped(skipped)}")
         np.save(aside / f"{split}.labels.npy", np.asarray(labels, np.int64))
@@ -165,26 +170,87 @@ def _say_skipped(skipped: Skipped) -> str:
     return f" ({len(skipped)} files could not be read, such as {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
 
 
-def _decode(part: Part, image_size: int) -> Generator[tuple[int, int, "np.ndarray[Any, Any] | str"], None, None]:
-    """Yield (number done, row, pixels or why there are none), in order. Pillow releases the GIL while it decodes."""
+def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int], None] | None) -> dict[int, str]:
+    """Fill `pixels`; return the rows that cannot be read, and why. `tell` gets how many are done, of how many.
 
-    def one(row: int) -> "np.ndarray[Any, Any] | str":
+    Threads help only where Pillow, which releases the GIL while it decodes, has much to do: with 16 of them small
+    pictures took three times as long as with one. So if the first ones took long, processes decode the others.
+    """
+    total, began = len(part.labels), time.monotonic()
+    first, rows = range(min(CHUNK, total)), range(min(CHUNK, total), total)
+
+    def progress(done: int) -> None:
+        if tell is not None and done < total:
+            tell(done, total)
+
+    unreadable = _decode_rows(part, first, pixels, progress)
+    left, workers = (time.monotonic() - began) * len(rows) / len(first), cores()
+    if isinstance(part, FilePart) and left * (1 - 1 / workers) > WORTH:
+        rows = _decode_in_processes(part, rows, pixels, workers, progress)
+    unreadable |= _decode_rows(part, rows, pixels, progress)
+    if tell is not None:
+        tell(total, total)
+    return unreadable
+
+
+def _decode_rows(
+    part: Part, rows: Sequence[int], pixels: "np.memmap[Any, Any]", progress: Callable[[int], None]
+) -> dict[int, str]:
+    """Decode these rows, the next that are due, in threads."""
+
+    def one(row: int) -> str:
         try:
-            return _fit(part.read(row), image_size)
+            pixels[row] = _fit(part.read(row), pixels.shape[-1])
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise all sorts of things on damaged files
             return say_why(error)
+        return ""
 
-    total = len(part.labels)
-    with strict_decoding(), ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+    unreadable = dict[int, str]()
+    with strict_decoding(), ThreadPoolExecutor(max_workers=min(THREADS, cores())) as pool:
         try:
-            for start in range(0, total, CHUNK):
-                rows = range(start, min(total, start + CHUNK))
-                for row, decoded in zip(rows, pool.map(one, rows), strict=True):
-                    yield row + 1, row, decoded
+            for start in range(0, len(rows), CHUNK):
+                some = rows[start : start + CHUNK]
+                unreadable |= {row: why for row, why in zip(some, pool.map(one, some), strict=True) if why}
+                progress(some[-1] + 1)
         finally:
             pool.shutdown(cancel_futures=True)  # after an interruption, start no more
+    return unreadable
+
+
+def _decode_in_processes(
+    part: FilePart, rows: Sequence[int], pixels: "np.memmap[Any, Any]", workers: int, progress: Callable[[int], None]
+) -> list[int]:
+    """Decode these rows in processes; return those left over: what cannot be read, and what a dead process left."""
+    path = Path(str(pixels.filename))
+    done = open_memmap(path.with_suffix(".done.npy"), mode="w+", dtype=np.uint8, shape=(len(part.labels),))
+    _reserve(path.with_suffix(".done.npy"))
+    jobs = [
+        {"files": {row: part.files[row] for row in rows[first::workers]}, "pixels": path, "done": done.filename}
+        for first in range(workers)
+    ]
+    before = len(part.labels) - len(rows)
+    in_interpreters(
+        "wellcond.data.cache:decode_files", jobs, meanwhile=lambda: progress(before + int(np.count_nonzero(done)))
+    )
+    left = [row for row in rows if not done[row]]
+    os.unlink(str(done.filename))
+    return left
+
+
+def decode_files(job: Mapping[str, Any], alive: Callable[[], bool]) -> None:
+    """Decode the files of one of these processes into its rows, and mark those that could be read."""
+    pixels, done = np.load(job["pixels"], mmap_mode="r+"), np.load(job["done"], mmap_mode="r+")
+    files: dict[int, ImageFile] = job["files"]
+    part = FilePart(list(files.values()), [])
+    with strict_decoding():
+        for place, row in enumerate(files):
+            if place % CHUNK == 0 and not alive():
+                return
+            with contextlib.suppress(Exception):  # it is read again by `_decode_rows`, which says why
+                pixels[row] = _fit(part.read(place), pixels.shape[-1])
+                done[row] = 1
 
 
 def _fit(image: Any, image_size: int) -> "np.ndarray[Any, Any]":

@@ -12,9 +12,6 @@ import importlib
 import json
 import os
 import secrets
-import subprocess
-import sys
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +25,7 @@ import numpy as np
 from wellcond.data.cache import Progress
 from wellcond.data.files import saying_full, stat_line
 from wellcond.data.sequences import Rows
+from wellcond.data.workers import cores, in_interpreters
 from wellcond.records import write_json
 
 __all__ = ["Made", "stat_key"]
@@ -99,13 +97,10 @@ class Made:
         self, count: int, maker: str, settings: Mapping[str, Any], *, unit: int, progress: Progress | None = None,
         workers: int | None = None,
     ) -> None:  # fmt: skip
-        """Make the first `count` pieces in processes that call `maker` ("module:function") with number and `settings`.
-
-        They are new interpreters, not forks: the caller may hold a GPU or threads, or be a script without a main guard.
-        """
+        """Make the first `count` pieces in processes that call `maker` ("module:function") with number, settings."""
         missing = [number for number in range(count) if not self.path(number).exists()]
         if workers is None:
-            workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            workers = cores()
             if min(workers, len(missing)) < 2:
                 return  # `piece` will make them
         workers = min(workers, len(missing))
@@ -126,32 +121,18 @@ class Made:
         if not left:
             return
         jobs = [
-            json.dumps(
-                {
-                    "cache_dir": str(self.folder.parent), "about": self.about, "compression": self.compression,
-                    "maker": maker, "settings": dict(settings), "numbers": left[first::workers], "parent": os.getpid(),
-                }
-            )
+            {
+                "cache_dir": self.folder.parent, "about": self.about, "compression": self.compression,
+                "maker": maker, "settings": dict(settings), "numbers": left[first::workers],
+            }
             for first in range(workers)
         ]  # fmt: skip
-        command = [sys.executable, "-c", "from wellcond.data.made import work; work()"]
-        source = str(Path(__file__).parents[2])
-        path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-        alone = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        running = [subprocess.Popen(command, stdin=subprocess.PIPE, env=alone, text=True) for _ in jobs]
-        try:
-            for process, job in zip(running, jobs, strict=True):
-                assert process.stdin is not None
-                with process.stdin as stdin:
-                    stdin.write(job)
-            while any(process.poll() is None for process in running):
-                time.sleep(0.2)
-                if progress is not None:
-                    progress(f"generating {self.about['name']}", (count - len(missing())) * unit, count * unit)
-        finally:
-            for process in running:  # after an interruption; finished pieces stay
-                process.kill()
-                process.wait()
+
+        def tell() -> None:
+            if progress is not None:
+                progress(f"generating {self.about['name']}", (count - len(missing())) * unit, count * unit)
+
+        in_interpreters("wellcond.data.made:make_pieces", jobs, meanwhile=tell)  # what one leaves, `piece` will make
 
     def _begin(self) -> None:
         if not (self.folder / "about.json").exists():
@@ -159,18 +140,17 @@ class Made:
             write_json(self.folder / "about.json", self.about)
 
 
-def work() -> None:
-    """A worker of `Made.fill`: make the pieces listed on standard input, for as long as the parent process lives."""
-    job = json.load(sys.stdin)
+def make_pieces(job: Mapping[str, Any], alive: Callable[[], bool]) -> None:
+    """Make the pieces of a job of `Made.fill`, for as long as its process lives."""
     module, _, function = job["maker"].partition(":")
     make = getattr(importlib.import_module(module), function)
     about = {name: value for name, value in job["about"].items() if name not in ("format", "name")}
     made = Made(
-        Path(job["cache_dir"]), job["about"]["name"], about, lambda number: make(number, **job["settings"]),
+        job["cache_dir"], job["about"]["name"], about, lambda number: make(number, **job["settings"]),
         compression=job["compression"],
     )  # fmt: skip
     for number in job["numbers"]:
-        if os.getppid() != job["parent"]:
+        if not alive():
             return
         if made.read(number) is None:
             made.write(number, made.make(number))

@@ -170,7 +170,8 @@ class Changed(nn.Module):
 
     def __init__(self, change: Callable[[Tensor], Tensor], model: nn.Module):
         super().__init__()
-        self.change, self.model = change, model
+        self.change: Callable[[Tensor], Tensor] = change
+        self.model: nn.Module = model
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(self.change(images))

@@ -72,9 +72,13 @@ def says(sets: Mapping[str, Comparison]) -> str:
         return ""
     lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in seen if arms))}
     ends = [f"{ARMS[arm].title} {one.mean:.2f}" for arm, one in lowest.items() if one]
-    kappas = f"; log κ_out, plain and at the lowest ε: {', '.join(ends)}" if ends else ""
-    so_far = "" if seen == list(SWEEPS.values()) else ", of those that there are"
-    return f"The best ε of each method{so_far}, and its points over plain: {', '.join(gains)}{kappas}."
+    complete = seen == list(SWEEPS.values())
+    kappas = (
+        f"; log κ_out, plain and at the lowest ε{'' if complete else ' of these'}: {', '.join(ends)}" if ends else ""
+    )
+    run = ", ".join(ARMS[arm].title for arms in seen for arm in arms)
+    what = "The best ε of each method" if complete else f"Of the sweep, {run} have run; the best of each method"
+    return f"{what}, and its points over plain: {', '.join(gains)}{kappas}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:

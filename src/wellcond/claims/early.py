@@ -67,8 +67,12 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def rows_of(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return a row for each run that measured log κ while it trained."""
-    return [_row(run) for run in results if run["measured"].get("log_kappa", {}).get("+sa") and run["losses"]]
+    """Return a row for each run that measured log κ while it trained. Pre-trainings have no accuracy, and no row."""
+    return [_row(run) for run in results if _measured(run) and run["config"].get("task") != "mae"]
+
+
+def _measured(run: Result) -> bool:
+    return bool(run["measured"].get("log_kappa", {}).get("+sa") and run["losses"])
 
 
 def diverges(row: Mapping[str, Any]) -> bool:
@@ -96,6 +100,7 @@ def _row(run: Result) -> dict[str, Any]:
         "losses": [losses[0][1], fmean(loss for _, loss in tenth)],
         "top1": round(100 * run["metrics"]["top1"], 3) if "top1" in (run["metrics"] or {}) else None,
         **{mark: _at(run, number) for number, mark in enumerate(MARKS)},
+        **({"start": dict.fromkeys(QUANTITIES)} if config.get("checkpoint") else {}),  # it does not start at random
     }
 
 

@@ -11,7 +11,7 @@ evidence: it is listed as "smoke only" and decides nothing.
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -65,7 +65,8 @@ RULES = """\
 - **Seeds:** three, paired. If they leave a set undecided and a run takes under two minutes, two more are added, once,
   and the interval is then 97.5 % instead of 95 % (Student's t).
 - **Budget:** the same for every arm. Each arm's learning rate comes from the same grid. It is chosen on a held-out part
-  of the training set, and the grid is extended while the best rate lies at its edge. The test set is looked at once.
+  of the training set, by trainings of 10 epochs, 5 of which are warm-up, and the grid is extended while the best rate
+  lies at its edge. The test set is looked at once.
 - **A respectable baseline:** the plain arm has to reach, in % top-1, {respectable}, after the fixed number of epochs
   ({epochs}). Otherwise the verdict is *undecided*.
 - **The Long Range Arena** uses the published rates and 50,000 steps, without a grid.
@@ -299,7 +300,7 @@ def _refuse_unknown(evidence: Path) -> None:
 
 def _made(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the commands, devices, versions and commits behind the numbers."""
-    said, trained = [], dict[str, dict[str, None]]()
+    said = []
     for record in records:
         where = record["environment"]
         commit = _short(where["commit"]) + (" with changes" if where["dirty"] else "")
@@ -309,19 +310,19 @@ def _made(records: Sequence[Mapping[str, Any]]) -> str:
         for one in record.get("earlier", []):
             made = f"`{one['command']}`, commit {_short(one['commit'])}, {one['date'][:10]}"
             said.append(f"its first {one['seeds']} seeds by {made}")
-        for run in _runs_of(record):
-            trained.setdefault(run["device"], {})[_short(run["commit"])] = None
-    runs = [f"its runs on {device}, by commit {', '.join(commits)}" for device, commits in trained.items()]
-    return "; ".join([*dict.fromkeys(said), *runs])
+    arms = [arm for record in records for arm in record.get("arms", {}).values()]
+    said += _trained("its runs", [run for arm in arms for run in arm["runs"]])
+    said += _trained("its rates chosen", [run for arm in arms for run in arm.get("grid", {}).get("rates", [])])
+    return "; ".join(dict.fromkeys(said))
 
 
-def _runs_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that name their device and commit, which may be older than those of the command; if there are
-    none yet, the trainings that chose the learning rates."""
-    arms = record.get("arms", {}).values()
-    runs = [run for arm in arms for run in arm["runs"]]
-    runs = runs or [run for arm in arms for run in arm.get("grid", {}).get("rates", [])]
-    return [run for run in runs if "commit" in run]
+def _trained(what: str, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the devices and commits of trainings that name them; they may be older than those of the command."""
+    commits = dict[str, dict[str, None]]()
+    for run in runs:
+        if "commit" in run:
+            commits.setdefault(run["device"], {})[_short(run["commit"])] = None
+    return [f"{what} on {device}, by commit {', '.join(one)}" for device, one in commits.items()]
 
 
 def _short(commit: str | None) -> str:

@@ -4,11 +4,14 @@
 
 Every run of every claim counts. It diverged if it was given up, or if its loss ended above its start. Each quantity
 that was measured after 5 % of the steps is a warning; how good a warning is the area under its curve (AUC): the chance
-that a run that diverged has a higher value than one that did not, 0.5 for a coin. A low value warns of divergence where
-that is what the quantity is said to do (attention entropy). Runs of one arm are alike, so arms are resampled whole.
+that a run that diverged has a higher value than one that did not, 0.5 for a coin. Runs are compared with those of the
+same data set and model, mixed or not: losses and κ of different sets differ, whatever comes of them. A low value warns
+of divergence where that is what the quantity is said to do (attention entropy). Runs of one arm are alike, so arms are
+resampled whole.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wellcond.claims.claim import Measured, Record
@@ -21,6 +24,7 @@ __all__ = ["CLAIM", "area"]
 
 LEAST_DIVERGED = 15
 BOUND = 0.7
+LEARNT = 1.0  # points of top-1 above guessing
 LOW_WARNS = {"attention_entropy"}
 ENDS = ["did not diverge", "diverged"]
 ASKS = "log κ(+sa) after 5 % of training warns of divergence: AUC ≥ 0.7"
@@ -40,37 +44,41 @@ def judge(record: Record) -> Iterable[Part]:
 
 
 def area(record: Record, quantity: str, less: str = "") -> Interval | None:
-    """Return the area under the curve of a quantity, minus that of another if one is given; None if no run diverged,
-    or all did."""
+    """Return the area under the curve of a quantity, minus that of another if one is given; None if in no group of
+    comparable runs some diverged and some did not."""
     names = [name for name in (quantity, less) if name]
-    arms = dict[str, list[tuple[float, ...]]]()
+    arms, numbers = dict[str, list[tuple[float, ...]]](), dict[Any, int]()
     for row in record["rows"]:
         values = [row["early"][name] for name in names]
         if None not in values:
             values = [-value if name in LOW_WARNS else value for name, value in zip(names, values, strict=True)]
-            arms.setdefault(f"{row['set']}/{row['arm']}", []).append((float(diverges(row)), *values))
+            group = numbers.setdefault((row["set"], row["recipe"], row["mixed"]), len(numbers))
+            arms.setdefault(f"{row['set']}/{row['arm']}", []).append((float(diverges(row)), group, *values))
 
     def statistic(rows: Any) -> float:
-        first, *others = (_area(rows[:, 0] > 0, rows[:, at]) for at in range(1, rows.shape[1]))
+        first, *others = (_area(rows[:, 0] > 0, rows[:, 1], rows[:, at]) for at in range(2, rows.shape[1]))
         return first - sum(others)
 
-    if len({row[0] for rows in arms.values() for row in rows}) < 2:
-        return None
-    return resampled(list(arms.values()), statistic)
+    found = resampled(list(arms.values()), statistic)
+    return found if math.isfinite(found.mean) else None
 
 
-def _area(diverged: Any, values: Any) -> float:
-    """Return the chance that a value of a diverged run is the larger one; ties count half. nan without both kinds."""
+def _area(diverged: Any, groups: Any, values: Any) -> float:
+    """Return the chance that, of two runs of a group, the one that diverged has the larger value; ties count half. nan
+    if there are no such two."""
+    pairs = groups[diverged][:, None] == groups[~diverged][None, :]
     bad, good = values[diverged][:, None], values[~diverged][None, :]
-    return float(((bad > good) + 0.5 * (bad == good)).mean()) if bad.size and good.size else float("nan")
+    return float(((bad > good) + 0.5 * (bad == good))[pairs].mean()) if pairs.any() else float("nan")
 
 
 def says(record: Record) -> str:
     rows = record["rows"]
     diverged = sum(map(diverges, rows))
     found = area(record, "log_kappa")
+    guess = sum(_guesses(row) and not diverges(row) for row in rows)
     if found is None:
-        return f"{diverged or 'None'} of {len(rows)} runs diverged." if rows else ""
+        learnt = f"; {guess} learned nothing, which does not count" if guess else ""
+        return f"{diverged or 'None'} of {len(rows)} runs diverged{learnt}." if rows else ""
     return f"Of {len(rows)} runs {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
 
 
@@ -79,9 +87,19 @@ def summary(record: Record) -> Iterable[str]:
         if found := area(record, quantity):
             low = ", where a low value warns" if quantity in LOW_WARNS else ""
             yield f"{title} after 5 % of training: AUC {found}{low}"
-    names = [f"{row['set']}/{row['arm']}/{row['run']}" for row in record["rows"] if diverges(row)]
-    if names:
-        yield f"diverged: {', '.join(names)}"
+    for what, rows in (
+        ("diverged", [row for row in record["rows"] if diverges(row)]),
+        (
+            f"ended within {LEARNT:g} point of guessing, which does not count as diverged",
+            [row for row in record["rows"] if _guesses(row) and not diverges(row)],
+        ),
+    ):
+        if rows:
+            yield f"{what}: {', '.join('{set}/{arm}/{run}'.format(**row) for row in rows)}"
+
+
+def _guesses(row: Mapping[str, Any]) -> bool:
+    return row["top1"] is not None and row["top1"] < 100 / SETS[row["set"]].classes + LEARNT
 
 
 def figure(record: Record) -> Any:
@@ -107,8 +125,8 @@ def figure(record: Record) -> Any:
 CLAIM = Measured(
     id="new-early-warning",
     claim="κ of early steps predicts the arms that will diverge",
-    test="every run, κ and the other quantities at 5 % of training; diverged: given up, or a loss that ends above its "
-    "start",
+    test="every run, κ and the other quantities at 5 % of training, against runs of the same set and model; diverged: "
+    "given up, or a loss that ends above its start",
     holds_if="AUC's interval above .7, and above that of the loss at the same step; at least 15 diverged, otherwise "
     "undecided",
     paper_scale="the runs of the other claims at that scale, and nothing else",

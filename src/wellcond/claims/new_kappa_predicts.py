@@ -3,9 +3,10 @@
     wellcond reproduce new-kappa-predicts --scale lab        # reads the runs of all other claims: no data, no training
 
 Compared are arms of equal set, recipe, skips and budget, each at each of its learning rates: that is, also those of the
-short trainings that choose the rates, which are most of what there is. Within a group of at least 15, log κ of the
-tokens after attention (+sa, the mean over blocks) is correlated by rank with the final accuracy, while the loss at the
-same step is held constant. The interval comes from resampling arms, because the rates of one arm are alike.
+short trainings that choose the rates, which are most of what there is. Within a group, log κ of the tokens after
+attention (+sa, the mean over blocks) is correlated by rank with the final accuracy, while the loss at the same step is
+held constant. The rates of one arm are alike (at the start, they are one model): the interval comes from resampling
+arms, and a group of fewer than 15 arms decides nothing, however many rates they have.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from wellcond.claims.claim import Measured, Record
 from wellcond.claims.early import MARKS, ArmAtRate, Group, arms_of, measure
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.sets import SETS
-from wellcond.verdicts import Interval, Part, rank_correlation, stays_below
+from wellcond.verdicts import Interval, Part, rank_correlation, stays_below, undecided
 
 __all__ = ["CLAIM"]
 
@@ -25,23 +26,26 @@ Arms = Sequence[ArmAtRate]
 
 def judge(record: Record) -> Iterable[Part]:
     for mark, when in MARKS.items():
-        large = _large(record, mark)
-        for group, arms in large.items():
-            name = f"{_title(group)}: {when}, log κ falls as accuracy rises, the loss held constant"
-            found = correlation(arms)
-            alike = Part(name=name, outcome="undecided", why="all arms have one log κ, or the loss tells it")
-            yield stays_below(name, found, 0.0) if found else alike
-        if not large:
-            most = max(map(len, arms_of(record["rows"], mark).values()), default=0)
-            few = f"the largest group has {most} of the {LEAST_ARMS} arms asked for"
-            name = f"{when}, log κ falls as accuracy rises, the loss held constant"
-            yield Part(name=name, outcome="undecided", why=few)
+        name = f"{when}, log κ falls as accuracy rises, the loss held constant"
+        groups = _largest(record, mark)
+        if not groups:
+            yield Part(name=name, outcome="undecided", why="no arms can be compared yet")
+        for group, arms in groups.items():
+            named, found, number = f"{_title(group)}: {name}", correlation(arms), _number(arms)
+            alike = Part(name=named, outcome="undecided", why="all arms have one log κ, or the loss tells it")
+            part = stays_below(named, found, 0.0) if found else alike
+            yield part if number >= LEAST_ARMS else undecided(part, f"{number} of the {LEAST_ARMS} arms asked for")
 
 
-def _large(record: Record, mark: str) -> dict[Group, Arms]:
-    """Return the groups that have enough arms, the largest first."""
-    groups = sorted(arms_of(record["rows"], mark).items(), key=lambda item: -len(item[1]))
-    return {group: arms for group, arms in groups if len(arms) >= LEAST_ARMS}
+def _largest(record: Record, mark: str) -> dict[Group, Arms]:
+    """Return the groups that have enough arms, the largest first; if there is none, the largest one."""
+    groups = sorted(arms_of(record["rows"], mark).items(), key=lambda item: (-_number(item[1]), -len(item[1])))
+    enough = sum(_number(arms) >= LEAST_ARMS for _, arms in groups)
+    return dict(groups[: enough or 1])
+
+
+def _number(arms: Arms) -> int:
+    return len({one.arm for one in arms})
 
 
 def correlation(arms: Arms, *columns: str) -> Interval | None:
@@ -65,36 +69,37 @@ def _title(group: Group) -> str:
 
 
 def says(record: Record) -> str:
-    first = {when: next(iter(_large(record, mark).values()), ()) for mark, when in MARKS.items()}
+    first = {when: next(iter(_largest(record, mark).values()), ()) for mark, when in MARKS.items()}
     said = [f"{found} {when}" for when, arms in first.items() if (found := correlation(arms))]
     what = "Rank correlation of log κ after attention with the final accuracy, the loss held constant"
     return f"{what}, over {_counted(record)}: {', '.join(said)}." if said else ""
 
 
 def _counted(record: Record) -> str:
-    group, arms = next(iter(_large(record, "early").items()))
-    return f"{len(arms)} trainings of {len({one.arm for one in arms})} arms on {SETS[group.set].title}"
+    group, arms = next(iter(_largest(record, "early").items()))
+    asked = "" if _number(arms) >= LEAST_ARMS else f" ({LEAST_ARMS} are asked for)"
+    return f"{len(arms)} trainings of {_number(arms)} arms{asked} on {SETS[group.set].title}"
 
 
 def summary(record: Record) -> Iterable[str]:
     for mark, when in MARKS.items():
-        for group, arms in _large(record, mark).items():
+        for group, arms in _largest(record, mark).items():
             kappa, loss = (correlation(arms, name, "top1") for name in ("log_kappa", "loss"))
             yield f"{_title(group)}, {when}: rank correlation with the accuracy, of log κ {kappa}, of the loss {loss}"
-    small = [
-        f"{_title(group)} ({len(arms)})"
-        for group, arms in arms_of(record["rows"], "early").items()
-        if 1 < len(arms) < LEAST_ARMS
-    ]
+    judged = _largest(record, "early")
+    small = {
+        _title(group): _number(arms) for group, arms in arms_of(record["rows"], "early").items() if group not in judged
+    }
     if small:
-        yield f"groups with fewer than {LEAST_ARMS} arms, not judged: {'; '.join(small)}"
+        said = "; ".join(f"{title} ({number})" for title, number in small.items() if number > 1)
+        yield f"groups with fewer arms, not judged: {said}"
 
 
 def figure(record: Record) -> Any:
     """Plot the final accuracy over log κ, a point for each arm and rate of the largest group. The papers have none."""
     alt, panels, caption = altair(), [], ""
     for mark, when in MARKS.items():
-        group, arms = max(arms_of(record["rows"], mark).items(), key=lambda item: len(item[1]))
+        group, arms = next(iter(_largest(record, mark).items()))
         rows = [{"arm": one.arm, "rate": f"lr {one.lr:g}", "kappa": one.log_kappa, "top1": one.top1} for one in arms]
         points = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=80, opacity=0.85).encode(
             x=alt.X("kappa:Q", title=f"log κ(+sa) {when}", scale=alt.Scale(zero=False, padding=12)),

@@ -15,7 +15,7 @@ from typing import Any
 from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, accuracy_row, altair, by_set, from_to, paper_marks, titled
-from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, attention_color, chance, column
+from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, at_chance, attention_color, chance, column
 from wellcond.verdicts import CONFIDENCE, Part, at_least, written
 
 __all__ = ["CLAIM", "PAPER", "gains"]
@@ -54,10 +54,12 @@ def says(tasks: Mapping[str, Comparison]) -> str:
             gain = f"{ARMS[arm].title} {written(fmean(found.values()), '+z.1f')}{_by_task(mine, arm)}"
             said[gain] = f"{len(mine)} task{'s' if len(mine) > 1 else ''}"
     over = "Points over softmax, the mean of"
+    guessed = ", ".join(column(one) for name, one in tasks.items() if name != STAND_IN and at_chance(one))
+    guesses = f"; softmax only guesses on {guessed}" if guessed else ""
     if len(set(said.values())) == 1:
-        return f"{over} {next(iter(said.values()))}: {', '.join(said)}."
+        return f"{over} {next(iter(said.values()))}: {', '.join(said)}{guesses}."
     if said:
-        return f"{over} the tasks that there are: {', '.join(f'{gain}, {n}' for gain, n in said.items())}."
+        return f"{over} the tasks that there are: {', '.join(f'{gain}, {n}' for gain, n in said.items())}{guesses}."
     alone = ", ".join(f"{one.mean('softmax'):.1f} % on {one.title}" for name, one in tasks.items() if name != STAND_IN)
     return f"So far softmax alone: {alone}." if alone else ""
 

@@ -247,7 +247,7 @@ def mae_base_finetune(scale: str) -> Config:
         return _deit(
             "vit_base_patch16_224", epochs=100, batch_size=512, lr=5e-4 * 512 / 256, layer_decay=0.65, warmup_epochs=5,
         )  # fmt: skip
-    return _vit("vit_tiny_patch16_224", scale).changed({"layer_decay": 0.75})
+    return _vit("vit_tiny_patch16_224", scale).changed({"layer_decay": 0.85})
 
 
 @_recipe

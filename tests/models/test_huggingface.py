@@ -1,9 +1,11 @@
 """Vision models of transformers by name: their weights, the pictures that they expect, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from sklearn.datasets import load_sample_image
@@ -88,6 +90,76 @@ def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     assert find_pretrained(f"hf:{tmp_path}").why == "the folder has none as safetensors"
     with pytest.raises(ValueError, match="transformers cannot build"):
         build_model(f"hf:{tmp_path}", pretrained=True)
+
+
+def saved(folder: Path, model: Any, processor: dict[str, Any] | None = None) -> str:
+    model.save_pretrained(folder)
+    if processor is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return f"hf:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({}, ("squash", 1.0, (0.5,) * 3)),
+        ({"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, "do_center_crop": True,
+          "crop_size": {"height": 224, "width": 224}, "image_mean": [0.1, 0.2, 0.3]},
+         ("center", 0.875, (0.1, 0.2, 0.3))),  # as DINOv2, whose own size is larger than both
+        ({"image_processor_type": "DeiTImageProcessor", "size": {"height": 256, "width": 256}, "do_center_crop": True,
+          "crop_size": {"height": 224, "width": 224}, "image_mean": 0.25}, ("squash", 0.875, (0.25,) * 3)),
+        ({"feature_extractor_type": "CLIPFeatureExtractor", "size": 32, "do_center_crop": True, "crop_size": 32,
+          "image_mean": [0.4] * 3}, ("center", 1.0, (0.4,) * 3)),
+        ({"image_processor_type": "ViTImageProcessor", "size": 32, "do_normalize": False}, ("squash", 1.0, (0.0,) * 3)),
+    ],
+)  # fmt: skip
+def test_pictures_are_framed_and_normalised_as_the_file_says(
+    tmp_path: Path, processor: dict[str, Any], expected: tuple[str, float, tuple[float, ...]]
+) -> None:
+    name = saved(tmp_path, transformers.ViTModel(transformers.ViTConfig(**VIT)), processor)
+    found = build_model(name).data_config
+    assert found["input_size"] == (3, 32, 32)
+    assert (found["crop_mode"], found["crop_pct"], found["mean"]) == expected
+
+
+def test_a_model_without_a_size_takes_its_processors(tmp_path: Path) -> None:
+    name = saved(tmp_path, transformers.SegformerForImageClassification(transformers.SegformerConfig()))
+    with pytest.raises(ValueError, match=r"does not say how large its images are: .* wellcond\.Probe"):
+        build_model(name)
+    size = {"image_processor_type": "SegformerImageProcessor", "size": {"height": 64, "width": 96}, "resample": 2}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(size))
+    found = build_model(name).data_config
+    assert (found["input_size"], found["interpolation"]) == ((3, 64, 96), "bilinear")
+
+
+def test_weights_that_would_be_left_random_are_refused(tmp_path: Path) -> None:
+    model = transformers.ViTModel(transformers.ViTConfig(**VIT))
+    state = {f"encoder_of_mine.{name}": value for name, value in model.state_dict().items()}
+    model.config.save_pretrained(tmp_path)
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"not those of a ViTModel: embeddings.cls_token, .* would be left random"):
+        build_model(f"hf:{tmp_path}", pretrained=True)
+    del state["encoder_of_mine.pooler.dense.weight"], state["encoder_of_mine.pooler.dense.bias"]
+    own = {name.removeprefix("encoder_of_mine."): value for name, value in state.items()}
+    safetensors.torch.save_file(own, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    built = build_model(f"hf:{tmp_path}", pretrained=True)  # only the pooler is missing
+    assert torch.equal(built.model.get_parameter("embeddings.cls_token"), own["embeddings.cls_token"])
+
+
+def test_half_precision_is_measured_in_float32_and_nothing_is_hidden(tmp_path: Path) -> None:
+    decoder = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+    masked = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**VIT, **decoder)).half()
+    built = build_model(saved(tmp_path, masked), pretrained=True)
+    assert {parameter.dtype for parameter in built.model.parameters()} == {torch.float32}
+    assert built.model(torch.randn(1, 3, 32, 32)).last_hidden_state.shape[1] == 16 + 1
+
+
+def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
+    where = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": where}))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ValueError, match=r"needs code of its own, which is not run; .* wellcond\.Probe"):
+        build_model(f"hf:{tmp_path}")
 
 
 def test_weights_are_looked_for_where_they_are(folder: Path) -> None:

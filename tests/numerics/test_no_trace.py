@@ -29,12 +29,18 @@ class Writes(nn.Module):
         self.calls, self.seen = 0, [torch.zeros(1)]
         self.nested: dict[str, Any] = {"inner": [1, {2}], "tensor": torch.zeros(1)}
         self.bias_cache: dict[str, Tensor] = {}
+        self.pair = (torch.zeros(2), [torch.zeros(2)])
+        self.sine_cache = {"made when built": torch.zeros(2)}
 
     def forward(self) -> Tensor:
         self.count += 1
         self.ranges = torch.ones(2)
         self.table = torch.ones(2)
         self.tensor.add_(1)
+        self.seen[0].add_(1)
+        self.pair[0].add_(1)
+        self.pair[1][0].add_(1)
+        self.sine_cache["made when built"].add_(1)
         self.calls += 1
         self.seen.append(torch.ones(1))
         self.nested["inner"][1].add(3)
@@ -104,6 +110,14 @@ def test_modules_that_keep_things_in_another_way() -> None:
         norm(torch.randn(4, 3))
     assert itself[0] is itself
     assert torch.equal(norm.get_buffer("running_mean"), torch.zeros(3))
+
+
+def test_lazy_modules_keep_the_shape_that_a_pass_has_given_them() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()).eval()
+    with no_trace(model.modules()):
+        expected = model(torch.ones(2, 3))
+    assert torch.equal(model(torch.ones(2, 3)), expected)
+    assert "in_features=3" in repr(model)
 
 
 def test_tiny_vits_biases() -> None:

@@ -4,11 +4,11 @@
     data_config_of(model, "hf:folder")      # size, mean and std, as in its preprocessor_config.json, in timm's words
 
 Weights come from safetensors files alone, and no code of a repository is run. A model of images and text (CLIP, SigLIP)
-is its image part.
+is its image part, and a masked autoencoder (ViTMAE) hides nothing. Weights of half precision become float32, as timm's.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from wellcond.words import meant
 __all__ = ["HUGGINGFACE", "create_huggingface", "data_config_of", "folder_of"]
 
 HUGGINGFACE = "hf:"
-PREPROCESSOR = "preprocessor_config.json"
 HALF = (0.5, 0.5, 0.5)
+INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
+POOLER = "pooler."  # after the last block; many files of weights have none
 
 
 def create_huggingface(name: str, settings: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -41,24 +42,37 @@ def create_huggingface(name: str, settings: Mapping[str, Any], *, pretrained: bo
         raise ValueError(f"the configuration of {name} has no {unknown[0]!r}{hint}")
     for key, value in settings.items():
         setattr(config, key, value)
+    if "mask_ratio" not in settings and hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0
     classifies = any("ForImageClassification" in one for one in config.architectures or ())
-    kind = AutoModelForImageClassification if classifies else AutoModel
+    kind: Any = AutoModelForImageClassification if classifies else AutoModel
+    missing: Iterable[str] = ()
     try:
         with _quiet():
             if pretrained:
-                model = kind.from_pretrained(path, revision=revision, config=config, use_safetensors=True)
+                model, info = kind.from_pretrained(
+                    path, revision=revision, config=config, use_safetensors=True, trust_remote_code=False,
+                    output_loading_info=True,
+                )  # fmt: skip
+                missing = sorted(key for key in info["missing_keys"] if not key.startswith(POOLER))
             else:
-                model = kind.from_config(config)
+                model = kind.from_config(config, trust_remote_code=False)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueError(f"transformers cannot build {name}: {_first_line(error)}") from error
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ValueError(
+            f"the weights of {name} are not those of a {type(model).__name__}: {some} would be left random. Leave out "
+            "pretrained for random weights, or load them yourself and measure with wellcond.Probe(model)"
+        )
     if model.main_input_name != "pixel_values":
         raise ValueError(
             f"{name} reads {model.main_input_name}, not images: measure it in a program of your own, with "
             "wellcond.Probe(model)"
         )
-    return model
+    return model.float()
 
 
 def _config(name: str) -> Any:
@@ -68,7 +82,7 @@ def _config(name: str) -> Any:
     path, revision = _place(name)
     try:
         with _quiet():
-            config = AutoConfig.from_pretrained(path, revision=revision)
+            config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"transformers cannot read the configuration of {name}: {_first_line(error)}") from error
     return getattr(config, "vision_config", config)
@@ -80,23 +94,57 @@ def _place(name: str) -> tuple[str, str | None]:
 
 
 def data_config_of(model: nn.Module, name: str) -> dict[str, Any]:
-    """Return timm's words for the images that a model expects; mean and std are 0.5 where no file says otherwise."""
-    from transformers.image_processing_base import ImageProcessingMixin
+    """Return timm's words for the images that a model expects; mean and std are 0.5 where no file says otherwise.
+
+    Raises ValueError if neither its configuration nor that of its image processor has a size.
+    """
+    from transformers import AutoImageProcessor
 
     config: Any = model.config
     path, revision = _place(name)
-    said: dict[str, Any] = {}
+    said: Any = None
     with contextlib.suppress(Exception), _quiet():  # many repositories have no such file
-        said, _ = ImageProcessingMixin.get_image_processor_dict(path, revision=revision)
-    size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
+        said = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
+    crop = _sides(getattr(said, "crop_size", None)) if getattr(said, "do_center_crop", False) else None
+    resized = _sides(getattr(said, "size", None))
+    sides = _sides(getattr(config, "image_size", None)) or crop or resized
+    if sides is None:
+        raise ValueError(
+            f"{name} does not say how large its images are: measure it in a program of your own, with "
+            "wellcond.Probe(model)"
+        )
     channels = getattr(config, "num_channels", 3)
-    mean, std = (tuple(said.get(key) or HALF)[:channels] for key in ("image_mean", "image_std"))
-    crop = said.get("do_center_crop") and isinstance(said.get("size"), dict) and said["size"].get("shortest_edge")
+    normalized = getattr(said, "do_normalize", True)
+    mean, std = (
+        _by_channel(getattr(said, key, None) or HALF if normalized else plain, channels)
+        for key, plain in (("image_mean", 0.0), ("image_std", 1.0))
+    )
+    cropped = crop[0] / resized[0] if crop and resized else getattr(said, "crop_pct", None)
+    whole = "shortest_edge" not in (getattr(said, "size", None) or ())
+    resample = getattr(said, "resample", None)
     return {
-        "input_size": (channels, height, width), "mean": mean, "std": std, "interpolation": "bicubic",
-        "crop_pct": height / crop if crop else 1.0, "crop_mode": "center" if crop else "squash",
+        "input_size": (channels, *sides), "mean": mean, "std": std,
+        "interpolation": "bicubic" if resample is None else INTERPOLATIONS[int(resample)],
+        "crop_pct": min(cropped or 1.0, 1.0), "crop_mode": "squash" if whole else "center",
     }  # fmt: skip
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    """Return height and width of a size as configurations write it: a number, a pair, or one of several dicts."""
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple):
+        return (size[0], size[1]) if len(size) == 2 else None
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        found = dict(size)
+        height = found.get("height") or found["shortest_edge"]
+        return int(height), int(found.get("width") or height)
+    return None
+
+
+def _by_channel(value: Any, channels: int) -> tuple[float, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return (values * channels if len(values) == 1 else values)[:channels]
 
 
 def folder_of(name: str) -> Path | None:
@@ -122,4 +170,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is not run; load it yourself and measure with wellcond.Probe(model)"
     return (" ".join(str(error).split("\n\n")[0].split()) or type(error).__name__)[:400]

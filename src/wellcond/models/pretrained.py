@@ -21,6 +21,7 @@ HUB, FOLDER = "hf-hub:", "local-dir:"
 WAIT = 5.0  # seconds in total to wait for an answer
 ENDINGS = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 FILES = ("model.safetensors", "pytorch_model.bin")  # file names that timm looks for on the hub
+SAFE = ("model.safetensors", "model.safetensors.index.json")  # and transformers: the second lists several files
 
 
 class Pretrained(NamedTuple):
@@ -41,7 +42,7 @@ def find_pretrained(name: str) -> Pretrained:
         return Pretrained(there, "of that folder" if there else "the folder has none as safetensors")
     if name.startswith((HUB, HUGGINGFACE)):
         repository, _, revision = name.partition(":")[2].partition("@")
-        return _on_hub(repository, revision or None, FILES if name.startswith(HUB) else FILES[:1])
+        return _on_hub(repository, revision or None, FILES if name.startswith(HUB) else SAFE)
     import timm
 
     try:

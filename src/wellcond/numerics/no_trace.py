@@ -7,14 +7,15 @@ Some modules write when they are called, in evaluation mode too: observers of va
 positions made at the first call, timm's attention biases by device. Without this, the model's next pass would read what
 a pass in another precision or with other weights has left.
 
-Inside this context, buffers and tensors in plain attributes are copies, and dicts of tensors with "cache" in their name
-are empty, so that they are made anew. At the end each attribute and buffer is the same object as before, and each dict,
-list and set has the same content. Parameters and hooks are left alone, and so are objects of other classes. Not for
-FullyShardedDataParallel, which keeps its state in such attributes.
+Inside this context, buffers are copies, and so are tensors in plain attributes and in their dicts, lists and tuples.
+Dicts of tensors with "cache" in their name look empty, so that they are filled anew. At the end each attribute and
+buffer is the same object as before, and each dict, list and set has the same content. Parameters and hooks are left
+alone, and so are objects of other classes. Not for FullyShardedDataParallel, which keeps its state in such attributes.
 """
 
 import collections
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,27 +28,41 @@ OWN = frozenset(vars(nn.Module()))  # what every module has: parameters, hooks, 
 CONTAINERS = (dict, collections.OrderedDict, collections.defaultdict, list, set)
 
 Kept = dict[int, tuple[Any, Any]]  # id → a dict, list or set, and a copy of it
+Copies = dict[int, Any]  # id → a tensor's copy: one that two modules share stays shared; a cache's stand-in
+
+
+class _Emptied(dict[Any, Any]):
+    """A cache that looks empty, so that a pass fills it anew. What is read without a look whether it is there was not
+    filled by a pass, and is read from the cache."""
+
+    def __init__(self, cache: dict[Any, Any]):
+        super().__init__()
+        self.cache = cache
+
+    def __missing__(self, key: Any) -> Any:
+        return self.cache[key]
 
 
 @contextlib.contextmanager
 def no_trace(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Undo, at the end, whatever `modules` have written to their buffers and plain attributes."""
     kept: Kept = {}
-    copies: dict[int, Tensor] = {}  # a tensor that two modules share stays shared
+    copies: Copies = {}
     try:
         for module in modules:
+            if any(map(is_lazy, [*module.parameters(recurse=False), *module.buffers(recurse=False)])):
+                continue  # a pass gives it its shape, which it shall keep
             attributes, buffers = vars(module), vars(module).get("_buffers")
             plain = {name: value for name, value in attributes.items() if name not in OWN}
-            for name, value in plain.items():
-                _keep(value, kept)
-                if "cache" in name and type(value) in CONTAINERS and isinstance(value, dict) and _holds_tensor(value):
-                    value.clear()
             kept[id(attributes)] = attributes, attributes.copy()
-            _copy_tensors(attributes, plain, copies)
+            for name, value in plain.items():
+                _keep(value, kept, copies)
+                attributes[name] = _copied(value, copies)
+                if "cache" in name and isinstance(value, dict) and type(value) in CONTAINERS and _holds_tensor(value):
+                    copies[id(value)] = attributes[name] = copies.get(id(value), _Emptied(value))
             if isinstance(buffers, dict):  # a scripted module keeps them elsewhere
-                kept[id(buffers)] = buffers, buffers.copy()
-                _keep(attributes.get("_non_persistent_buffers_set"), kept)
-                _copy_tensors(buffers, buffers.copy(), copies)
+                _keep(buffers, kept, copies)
+                _keep(attributes.get("_non_persistent_buffers_set"), kept, copies)
         yield
     finally:
         for container, before in kept.values():
@@ -55,13 +70,32 @@ def no_trace(modules: Iterable[nn.Module]) -> Iterator[None]:
             (container.extend if isinstance(container, list) else container.update)(before)
 
 
-def _keep(value: Any, kept: Kept) -> None:
-    """Keep the content of a dict, list or set, and of those inside it."""
+def _keep(value: Any, kept: Kept, copies: Copies) -> None:
+    """Keep the content of a dict, list or set, and of those inside it, and put copies of its tensors there."""
+    if isinstance(value, tuple):
+        for item in value:
+            _keep(item, kept, copies)
+        return
     if type(value) not in CONTAINERS or id(value) in kept:
         return
     kept[id(value)] = value, value.copy()
     for item in _items(value):
-        _keep(item, kept)
+        _keep(item, kept, copies)
+    if not isinstance(value, set):
+        for place, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[place] = _copied(item, copies)
+
+
+def _copied(value: Any, copies: Copies) -> Any:
+    """Return a copy of a tensor, or of a tuple with tensors; anything else as it is."""
+    if type(value) is tuple:
+        items = tuple(_copied(item, copies) for item in value)
+        return items if any(map(operator.is_not, items, value)) else value
+    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or is_lazy(value):
+        return value
+    if id(value) not in copies:
+        copies[id(value)] = value.detach().clone()
+    return copies[id(value)]
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -70,12 +104,3 @@ def _holds_tensor(value: Any) -> bool:
 
 def _items(container: Any) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
-
-
-def _copy_tensors(held: dict[str, Any], values: dict[str, Any], copies: dict[int, Tensor]) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or is_lazy(value):
-            continue
-        if id(value) not in copies:
-            copies[id(value)] = value.detach().clone()
-        held[name] = copies[id(value)]

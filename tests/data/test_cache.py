@@ -1,9 +1,11 @@
+import errno
 import os
 import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from PIL import Image
 
 from wellcond.data import DataSet, ImageFiles, Images, open_data
 from wellcond.data import cache as module
+from wellcond.data.files import ImageFile
+from wellcond.data.workers import in_interpreters
 from wellcond.records import read_json
 
 SIZE = 16
@@ -117,7 +121,8 @@ def test_an_incomplete_cache_is_built_anew(make_tree, cache: Path, harm: str) ->
 
 
 def in_processes(monkeypatch: pytest.MonkeyPatch, together: int = 4) -> None:
-    monkeypatch.setattr(module, "WORTH", -1.0)
+    monkeypatch.setattr(module, "WORTH", -9.0)
+    monkeypatch.setattr(module, "EACH", 1e-9)
     monkeypatch.setattr(module, "CHUNK", together)
     monkeypatch.setattr(module, "cores", lambda: 2)
 
@@ -150,7 +155,7 @@ def test_processes_decode_what_threads_do(make_tree, cache: Path, monkeypatch: p
 def test_what_a_dead_process_leaves_is_decoded(make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(train=9)
     before = pixels_of(open_small(tree, cache)[0]).clone()
-    in_processes(monkeypatch)
+    in_processes(monkeypatch, together=2)
     real = subprocess.Popen
     started = []
 
@@ -162,11 +167,91 @@ def test_what_a_dead_process_leaves_is_decoded(make_tree, cache: Path, monkeypat
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", dying)
-    data, _ = open_small(tree, cache.parent / "other")
+    told: list[int] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        if "train" in what:
+            told.append(done)
+
+    with pytest.warns(UserWarning, match=r"of 2 processes .*decode_files, 1 failed .exit code -9.; this one does"):
+        data = open_data(str(tree), image_size=SIZE, cache_dir=cache.parent / "other", progress=progress)
+    assert told == sorted(told)
+    assert told[-4:] == [12, 14, 16, 18]
     assert started[0].returncode == -signal.SIGKILL
     assert {process.returncode for process in started[1:]} == {0}
     assert torch.equal(pixels_of(data), before)
     assert data.skipped == []
+
+
+@pytest.mark.parametrize("possible", [0, 1])
+def test_without_memory_for_more_processes_the_rest_is_decoded(
+    make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, possible: int
+) -> None:
+    tree = make_tree(train=9)
+    before = pixels_of(open_small(tree, cache)[0]).clone()
+    in_processes(monkeypatch)
+    real, run = subprocess.Popen, module.in_interpreters
+    started, codes = [], []
+
+    def full(*arguments, **settings) -> subprocess.Popen:
+        if len(started) == possible:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        started.append(real(*arguments, **settings))
+        return started[-1]
+
+    def noted(*arguments, **how) -> list[int]:
+        codes.append(run(*arguments, **how))
+        return codes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    monkeypatch.setattr(module, "in_interpreters", noted)
+    with pytest.warns(
+        UserWarning, match=r"of 2 processes .*, [12] could not be started .Cannot allocate memory.; this"
+    ):
+        data, finished = open_small(tree, cache.parent / "other")
+    assert codes == [[0] * possible, []]  # of train, and of val
+    assert finished == 2
+    assert torch.equal(pixels_of(data), before)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cores", "processes"),
+    [(2.0, 64, []), (4.0, 64, [5]), (100.0, 64, [16]), (4.0, 2, []), (5.0, 2, [2]), (100.0, 1, [])],
+)
+def test_there_are_as_many_processes_as_are_worth_their_start(
+    make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, cores: int, processes: list[int]
+) -> None:
+    """The first 4 of 18 images take `seconds`, and 3.5 times as much is left; 2 cores have to save 6 of 14 seconds."""
+    clock = iter([0.0, seconds, 0.0, 0.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "cores", lambda: cores)
+    started: list[int] = []
+    monkeypatch.setattr(module, "in_interpreters", lambda function, jobs, **how: started.append(len(jobs)))
+    open_small(make_tree(train=9), cache)
+    assert started == processes
+
+
+def test_new_interpreters_import_what_this_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from where a script or a notebook has added to sys.path."""
+    (tmp_path / "known_here.py").write_text("def touch(path, alive):\n    path.touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert in_interpreters("known_here:touch", [tmp_path / "done"], meanwhile=lambda: None) == [0]
+    assert (tmp_path / "done").exists()
+
+
+def test_a_process_whose_parent_is_dead_decodes_nothing_more(make_tree, tmp_path: Path) -> None:
+    files = sorted(make_tree().glob("train/china/*"))
+    np.save(tmp_path / "pixels.npy", np.zeros((len(files), 3, SIZE, SIZE), np.uint8))
+    np.save(tmp_path / "done.npy", np.zeros(len(files), np.uint8))
+    asked = iter([True, True, False])
+    job = {
+        "files": {row: ImageFile(file.name, str(file)) for row, file in enumerate(files)},
+        **{n: tmp_path / f"{n}.npy" for n in ("pixels", "done")},
+    }
+    module.decode_files(job, lambda: next(asked))
+    assert np.load(tmp_path / "done.npy").tolist() == [1, 1, 0, 0, 0, 0]
 
 
 STOPPED = """
@@ -174,7 +259,7 @@ import os, signal, sys
 from pathlib import Path
 from wellcond.data import cache, open_data
 
-cache.WORTH, cache.CHUNK, cache.cores = -1.0, 4, lambda: 2
+cache.WORTH, cache.EACH, cache.CHUNK, cache.cores = -9.0, 1e-9, 4, lambda: 2
 run = cache.in_interpreters
 
 def stop():

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import wellcond
-from wellcond.data import Batch, DataSet
+from wellcond.bench.photographs import write_photographs
+from wellcond.data import Augmentation, Batch, DataSet
 from wellcond.records import read_json
 from wellcond.train import Config, recipe
 from wellcond.train.checkpoint import latest
 from wellcond.train.config import TASK_KINDS
-from wellcond.train.loop import train
-from wellcond.train.tasks import TASKS, Classify
+from wellcond.train.loop import augmentation_of, train
+from wellcond.train.setup import data_of
+from wellcond.train.tasks import TASKS, Classify, Task, options_of
 
 
 class OneVersusRest(Classify):
@@ -25,7 +27,9 @@ class OneVersusRest(Classify):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         logits = model(*batch.inputs).float()
-        wanted = nn.functional.one_hot(batch.targets, logits.shape[1]).float()
+        wanted = batch.targets
+        if not wanted.is_floating_point():
+            wanted = nn.functional.one_hot(wanted, logits.shape[1]).float()
         weight = torch.full_like(logits[0], self.weight)
         return nn.functional.binary_cross_entropy_with_logits(logits, wanted, pos_weight=weight)
 
@@ -73,6 +77,50 @@ def test_a_task_like_a_built_in_one_takes_its_settings_and_its_own(tmp_path: Pat
     assert any(not torch.equal(value, other.model[name]) for name, value in first.model.items())
 
 
+def test_a_task_like_an_image_task_gets_shares_of_classes(tmp_path: Path) -> None:
+    varied = {"label_smoothing": 0.1, "mixup": 0.8, "probe_every": 1000}
+    config = recipe("digits", scale="smoke", epochs=1, task="one-vs-rest", **varied)
+    assert train(config, tmp_path / "run", device="cpu", quiet=True).metrics["top1"] > 0
+    assert read_json(tmp_path / "run" / "config.json")["kind"] == "classify"  # for its page
+
+
+VARIED = {"padding": 2, "flip": 0.5, "mixup": 0.8, "label_smoothing": 0.1, "auto_augment": "rand-m9"}
+
+
+def test_a_task_like_none_gets_its_data_as_they_are(tmp_path: Path) -> None:
+    """Whatever a recipe has chosen for images, which the user could not switch off."""
+    config = recipe("digits", scale="smoke", epochs=1, task="brightness").changed(VARIED, given=False)
+    assert augmentation_of(config) == Augmentation()
+    assert augmentation_of(config.changed({"task": "one-vs-rest"})) == Augmentation(**VARIED)
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+
+
+def test_pictures_of_any_size_need_a_task_that_is_like_one_of_images(tmp_path: Path) -> None:
+    write_photographs(tmp_path, size=8, classes=2, each=2)
+    config = recipe("digits", scale="smoke", task="brightness", data=str(tmp_path))
+    with pytest.raises(ValueError, match=r"task=brightness takes no image settings .*register it with like='classify'"):
+        data_of(config)
+    with pytest.raises(ValueError, match=r"task=sequence takes no image settings .*: set task=classify"):
+        data_of(config.changed({"task": "sequence"}))
+
+
+def test_settings_are_those_of_the_parents_too_and_those_without_a_default_are_needed() -> None:
+    class Scaled(OneVersusRest):
+        def __init__(self, config: Config, data: DataSet, *, scale: float, **others: Any):
+            super().__init__(config, data, **others)
+
+    class Other(Scaled):
+        pass
+
+    wellcond.register_task("scaled", like="classify")(Other)
+    assert options_of("scaled") == {"scale": True, "weight": False}
+    assert options_of("one-vs-rest") == {"weight": False}  # whose parents get no others
+    config = recipe("digits", scale="smoke", task="scaled", task_kwargs={"scale": 2.0, "weight": 3.0})
+    config.check()
+    with pytest.raises(ValueError, match="task=scaled needs its setting 'scale'; add task_kwargs=scale=…"):
+        recipe("digits", scale="smoke", task="scaled", task_kwargs={"weight": 3.0}).check()
+
+
 def test_a_task_may_build_any_model(tmp_path: Path) -> None:
     config = recipe("digits", scale="smoke", epochs=2, lr=1e-2, task="brightness")
     found = train(config, tmp_path / "run", device="cpu", quiet=True)
@@ -98,6 +146,15 @@ def test_what_does_not_fit_is_refused_before_anything_starts(changes: dict[str, 
 def test_a_class_that_lacks_something_is_refused() -> None:
     with pytest.raises(TypeError, match=r"task 'a': Empty has no build, loss, count, metric; a task has"):
         wellcond.register_task("a")(type("Empty", (), {}))
+
+    class Stub(Task):
+        metric = "top1"
+
+        def build(self) -> nn.Module:
+            return nn.Identity()
+
+    with pytest.raises(TypeError, match=r"task 'a': Stub has no loss, count; a task has"):
+        wellcond.register_task("a")(Stub)
     with pytest.raises(ValueError, match="there is a task called 'mae' already"):
         wellcond.register_task("mae")
     with pytest.raises(ValueError, match="like='brightness' is no built-in task; those are classify, mae"):

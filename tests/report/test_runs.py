@@ -38,9 +38,9 @@ def test_a_run_folder_gets_its_page(make_run):
 def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_path):
     runs = [make_run(name, steps=(0, 50)) for name in ("a", "b")]
 
-    def page(shapes, task="classify"):
+    def page(shapes, task="classify", **about):
         for run, shape in zip(runs, shapes, strict=False):
-            write_json(run / "config.json", {"config": {"model": "vit", "task": task}, "shape": shape})
+            write_json(run / "config.json", {"config": {"model": "vit", "task": task}, "shape": shape, **about})
         return report_runs(runs[: len(shapes)], tmp_path / "page.html").read_text(encoding="utf-8")
 
     for shapes in ([[65, 192]], [[65, 192]] * 2):
@@ -52,6 +52,8 @@ def test_trained_on_images_a_page_shows_where_other_models_lie(make_run, tmp_pat
     assert "Shaded" not in far
     assert "No reference ranges: the nearest models in our evidence have 65 tokens of 192 values" in far
     assert "Shaded" not in page([[65, 192]], task="sequence")
+    assert "Shaded" in page([[65, 192]], task="one-vs-rest", kind="classify")
+    assert "Shaded" not in page([[65, 192]], task="one-vs-rest", kind="")
     assert "Shaded" not in page([None])
 
 

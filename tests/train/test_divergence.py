@@ -74,6 +74,21 @@ def test_a_training_that_ends_above_its_start_is_lost_without_patience() -> None
     assert not watch.sound
 
 
+def test_losses_below_zero_are_judged_as_those_above() -> None:
+    """A likelihood's may be; a loss that falls from -1 is no explosion, and one that rises to 0 is."""
+    falling = [-1.0 - step / 100 for step in range(300)]
+    watch = Watch(patience=50)
+    assert seen(watch, falling, at_end=True) is None
+    assert watch.sound
+    assert seen(Watch(patience=50), [-1.0, *[-0.97] * 300], at_end=True) is None  # learns nothing
+    problem = seen(Watch(patience=50), [-2.0] * WINDOW + [-0.5] * 200)
+    assert problem is not None
+    assert "the loss, -0.5, has been above its start, -2" in problem.why
+    back = [-2.0] * WINDOW + [-0.5] * 30 + [-2.01] * 30  # exploded, and no better than at the start
+    assert seen(Watch(patience=500), back, at_end=True) is not None
+    assert seen(Watch(patience=500), [*back, *[-2.1] * 30], at_end=True) is None
+
+
 def test_a_lucky_first_batch_is_not_the_start() -> None:
     losses = [0.4, *[2.3] * 300]
     assert seen(Watch(patience=50, chance=math.log(10)), losses, at_end=True) is None

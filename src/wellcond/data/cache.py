@@ -48,7 +48,10 @@ CACHE_LIMIT = 16 << 30
 """Bytes of decoded pixels above which a set is streamed from its files instead."""
 CHUNK = 512  # images decoded between two progress calls
 THREADS = 4
-WORTH = 6.0  # seconds to be saved for which processes are started; each takes some to begin
+WORTH = 6.0  # seconds to be saved for which processes are started
+STARTING = 1.3  # seconds that a process takes to begin, so there is one
+EACH = 3.0  # for so many seconds of a core's work,
+PROCESSES = 16  # and no more than these: each has some 300 MB of memory
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many are done, and of how many."""
@@ -174,9 +177,10 @@ def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int]
     """Fill `pixels`; return the rows that cannot be read, and why. `tell` gets how many are done, of how many.
 
     Threads help only where Pillow, which releases the GIL while it decodes, has much to do: with 16 of them small
-    pictures took three times as long as with one. So if the first ones took long, processes decode the others.
+    pictures took three times as long as with one. So processes decode all but the first ones where the time that these
+    took, and the work, say that it saves seconds.
     """
-    total, began = len(part.labels), time.monotonic()
+    total, began, worked = len(part.labels), time.monotonic(), time.process_time()
     first, rows = range(min(CHUNK, total)), range(min(CHUNK, total), total)
 
     def progress(done: int) -> None:
@@ -184,10 +188,12 @@ def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int]
             tell(done, total)
 
     unreadable = _decode_rows(part, first, pixels, progress)
-    left, workers = (time.monotonic() - began) * len(rows) / len(first), cores()
-    if isinstance(part, FilePart) and left * (1 - 1 / workers) > WORTH:
+    times = len(rows) / len(first)
+    by_threads, work = times * (time.monotonic() - began), times * (time.process_time() - worked)
+    workers = min(cores(), PROCESSES, 1 + int(work // EACH))
+    if isinstance(part, FilePart) and by_threads - work / workers - STARTING > WORTH:
         rows = _decode_in_processes(part, rows, pixels, workers, progress)
-    unreadable |= _decode_rows(part, rows, pixels, progress)
+    unreadable |= _decode_rows(part, rows, pixels, lambda done: progress(total - len(rows) + done))
     if tell is not None:
         tell(total, total)
     return unreadable
@@ -196,7 +202,7 @@ def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int]
 def _decode_rows(
     part: Part, rows: Sequence[int], pixels: "np.memmap[Any, Any]", progress: Callable[[int], None]
 ) -> dict[int, str]:
-    """Decode these rows, the next that are due, in threads."""
+    """Decode these rows in threads. `progress` gets how many of them are done."""
 
     def one(row: int) -> str:
         try:
@@ -213,7 +219,7 @@ def _decode_rows(
             for start in range(0, len(rows), CHUNK):
                 some = rows[start : start + CHUNK]
                 unreadable |= {row: why for row, why in zip(some, pool.map(one, some), strict=True) if why}
-                progress(some[-1] + 1)
+                progress(start + len(some))
         finally:
             pool.shutdown(cancel_futures=True)  # after an interruption, start no more
     return unreadable
@@ -246,7 +252,7 @@ def decode_files(job: Mapping[str, Any], alive: Callable[[], bool]) -> None:
     part = FilePart(list(files.values()), [])
     with strict_decoding():
         for place, row in enumerate(files):
-            if place % CHUNK == 0 and not alive():
+            if not alive():
                 return
             with contextlib.suppress(Exception):  # it is read again by `_decode_rows`, which says why
                 pixels[row] = _fit(part.read(place), pixels.shape[-1])

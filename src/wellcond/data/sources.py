@@ -27,7 +27,7 @@ from wellcond.data.dataset import DataSet, hold_out
 from wellcond.data.files import Source, shorter_side, strict_decoding
 from wellcond.words import meant
 
-__all__ = ["SOURCES", "Looked", "Settings", "look_at", "open_data", "register_source"]
+__all__ = ["SOURCES", "Looked", "MissingSizeError", "Settings", "look_at", "open_data", "register_source"]
 
 LOOKED_AT = 100  # images whose size is read
 
@@ -120,11 +120,15 @@ def open_data(
     data = _find(spec, settings, options or {})
     if isinstance(data, Source):
         if image_size is None:
-            raise ValueError(f"{spec} is made of images of any size; give image_size")
+            raise MissingSizeError(f"{spec} is made of images of any size; give image_size")
         data = open_cached(
             data, image_size=image_size, cache_dir=settings.cache_dir, limit=cache_limit, progress=progress
         )
     return hold_out(data, holdout, seed=seed)
+
+
+class MissingSizeError(ValueError):
+    """The set is made of images of any size, and no `image_size` was given."""
 
 
 class Looked(NamedTuple):

@@ -14,6 +14,7 @@ import pickle
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,25 @@ def cores() -> int:
 
 
 def in_interpreters(function: str, jobs: Sequence[Any], *, meanwhile: Callable[[], None]) -> list[int]:
-    """Call "module:function" with each job and return the exit codes; `meanwhile` is called until all are done."""
+    """Call "module:function" with each job and return the exit codes; `meanwhile` is called until all are done.
+
+    If the system starts no more processes, the remaining jobs are left, and have no exit codes. Callers have to finish
+    what is left, by these jobs or by a process that died; a warning says that there is some.
+    """
     source = str(Path(__file__).parents[2])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([source, *map(str, filter(None, sys.path))])  # they import what this process would
     alone = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     running: list[subprocess.Popen[bytes]] = []
+    problems: list[str] = []
     try:
         for _ in jobs:  # all start before the first is read; in process groups of their own, where Ctrl-C is not sent
             command = [sys.executable, "-P", "-c", WORK]
-            running.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=alone, process_group=0))
-        for process, job in zip(running, jobs, strict=True):
+            try:
+                running.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=alone, process_group=0))
+            except OSError as error:  # no memory, or too many processes
+                problems.append(f"{len(jobs) - len(running)} could not be started ({error.strerror})")
+                break
+        for process, job in zip(running, jobs, strict=False):
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it has died: its exit code tells
                 stdin.write(pickle.dumps((function, os.getpid(), job)))
@@ -52,7 +62,14 @@ def in_interpreters(function: str, jobs: Sequence[Any], *, meanwhile: Callable[[
         for process in running:
             process.kill()
             process.wait()
-    return [process.returncode for process in running]
+    codes = [process.returncode for process in running]
+    if failed := [code for code in codes if code]:
+        problems.append(f"{len(failed)} failed (exit code {', '.join(map(str, sorted(set(failed))))})")
+    if problems:
+        warnings.warn(
+            f"of {len(jobs)} processes for {function}, {' and '.join(problems)}; this one does their work", stacklevel=2
+        )
+    return codes
 
 
 def work() -> None:

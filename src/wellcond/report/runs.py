@@ -120,7 +120,8 @@ def _shown(name: str, run: Run, notes: list[str]) -> Shown:
     try:
         model, config = run.model, run.config
         recipe = str(config.get("recipe") or "")
-        shape = run.about.get("shape") if config.get("task") in IMAGE_TASKS else None
+        kind = run.about.get("kind", config.get("task"))  # of a registered task, the built-in one that it is like
+        shape = run.about.get("shape") if kind in IMAGE_TASKS else None
     except (ValueError, OSError) as error:
         why = str(error).replace(str(run.path), run.path.name)  # a page must not reveal a machine's folders
         notes.append(f"{_short(run.path / CONFIG)} cannot be read ({why}).")

@@ -430,7 +430,7 @@ class Config(
             yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
         if config.kind == "sequence":
             yield from _sequence_problems(config)
-        if config.task_kwargs:
+        if config.task_kwargs or config.task != config.kind:  # built-in tasks have none of their own
             from wellcond.train.tasks import options_of
 
             known = options_of(config.task)
@@ -438,6 +438,9 @@ class Config(
                 if name not in known:
                     theirs = f"its settings: {', '.join(known)}" if known else "it has none of its own"
                     yield f"task_kwargs: task={config.task} has no setting {name!r}{meant(name, known)} ({theirs})"
+            for name, needed in known.items():
+                if needed and name not in config.task_kwargs:
+                    yield f"task={config.task} needs its setting {name!r}; add task_kwargs={name}=…"
 
 
 # ---- checks that ask timm, the attentions and the sequence models

@@ -82,7 +82,7 @@ class Watch:
         self._pending.clear()
         losses = (stacked if mean is None else mean(stacked)).tolist()
         for step, loss, skipped in zip(steps, losses, flags.tolist(), strict=True):
-            bad = skipped or not loss <= EXPLODED * (loss if math.isnan(self.start) else self.start)
+            bad = skipped or not loss <= _times(EXPLODED, loss if math.isnan(self.start) else self.start)
             self.bad_since = (self.bad_since or step) if bad else None
             if skipped:
                 problem = self._left_out(step, loss, last=at_end and step == steps[-1])
@@ -97,8 +97,8 @@ class Watch:
             self.highest = max(self.highest, loss)
             self._recent = [*self._recent, loss][-WINDOW:]
             now = median_low(self._recent)
-            self.exploded = now > EXPLODED * self.start or (self.exploded and now > BACK * self.start)
-            if now <= ABOVE * self.start:
+            self.exploded = now > _times(EXPLODED, self.start) or (self.exploded and now > _times(BACK, self.start))
+            if now <= _times(ABOVE, self.start):
                 self.above_since = None
             elif self.above_since is None:
                 self.above_since = step
@@ -145,3 +145,8 @@ class Watch:
         self.skipped, self.in_a_row = state.get("skipped", 0), state.get("in_a_row", 0)
         self.untold.clear()
         self._pending.clear()
+
+
+def _times(factor: float, start: float) -> float:
+    """Return start + (factor − 1)·|start|: `factor` times a loss, and as far above one that is negative."""
+    return (factor if start >= 0 else 2 - factor) * start

@@ -26,7 +26,7 @@ from wellcond.data import Augmentation, Batch, DataSet, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
 from wellcond.train.computing import deterministic, float32_precision, seed_by
-from wellcond.train.config import Config
+from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.divergence import Divergence, Lost, Watch
 from wellcond.train.folder import RunFolder, data_facts
 from wellcond.train.processes import Processes, join
@@ -420,12 +420,15 @@ class _Run:
         self.probe.clear()  # written below; kept, they would fill the memory in a long training
         if self.probe.shape and self.folder.writes and "shape" not in self.folder.read().about:
             with contextlib.suppress(OSError):  # a page without reference bands is no reason to stop
-                self.folder.describe(shape=self.probe.shape)
+                self.folder.describe(shape=self.probe.shape, kind=self.config.kind)
         self.folder.measured(rows)
         self.tracker.log(summary(rows), step=step)
         self.progress.measured(rows)
 
 
 def augmentation_of(config: Config) -> Augmentation:
-    """Return the augmentation of a configuration, in which its fields have the same names."""
+    """Return the augmentation of a configuration, in which its fields have the same names; none for a task that does
+    not take the settings of images."""
+    if config.kind not in IMAGE_TASKS:
+        return Augmentation()
     return Augmentation(**{name: getattr(config, name) for name in Augmentation.__dataclass_fields__})

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from wellcond.data import DataSet, open_data
 from wellcond.data.cache import Progress
+from wellcond.data.sources import MissingSizeError
 from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
 from wellcond.train.computing import mend_read_back
@@ -144,11 +145,18 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
 
 def data_of(config: Config, *, cache: Path | None = None, progress: Progress | None = None) -> DataSet:
     """Open the data of a configuration. `cache` is where decoded images are kept if it names no folder for them."""
-    return open_data(
-        config.data, options=config.data_kwargs, image_size=config.image_size if config.kind in IMAGE_TASKS else None,
-        cache_dir=config.cache_dir or cache, cache_limit=int(config.cache_limit), holdout=config.holdout,
-        seed=config.seed, progress=progress,
-    )  # fmt: skip
+    try:
+        return open_data(
+            config.data, options=config.data_kwargs, cache_dir=config.cache_dir or cache,
+            image_size=config.image_size if config.kind in IMAGE_TASKS else None, holdout=config.holdout,
+            cache_limit=int(config.cache_limit), seed=config.seed, progress=progress,
+        )  # fmt: skip
+    except MissingSizeError:
+        way_out = "set task=classify" if config.task == config.kind else "register it with like='classify'"
+        raise ValueError(
+            f"task={config.task} takes no image settings such as image_size, and {config.data} is made of images of "
+            f"any size: {way_out}"
+        ) from None
 
 
 def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_epoch: int) -> Parts:

@@ -209,12 +209,14 @@ TASKS: dict[str, Callable[..., Task]] = {
 def register_task(name: str, *, like: str = "") -> Callable[[Class], Class]:
     """Register a class with the attributes of `Task` as the task `name`, for `task=name` in a configuration.
 
-    It is built as `cls(config, data, **task_kwargs)`: its keyword-only arguments are its settings. Without `chance`, no
-    loss but that of the first batch tells what an untrained model has; without `notes`, there are none.
+    It is built as `cls(config, data, **task_kwargs)`: its keyword-only arguments are its settings, and those of its
+    parents, too, if it passes on `**kwargs`. Without `chance`, no loss but that of the first batch tells what an
+    untrained model has; without `notes`, there are none.
 
     Args:
         like: the built-in task whose settings and data it takes: `classify` for images with their augmentation,
-            `sequence` for the encoders of the Long Range Arena. By default none: its `build` returns any model.
+            `sequence` for the encoders of the Long Range Arena. By default none: its `build` returns any model, and
+            nothing is augmented.
 
     Raises ValueError for a name that is taken or an unknown `like`, TypeError for a class that lacks something.
     """
@@ -225,7 +227,8 @@ def register_task(name: str, *, like: str = "") -> Callable[[Class], Class]:
         raise ValueError(f"like={like!r} is no built-in task; those are {', '.join(built_in)}")
 
     def register(cls: Class) -> Class:
-        missing = [method for method in ("build", "loss", "count") if not callable(getattr(cls, method, None))]
+        found = {method: getattr(cls, method, None) for method in ("build", "loss", "count")}
+        missing = [name for name, own in found.items() if not callable(own) or own is getattr(Task, name)]
         missing += [] if isinstance(getattr(cls, "metric", None), str) else ["metric"]
         if missing:
             raise TypeError(
@@ -241,10 +244,19 @@ def register_task(name: str, *, like: str = "") -> Callable[[Class], Class]:
     return register
 
 
-def options_of(task: str) -> list[str]:
-    """Return the names of a task's own settings: the keyword-only arguments of its class."""
-    parameters = inspect.signature(TASKS[task]).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+def options_of(task: str) -> dict[str, bool]:
+    """Return a task's own settings, and whether each has to be given: the keyword-only arguments of its class, and of
+    its parents where these get `**kwargs`."""
+    found: dict[str, bool] = {}
+    for cls in inspect.getmro(cast(type, TASKS[task])):
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())
+            for one in parameters:
+                if one.kind is one.KEYWORD_ONLY:
+                    found.setdefault(one.name, one.default is one.empty)
+            if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+                break
+    return found
 
 
 def make_task(config: Config, data: DataSet) -> Task:

@@ -215,15 +215,19 @@ def test_without_memory_for_more_processes_the_rest_is_decoded(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "cores", "processes"),
-    [(2.0, 64, []), (4.0, 64, [5]), (100.0, 64, [16]), (4.0, 2, []), (5.0, 2, [2]), (100.0, 1, [])],
-)
+    ("seconds", "work", "cores", "processes"),
+    [(2.0, 2.0, 64, []), (4.0, 4.0, 64, [5]), (100.0, 100.0, 64, [16]), (4.0, 4.0, 2, []), (5.0, 5.0, 2, [2]),
+     (5.0, 10.0, 2, []), (100.0, 100.0, 1, [])],
+)  # fmt: skip
 def test_there_are_as_many_processes_as_are_worth_their_start(
-    make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, cores: int, processes: list[int]
-) -> None:
-    """The first 4 of 18 images take `seconds`, and 3.5 times as much is left; 2 cores have to save 6 of 14 seconds."""
-    clock = iter([0.0, seconds, 0.0, 0.0])
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, work: float, cores: int,
+    processes: list[int],
+) -> None:  # fmt: skip
+    """The first 4 of 18 images take `seconds`, and 3.5 times as much is left; 2 cores have to save 6 of 14 seconds. They
+    save nothing where 2 threads were as busy: `work` is of all cores."""
+    clock, busy = iter([0.0, seconds, 0.0, 0.0]), iter([0.0, work, 0.0, 0.0])
+    stopped = SimpleNamespace(monotonic=lambda: next(clock), process_time=lambda: next(busy))
+    monkeypatch.setattr(module, "time", stopped)
     monkeypatch.setattr(module, "CHUNK", 4)
     monkeypatch.setattr(module, "cores", lambda: cores)
     started: list[int] = []

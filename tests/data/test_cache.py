@@ -223,8 +223,8 @@ def test_there_are_as_many_processes_as_are_worth_their_start(
     make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, work: float, cores: int,
     processes: list[int],
 ) -> None:  # fmt: skip
-    """The first 4 of 18 images take `seconds`, and 3.5 times as much is left; 2 cores have to save 6 of 14 seconds. They
-    save nothing where 2 threads were as busy: `work` is of all cores."""
+    """The first 4 of 18 images take `seconds`, 3.5 times as much is left, and 2 cores have to save 6 of 14 seconds.
+    Nothing is saved where 2 threads were as busy: `work` is of all cores."""
     clock, busy = iter([0.0, seconds, 0.0, 0.0]), iter([0.0, work, 0.0, 0.0])
     stopped = SimpleNamespace(monotonic=lambda: next(clock), process_time=lambda: next(busy))
     monkeypatch.setattr(module, "time", stopped)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 from statistics import fmean
 
 import pytest
@@ -13,12 +14,14 @@ from wellcond.claims.asa_fig1c import CLAIM as FIG1C
 from wellcond.claims.claim import Options
 from wellcond.claims.grayed import EPSILONS, GRAYED, PLAIN, kappa_of, least_falls
 from wellcond.claims.reproduce import reproduce
-from wellcond.claims.runs import Runs, config_difference
+from wellcond.claims.runs import Planned, Runs, config_difference
 from wellcond.claims.sets import parse_data
 from wellcond.records import Run, read_json
+from wellcond.train.recipes import recipe
 
 TABLE2, TABLE3, FIG4 = asa_table2.CLAIM, asa_table3.CLAIM, asa_fig4.CLAIM
 QUICK = ["epochs=1", "batch_size=256", "model_kwargs=img_size=8,patch_size=4,depth=2,embed_dim=16,num_heads=2"]
+SIZE = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2}
 MARKS = 12
 
 
@@ -101,7 +104,7 @@ def test_table2_has_the_papers_numbers_beside_ours():
     gain = next(line for line in lines if "gain of softmax + SVD over" in line)
     assert "top-1 1.50" in gain
     assert gain.endswith("the paper: 1.7 and 2.4")
-    assert sum("exploration" in line for line in lines) == 2 * 2
+    assert sum("exploration" in line for line in lines) == 2 * 2 + 1
     rows = [row for chart in TABLE2.draw([found]).to_dict()["hconcat"] for row in chart["data"]["values"]]
     shown = {(row["set"], row["arm"]): row for row in rows}
     assert shown["linear: top-5", "plain"]["paper"] == 62.7
@@ -260,9 +263,9 @@ def test_a_smoke_run_of_all_three_trains_each_arm_once(folder):
     results = sorted((folder / "runs" / "smoke").rglob("result.json"))
     arms = {path.parent.parent.name for path in results}
     assert arms == {*TABLE2.arms, *TABLE3.arms, *FIG4.arms}
-    fixed = {arm for arm in arms if arm.endswith("-fast")}  # they have their rate
+    fixed = {arm for arm in arms if arm.endswith(("-fast", "-printed"))}  # they have their rate
     assert len(results) == 2 * len(arms) - len(fixed)  # one rate, one seed
-    assert len(fixed) == 3
+    assert len(fixed) == 4
     assert (folder / "said.txt").read_text(encoding="utf-8").count(": training\n") == len(results)
     for claim in (TABLE2, TABLE3, FIG4):
         found = read_json(folder / "evidence" / claim.id / "smoke-digits.json")
@@ -270,6 +273,13 @@ def test_a_smoke_run_of_all_three_trains_each_arm_once(folder):
         assert claim.lines(found)
         whole = claim.verdict([found], sets=["digits"])
         assert {part.outcome for part in whole.parts} == {"undecided"}
+    found = read_json(folder / "evidence" / TABLE2.id / "smoke-digits.json")
+    assert {arm for arm, one in found["arms"].items() if "other_graying" in one["runs"][0]} == fixed
+    tested = [line for line in map(str, TABLE2.lines(found)) if "by the graying at test time" in line]
+    assert len(tested) == 4
+    at_home = found["arms"]["svd-0.7-fast"]["runs"][0]["top1"]
+    assert "Digits, softmax + SVD at 0.003, top-1 in % by the graying at test time, exploration: plain " in tested[1]
+    assert f", svd-0.7 {at_home:.1f}, " in tested[1]
 
 
 def test_kappa_is_that_of_the_blocks_inputs_and_of_attention_after_the_add(folder):
@@ -306,6 +316,7 @@ def test_every_arm_is_configured_as_it_is_called():
                 asked |= {"mixup": 0.0, "cutmix": 0.0}
             if arm.endswith("fast"):
                 asked |= {"lr": 3e-3}
+            asked["restore_scale"] = not arm.endswith("printed")
             for method in EPSILONS:
                 if method in arm:
                     asked |= {"gray": method, "epsilon": float(arm.partition(f"{method}-")[2].split("-")[0])}
@@ -339,8 +350,30 @@ def test_runs_of_one_form_are_compiled_once_over_all_three(tmp_path, monkeypatch
         claim.reproduce(options, runs)
     arms = {name.split("/")[2] for name in trained}
     assert len(trained) == len(set(trained))
-    assert len(arms) == 12 + 8
+    assert len(arms) == 13 + 8
     assert len(resets) == len(arms)
+
+
+def test_measuring_a_trained_model_keeps_the_code_that_the_next_seed_takes(tmp_path, monkeypatch):
+    """Measurements build grayed models, and graying a model makes torch forget what it has compiled."""
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    monkeypatch.setattr(torch, "compile", lambda model, **_how: model)
+    runs = Runs(tmp_path, console=Console(quiet=True), device="cpu")
+    config = recipe("digits", epochs=1, batch_size=256, model_kwargs=SIZE, gray="svd", epsilon=0.7, compile=True)
+    assert (torch._dynamo, config.compile) == (sys.modules["torch._dynamo"], True)  # else nothing is ever forgotten
+    after = []
+    for seed in (0, 1):
+        plan = Planned(
+            name=f"digits/vit/svd/seed-{seed}", config=config.changed({"seed": seed}),
+            measure=("log_kappa", "other_graying"),
+        )  # fmt: skip
+        found = runs.run(plan)
+        after.append(len(resets))
+        own = found["other_graying"]["svd-0.7"]
+        assert own == pytest.approx({name: round(value, 5) for name, value in found["metrics"].items()}, abs=1e-4)
+        assert len({one["loss"] for one in found["other_graying"].values()}) == 3
+    assert after[0] == after[1] > 0
 
 
 @pytest.mark.parametrize("claim", [TABLE3, FIG4])

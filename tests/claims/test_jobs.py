@@ -139,6 +139,7 @@ def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread
         for run in [run for arm in record["arms"].values() for run in arm["runs"]]:
             assert run.pop("images per second") is not None
     assert found[1] == found[2]
+    assert found[1][0]["arms"]["no-mlp"]["runs"]  # asa-fig1b comes last: it shows what the other has trained
     assert said[1] == said[2]
     assert len(started) == 2  # for nine runs of two claims
     results = {jobs: sorted((tmp_path / str(jobs)).rglob("result.json")) for jobs in (1, 2)}

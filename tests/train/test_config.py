@@ -93,6 +93,7 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"gray": "dct", "gray_masked": "all"}, "gray_masked is a setting of task=mae"),
         ({"task": "mae", "gray_masked": "all"}, "gray_masked is a setting of graying"),
         ({"epsilon": 0.5}, "epsilon is a setting of graying.*add gray=dct"),
+        ({"restore_scale": False}, "restore_scale is a setting of graying"),
         ({"gray_autocast": True}, "gray_autocast is a setting of graying"),
         ({"gray": "svd", "gray_autocast": True}, "gray_autocast is for gray=dct"),
         ({"data": "digit"}, "data=digit: there is no such folder; did you mean digits"),

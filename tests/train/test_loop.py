@@ -14,7 +14,7 @@ from torch import nn
 import wellcond
 from wellcond import records
 from wellcond.data import EvalBatches, TrainBatches, open_data
-from wellcond.models.surgery import attention_of, graying_of, skips_of
+from wellcond.models.surgery import GrayingSettings, attention_of, graying_of, skips_of
 from wellcond.train import checkpoint, states
 from wellcond.train.checkpoint import SavedState, latest
 from wellcond.train.config import Config
@@ -182,15 +182,13 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights(make_config: Make, tm
 
 def test_the_surgery_reaches_the_model_and_its_file(make_config: Make, tmp_path: Path) -> None:
     config = make_config(
-        epochs=1, remove_skips=["mlp"], gray="dct", epsilon=0.7, attention="skyformer",
+        epochs=1, remove_skips=["mlp"], gray="dct", epsilon=0.7, restore_scale=False, attention="skyformer",
         attention_kwargs={"num_landmarks": 4},
     )  # fmt: skip
     metrics, state = run(config, tmp_path)
     model = plain(config)
     wellcond.load(model, file_of(tmp_path))
-    graying = graying_of(model)
-    assert graying is not None
-    assert (graying.method, graying.epsilon) == ("dct", 0.7)
+    assert graying_of(model) == GrayingSettings(method="dct", epsilon=0.7, restore_scale=False)
     assert skips_of(model) == {"blocks.0": ("mlp",), "blocks.1": ("mlp",)}
     assert len(attention_of(model)) == 2
     for name, tensor in model.state_dict().items():

@@ -165,6 +165,7 @@ def saved_by(config: Config, path: Path) -> str:
     [
         ({"gray": "dct"}, "trained with graying (dct, epsilon 0.95), and this run has no graying"),
         ({"gray": "svd", "epsilon": 0.7}, "graying (svd, epsilon 0.7)"),
+        ({"gray": "svd", "restore_scale": False}, "graying (svd, epsilon 0.95, its scale not restored)"),
         ({"remove_skips": ["mlp"]}, "removed skips (mlp in 2 blocks), and this run has all skips"),
         ({"remove_skips": ["sa", "mlp"]}, "removed skips (sa and mlp in 2 blocks)"),
         ({"attention": "linear"}, "another attention (linear in 2 blocks), and this run has the model's own attention"),
@@ -188,6 +189,14 @@ def test_what_differs_is_named_with_the_settings_that_take_it_over(
     told = [note for note in notes_of(changed) if "to take over" in note]
     assert len(told) == 1
     assert "to take over" not in " ".join(notes_of(changed.changed(settings_in(told[0]))))
+
+
+def test_a_scale_that_graying_restored_is_restored_again(make_config: Make, tmp_path: Path) -> None:
+    path = saved_by(make_config(gray="svd"), tmp_path / "restored.safetensors")
+    unscaled = make_config(checkpoint=path, gray="svd", restore_scale=False)
+    (note,) = notes_of(unscaled)
+    assert "graying (svd, epsilon 0.95), and this run has graying (svd, epsilon 0.95, its scale not restored)" in note
+    assert notes_of(unscaled.changed(settings_in(note))) == []
 
 
 def test_surgery_of_some_blocks_is_told_from_that_of_all(make_config: Make, tmp_path: Path) -> None:

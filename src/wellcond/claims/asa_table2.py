@@ -7,9 +7,11 @@ Six arms: softmax and linear attention, (QKᵀ/16)V, each plain, with SVD grayin
 with mixup and cutmix. The plain softmax arm is that of asa-fig1c with both skips. The paper does not say how it
 trained.
 
-Two explorations, which no verdict depends on: the three softmax arms without mixup and cutmix, one seed each; and all
-three at one rate above the best, three seeds. In the short trainings that chose the rates, graying gained 4 and 5
-points at that rate, and nothing at lower ones: training all arms at one high rate might show the paper's gain.
+Three explorations, which no verdict depends on: the three softmax arms without mixup and cutmix, one seed each; all
+three at one rate above the best, three seeds; and SVD graying as the paper prints it, one seed, which makes the largest
+singular value 1 (its text, and our other arms, keep that value). In the short trainings that chose the rates, graying
+gained 4 and 5 points at the high rate, and nothing at lower ones: training all arms at one high rate might show the
+paper's gain. Of the runs at the high rate, and as printed, test accuracy is also taken with the other grayings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,20 +22,22 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, altair, by_set, seeds_in_words, titled
-from wellcond.claims.grayed import PLAIN, QUICK_GRID, WATCHED, grayed
+from wellcond.claims.grayed import PLAIN, QUICK_GRID, TESTED, WATCHED, grayed
 from wellcond.verdicts import Part, at_least, written
 
 __all__ = ["CLAIM"]
 
 LINEAR: dict[str, Any] = {"attention": "linear"}
 UNMIXED: dict[str, Any] = {"mixup": 0.0, "cutmix": 0.0}
-FAST = 3e-3
+BEST, FAST = 1e-3, 3e-3  # what the grid chose for softmax, with and without graying; the next rate above it
 SVD, DCT = ("svd", 0.7), ("dct", 0.95)
-KINDS = {
+OTHER = ("other_graying",)
+KINDS: dict[str, tuple[str, ...]] = {
     "softmax": (PLAIN, "svd-0.7", "dct-0.95"),
     "linear": ("linear", "linear-svd-0.7", "linear-dct-0.95"),
     "softmax, not mixed": (f"{PLAIN}-unmixed", "svd-0.7-unmixed", "dct-0.95-unmixed"),
     f"softmax, all at lr {FAST:g}": (f"{PLAIN}-fast", "svd-0.7-fast", "dct-0.95-fast"),
+    "softmax, SVD as printed": (PLAIN, "svd-0.7-printed"),
 }
 """By attention: plain, grayed by SVD, grayed by DCT."""
 TITLES = ("plain", "SVD graying", "DCT graying")
@@ -47,9 +51,12 @@ ARMS = {
     f"{PLAIN}-unmixed": Arm(title="softmax, not mixed", settings=UNMIXED, seeds=1),
     "svd-0.7-unmixed": grayed(*SVD, title="softmax + SVD, not mixed", seeds=1, **UNMIXED),
     "dct-0.95-unmixed": grayed(*DCT, title="softmax + DCT, not mixed", seeds=1, **UNMIXED),
-    f"{PLAIN}-fast": Arm(title=f"softmax at {FAST:g}", settings={"lr": FAST}, seeds=3),
-    "svd-0.7-fast": grayed(*SVD, title=f"softmax + SVD at {FAST:g}", seeds=3, lr=FAST),
-    "dct-0.95-fast": grayed(*DCT, title=f"softmax + DCT at {FAST:g}", seeds=3, lr=FAST),
+    f"{PLAIN}-fast": Arm(title=f"softmax at {FAST:g}", settings={"lr": FAST}, seeds=3, measures=OTHER),
+    "svd-0.7-fast": grayed(*SVD, title=f"softmax + SVD at {FAST:g}", seeds=3, measures=OTHER, lr=FAST),
+    "dct-0.95-fast": grayed(*DCT, title=f"softmax + DCT at {FAST:g}", seeds=3, measures=OTHER, lr=FAST),
+    "svd-0.7-printed": grayed(
+        *SVD, title="softmax + SVD as printed", seeds=1, measures=OTHER, lr=BEST, restore_scale=False
+    ),
 }
 PAPER = {
     PLAIN: (43.0, 67.3), "svd-0.7": (44.7, 69.7), "dct-0.95": (44.8, 69.7),
@@ -97,6 +104,10 @@ def summary(found: Comparison) -> Iterable[Line]:
             if tuned := _tuning_gains(found, arm, plain):
                 pair = f"{ARMS[arm].title} over {ARMS[plain].title}"
                 yield f", gain of {pair} in the short trainings that chose the rates, one seed, exploration: {tuned}"
+    for arm in found.trained:
+        if tested := found.measurements(arm, "other_graying"):
+            top1 = ", ".join(f"{how} {100 * fmean(one[how]['top1'] for one in tested):.1f}" for how in TESTED)
+            yield f", {ARMS[arm].title}, top-1 in % by the graying at test time, exploration: {top1}"
 
 
 def _tuning_gains(found: Comparison, arm: str, plain: str) -> str:
@@ -115,14 +126,14 @@ def figure(sets: Sequence[Comparison]) -> Any:
     for number, (name, title) in enumerate((("top1", "top-1"), ("top5", "top-5"))):
         rows = []
         for kind, arms in kinds.items():
-            for arm, graying in zip(arms, TITLES, strict=True):
+            for arm, graying in zip(arms, TITLES, strict=False):
                 if found.runs(arm):
                     paper = PAPER[arm][number] if arm in PAPER else None
                     rows.append(accuracy_row(found, arm, paper, name=name, set=f"{kind}: {title}") | {"arm": graying})
         charts.append(by_set(layers, rows, [f"{kind}: {title}" for kind in kinds], title=str, width=130, height=240))
     caption = f"{seeds_in_words(sets)} The paper does not say how it trained."
     if len(kinds) > 2:
-        caption += f" Exploration: without mixup and cutmix, one seed; all at lr {FAST:g}, three seeds."
+        caption += f" Exploration: without mixup and cutmix, one seed; all at lr {FAST:g}, three seeds; SVD as printed."
     chart = alt.hconcat(*charts).resolve_scale(shape="shared", color="shared", y="independent")
     return titled(chart, f"Token Graying of a ViT-Tiny on {found.title}", caption)
 
@@ -131,13 +142,15 @@ CLAIM = TrainedArms(
     id="asa-table2",
     claim="graying adds 1.2 to 1.8 points to ViT-Tiny on Tiny-ImageNet, linear and softmax",
     test="six arms, SVD ε .7, DCT ε .95, with mixup and cutmix; planned as exploration, where it has run shown below: "
-    f"softmax's three without them, one seed, and all three at a rate of {FAST:g}, three seeds",
+    f"softmax's three without them, one seed, all three at a rate of {FAST:g}, three seeds, and SVD as the paper "
+    "prints it, without restoring the largest singular value, one seed",
     holds_if="interval of the gain above 0 for each",
     arms=ARMS,
     plain=PLAIN,
     sets=("tiny-imagenet",),
     asks="the gain of graying above 0, by SVD and by DCT, with softmax and with linear attention",
     settings=WATCHED,
+    shows=OTHER,
     grid=QUICK_GRID,
     in_part=True,
     paper={"tiny-imagenet": {arm: {"top1": top1, "top5": top5} for arm, (top1, top5) in PAPER.items()}},

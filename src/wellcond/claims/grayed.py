@@ -3,6 +3,7 @@
     GRAYED["svd-0.7"], GRAYED["dct-0.95"], GRAYED[PLAIN]        # claims that share an arm share its runs
     kappa_of(result)            # {"epochs": [0.0, 2.5, …], "in": [5.7, …], "out": [5.6, …]}: log κ at a run's marks
     least_falls(found, ["both", "svd-0.9", "svd-0.7"], "out")   # at each mark, for each seed
+    other_graying(config, Path("runs/a"))       # {"plain": {"top1": 0.41, …}, "svd-0.7": …}: by graying at test time
 
 A block's input is the output of the block before (`+mlp`) or, for the first block, the embedding (`embed`). Attention's
 output is taken after the skip is added (`+sa`). Averaged over blocks, these are κ_in and κ_out of the paper's Table 3.
@@ -11,36 +12,71 @@ output is taken after the skip is added (`+sa`). Averaged over blocks, these are
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from wellcond.claims.arms import GRID
 from wellcond.claims.comparison import Arm, Comparison
+from wellcond.claims.measurements import register_measurement
 from wellcond.claims.runs import Result
+from wellcond.models import gray, ungray
+from wellcond.train.checkpoint import final_state
+from wellcond.train.config import Config
+from wellcond.train.processes import Processes
+from wellcond.train.setup import data_of
+from wellcond.train.tasks import Validation, make_task
 from wellcond.words import BLOCK_SITES
 
-__all__ = ["EPSILONS", "GRAYED", "METHODS", "PLAIN", "QUICK_GRID", "WATCHED", "grayed", "kappa_of", "least_falls"]
+__all__ = [
+    "EPSILONS", "GRAYED", "METHODS", "PLAIN", "QUICK_GRID", "TESTED", "WATCHED", "grayed", "kappa_of", "least_falls",
+    "other_graying",
+]  # fmt: skip
 
 PLAIN = "both"  # the arm of asa-fig1c with both skips
 METHODS = {"svd": "SVD", "dct": "DCT"}
 EPSILONS = {"svd": (0.9, 0.8, 0.7, 0.6, 0.5), "dct": (0.97, 0.95, 0.93, 0.9, 0.85)}
 """The ε of Table 3, the mildest first."""
 QUICK_GRID: dict[str, tuple[float, ...]] = {**GRID, "smoke": (3e-3,)}
+TESTED: dict[str, tuple[str, float] | None] = {"plain": None, "svd-0.7": ("svd", 0.7), "dct-0.95": ("dct", 0.95)}
+"""The grayings that `other_graying` tests a trained model with."""
 WATCHED: dict[str, dict[str, Any]] = {
     "smoke": {"probe_marks": True, "probe_sites": ["embed", *BLOCK_SITES], "probe_samples": 8}
 }
 """Settings that make smoke trainings record κ while they train, as every lab training does."""
 
 
-def grayed(method: str, epsilon: float, *, title: str = "", seeds: int | None = None, **settings: Any) -> Arm:
+def grayed(
+    method: str, epsilon: float, *, title: str = "", seeds: int | None = None, measures: tuple[str, ...] = (),
+    **settings: Any,
+) -> Arm:  # fmt: skip
     title = title or f"{METHODS[method]} ε {epsilon:g}"
-    return Arm(title=title, settings={"gray": method, "epsilon": epsilon, **settings}, seeds=seeds)
+    return Arm(title=title, settings={"gray": method, "epsilon": epsilon, **settings}, seeds=seeds, measures=measures)
 
 
 GRAYED = {
     PLAIN: Arm(title="plain"),
     **{f"{method}-{epsilon:g}": grayed(method, epsilon) for method in METHODS for epsilon in EPSILONS[method]},
 }
+
+
+@register_measurement("other_graying")
+def other_graying(config: Config, folder: Path, device: str | None = None) -> dict[str, dict[str, float]]:
+    """Return the metrics on the test set of the run in `folder` with each graying of TESTED at test time, whichever it
+    was trained with. ValueError without a checkpoint."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = data_of(config, cache=folder / "cache")
+    task = make_task(config, data)
+    model = task.build().to(where)
+    model.load_state_dict(final_state(folder).weights)
+    validation = Validation(config, task, data.val, Processes(rank=0, world=1, device=where))
+    found = {}
+    for name, how in TESTED.items():
+        ungray(model) if how is None else gray(model, how[0], epsilon=how[1], restore_scale=config.restore_scale)
+        found[name] = {metric: round(value, 5) for metric, value in validation.of(model).items()}
+    return found
 
 
 def kappa_of(run: Result) -> dict[str, list[float]] | None:

@@ -103,7 +103,7 @@ def reproduce(
         console=console or Console(),
     )
     plan = _queue(options, given) if whole_queue else [(one, _data_of(one, given, scale)) for one in chosen]
-    plan = [step for step in plan if training or _of_runs(step[0])]
+    plan = sorted((step for step in plan if training or _of_runs(step[0])), key=_reads_other_runs)
     if scale == "paper":
         for one, _ in plan:
             for line in imagenet.plan(one.id, options) or one.plan_paper(options):
@@ -184,8 +184,9 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             options.say(f"{one.id}: {_verdict(one, options)}")
 
     def group(numbered: tuple[int, tuple[Claim, Any]]) -> int:
-        number, (one, _) = numbered
-        return -1 if runs.side_by_side and isinstance(one, TrainedArms) else number
+        number, step = numbered
+        together = runs.side_by_side and isinstance(step[0], TrainedArms) and not _reads_other_runs(step)
+        return -1 if together else number
 
     try:
         for number, steps in groupby(enumerate(plan), key=group):
@@ -286,6 +287,11 @@ def _check_readable(chosen: Sequence[Claim], scale: str, folders: Sequence[Path]
 def _of_runs(one: Claim) -> bool:
     """Whether a claim can be decided from existing results of runs."""
     return isinstance(one, TrainedArms) or (isinstance(one, Measured) and one.of_runs)
+
+
+def _reads_other_runs(step: tuple[Claim, Any]) -> bool:
+    """Whether a claim also shows runs that only others train; it comes last, so that it finds all of them."""
+    return isinstance(step[0], TrainedArms) and bool(step[0].trains)
 
 
 def _check_arms(arms: Sequence[str], claims: Iterable[Claim]) -> None:

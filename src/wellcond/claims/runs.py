@@ -429,7 +429,8 @@ class Runs:
     def _measure(self, names: Sequence[str], result: Result, config: Config, folder: Path) -> Result:
         """Take measurements by name; all are None if the run diverged."""
         finished = result["status"] == "finished"
-        return {name: MEASUREMENTS[name](config, folder, self.device) if finished else None for name in names}
+        with keep_compiled_code():  # they build models, which run eagerly; the next run's code stays
+            return {name: MEASUREMENTS[name](config, folder, self.device) if finished else None for name in names}
 
     def _measure_later(self, plan: Planned, result: Result) -> Result:
         """Add measurements that were not asked for when the run was trained, if its weights are here."""

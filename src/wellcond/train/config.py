@@ -67,6 +67,8 @@ class ModelSettings(Settings):
     """Token Graying: `svd` or `dct`; empty for none."""
     epsilon: float = setting(0.95, above=0, at_most=1, hint="1 changes nothing, 0.95 is usual")
     """The exponent of graying."""
+    restore_scale: bool = True
+    """Keep the size of the largest singular value or coefficient; otherwise graying makes it 1."""
     gray_autocast: bool = False
     """Compute the DCT of graying in `amp_dtype`, as a plain implementation would; for comparison."""
 
@@ -80,7 +82,7 @@ class ModelSettings(Settings):
             yield "layer_scale is where LayerScale starts without a skip; name the skip with remove_skips=…"
         if not config.gray:
             why = "is a setting of graying, and there is none; add gray=dct or gray=svd, or"
-            names = ("epsilon", "gray_autocast", "gray_masked")
+            names = ("epsilon", "restore_scale", "gray_autocast", "gray_masked")
             yield from (f"{name} {why} leave {name} out" for name in names if name in config.given)
         if config.gray_autocast and config.gray != "dct":
             yield "gray_autocast is for gray=dct: an SVD is never computed in half precision"

@@ -171,11 +171,12 @@ def _graying_words(how: Mapping[str, Any] | None) -> str:
 
 
 def _graying_settings(how: Mapping[str, Any] | None, model: nn.Module) -> str:
-    del model
     if not how:
         return "--set gray="
-    text = f"--set gray={how['method']} --set epsilon={how['epsilon']!r}"
-    return text if how["restore_scale"] else f"{text}, though no setting leaves the scale as it falls"
+    mine = json.loads(surgery_metadata(model)[METADATA_KEY])["graying"] or {"restore_scale": True}
+    scale = f" --set restore_scale={str(how['restore_scale']).lower()}"
+    same = how["restore_scale"] == mine["restore_scale"]
+    return f"--set gray={how['method']} --set epsilon={how['epsilon']!r}{'' if same else scale}"
 
 
 def _skips_words(skips: Mapping[str, list[str]]) -> str:

@@ -17,6 +17,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -172,9 +173,7 @@ class Masked:
             mask_ratio=config.mask_ratio,
             normalize_pixels=config.normalize_pixels,
             gray="all" if config.gray_masked == "all" and config.gray else "visible" if config.gray else None,
-            graying=GrayingSettings(method=config.gray, epsilon=config.epsilon, autocast=config.gray_autocast)
-            if config.gray
-            else None,
+            graying=_graying(config),
             keep_positions=config.pretrained,  # pretrained positions are learned ones
         )
         if config.checkpoint:
@@ -310,8 +309,15 @@ def operate(model: nn.Module, config: Config) -> None:
             if config.layer_scale is not None:
                 warnings.simplefilter("ignore")
             remove_skip(model, skip, layer_scale=config.layer_scale)
-    if config.gray:
-        gray(model, config.gray, epsilon=config.epsilon, autocast=config.gray_autocast)
+    if (graying := _graying(config)) is not None:
+        gray(model, **asdict(graying))
+
+
+def _graying(config: Config) -> GrayingSettings | None:
+    if not config.gray:
+        return None
+    scale, autocast = config.restore_scale, config.gray_autocast
+    return GrayingSettings(method=config.gray, epsilon=config.epsilon, restore_scale=scale, autocast=autocast)
 
 
 # ---- validation

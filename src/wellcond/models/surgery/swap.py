@@ -50,7 +50,8 @@ def forget_compiled_code() -> None:
 
 @contextlib.contextmanager
 def keep_compiled_code() -> Iterator[None]:
-    """Keep compiled code during surgery; only for a model identical in form, surgery included, to the last compiled."""
+    """Keep compiled code during surgery; only for models that are not compiled, or are identical in form, surgery
+    included, to the last compiled."""
     global _keeping_compiled_code
     before, _keeping_compiled_code = _keeping_compiled_code, True
     try:

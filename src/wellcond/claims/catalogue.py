@@ -36,6 +36,7 @@ QUEUE = (
     Step(("asa-table3", "asa-fig4")),
     Step(("new-kernel-skip",)),
     Step(("asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2", "asa-dct", "asa-lowprec", "asa-table1")),
+    Step(("new-graying-details",)),
     Step(("asa-table5",)),
     Step(("asa-fig6",), ("cifar10", "cifar100")),
     Step(("asa-table4", "asa-fig5")),
@@ -123,6 +124,7 @@ _ORDER: tuple[str | Claim, ...] = (
     "new-kappa-predicts",
     "new-kernel-skip",
     "new-early-warning",
+    "new-graying-details",
 )
 CLAIMS: dict[str, Claim] = {}
 """All claims by id: ours in their order, then those registered from outside."""

@@ -294,7 +294,7 @@ def test_the_queue_has_the_claims_in_the_order_of_worth():
         "asa-fig1c", "asa-fig1b", "asa-fig2", "asa-table2", "sky-table1", "sky-lra", "sky-time", "sky-fig1", "sky-fig2",
         "sky-approx", "asa-table3", "asa-fig4", "new-kernel-skip", "asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1",
         "asa-assume2", "asa-dct", "asa-lowprec", "asa-table1", "asa-table5", "asa-fig6", "asa-table4", "asa-fig5",
-        "new-kappa-predicts", "new-early-warning",
+        "new-graying-details", "new-kappa-predicts", "new-early-warning",
     ]  # fmt: skip
 
 

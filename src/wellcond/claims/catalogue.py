@@ -36,11 +36,11 @@ QUEUE = (
     Step(("asa-table3", "asa-fig4")),
     Step(("new-kernel-skip",)),
     Step(("asa-fig3", "asa-fig7", "asa-fig8", "asa-assume1", "asa-assume2", "asa-dct", "asa-lowprec", "asa-table1")),
-    Step(("new-graying-details",)),
     Step(("asa-table5",)),
     Step(("asa-fig6",), ("cifar10", "cifar100")),
     Step(("asa-table4", "asa-fig5")),
     Step(("asa-fig6",), ("tiny-imagenet",)),
+    Step(("new-graying-details",)),
     Step(("new-kappa-predicts", "new-early-warning")),  # from the rows of all the others
 )
 """What `wellcond reproduce --all` runs, the most valuable first. Statements of theory are run by `wellcond theory`."""

@@ -151,12 +151,13 @@ def _normalised(part: Any, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device) -> list[Row]:
-    """Return the rows `log_kappa` and `capped` of a probe at all sites of the model's blocks, batch by batch."""
+def log_kappa_rows(model: nn.Module, images: Tensor, device: torch.device, *only: str) -> list[Row]:
+    """Return the rows `log_kappa` and `capped` of a probe at all sites of the model's blocks, or `only` at some, batch
+    by batch."""
     rows: list[Row] = []
-    there = list({one.site for one in sites(model)})
+    there = only or {one.site for one in sites(model)}
     for batch in images.split(BATCH):
-        with Probe(model, there, max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
+        with Probe(model, list(there), max_samples=BATCH, attention=False, rank_samples=1, exact=True) as probe:
             model(batch.to(device))
         rows += [row for row in probe.rows() if row["name"] in ("log_kappa", "capped")]
     return rows

@@ -84,7 +84,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
                 begin(f"{set_.title}, seed {seed}: {variant}")
                 how = VARIANTS.get(variant)
                 given = grayed_images(images, how, set_.patch_size, mean, std) if how else images
-                values.append(round(fmean(by_site(log_kappa_rows(model, given, device))["+sa"]), 5))
+                values.append(round(fmean(by_site(log_kappa_rows(model, given, device, "+sa"))["+sa"]), 5))
     return {"model": name, "images": each, "seeds": seeds, "+sa": found}
 
 

@@ -122,7 +122,8 @@ def test_the_finding_is_one_sentence():
     assert sum("7 matrices beyond float32" in line for line in lines) == 2  # of both, trained
     found = asa_fig5.CLAIM.finding([fig5([0.2] * 10 + [-0.2] * 2)])
     assert found == (
-        "With DCT graying, log κ after attention is lower in 10 of 12 layers of one trained ViT-B, on average 5.81 instead of 6.00."
+        "With DCT graying, log κ after attention is lower in 10 of 12 layers of one trained ViT-B, on "
+        "average 5.81 instead of 6.00."
     )
     some["arms"]["vit_base"]["runs"] = []
     assert asa_fig5.CLAIM.finding([some]) == ""

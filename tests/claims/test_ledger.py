@@ -182,6 +182,8 @@ def test_our_page_is_what_our_evidence_says(monkeypatch):
     monkeypatch.chdir(ROOT)
     packaged = Path("src/wellcond/report/reference.json")
     assert ledger.check(Path("evidence"), Path("docs/claims.md"), packaged, Path("README.md")) == ""
+    widths = [float(re.findall(r'width="([^"]+)"', path.read_text())[0]) for path in Path("evidence").rglob("*.svg")]
+    assert 200 < min(widths) < max(widths) < 2000  # a layer without rows can make a figure infinitely large
 
 
 def test_the_readme_has_a_table_between_its_marks(evidence, tmp_path):

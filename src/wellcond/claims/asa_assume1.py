@@ -113,11 +113,11 @@ def figure(records: Sequence[Record]) -> Any:
             color=alt.Color("model:N", sort=list(MODELS), title=None, scale=alt.Scale(scheme="tableau10")),
             shape=alt.Shape("state:N", title=None, sort=None),
         )  # fmt: skip
-        named = points.properties(width=330, height=280, title=f"{title}: {correlation(record, kind)}")
+        named = points.properties(width=330, height=280, title=f"{title}: rank correlation {correlation(record, kind)}")
         panels.append(named)
     caption = (
         f"Small ViTs at their random start, after a quarter and at the end of a short training, at {record['scale']} "
-        "scale. In the titles: the rank correlation and its interval. The paper assumes it, and shows nothing."
+        "scale. The paper assumes it, and shows nothing."
     )
     return titled(alt.hconcat(*panels), "The network's Jacobian and its worst block's", caption)
 

@@ -105,12 +105,12 @@ def figure(records: Sequence[Record]) -> Any:
                 y=alt.Y("jacobian:Q", title="log κ of the Jacobian", scale=alt.Scale(zero=False)),
                 color=arm_color(list(EPSILONS.values()), field="ε", title="ε"),
             )  # fmt: skip
-            heading = [f"{title} {by}", str(found[site, kind])]
+            heading = [f"{title} {by}", f"rank correlation {found[site, kind]}"]
             panels.append(points.properties(width=230, height=190, title=alt.Title(text=heading, fontSize=11)))
         lines.append(alt.hconcat(*panels))
     caption = (
-        f"Blocks of small ViTs in three states of a short training, at {record['scale']} scale. In the titles: the "
-        "rank correlation and its interval. The paper assumes it, and shows nothing."
+        f"Blocks of small ViTs in three states of a short training, at {record['scale']} scale. The paper assumes it, "
+        "and shows nothing."
     )
     return titled(alt.vconcat(*lines), "Condition of a block's output and of its Jacobian", caption)
 

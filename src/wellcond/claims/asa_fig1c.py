@@ -98,10 +98,10 @@ CLAIM = TrainedArms(
     holds_if="drop(sa) ≥ 3 × drop(mlp) on each; drop(sa) grows with the data set",
     arms=SKIPS,
     sets=("cifar10", "cifar100", "tiny-imagenet"),
-    asks=f"drop(sa) ≥ {RATIO:g} × drop(mlp)",
+    asks=f"the attention skip is worth at least {RATIO:g} times the points of the MLP skip",
     paper={"cifar10": {"no-sa": -22.0, "no-mlp": -2.0}},  # points of top-1 against both skips
     judge=judge,
-    between=Between(asks="drop(sa) is larger on {larger} than on {smaller}", judge=grows),
+    between=Between(asks="the attention skip is worth more on {larger} than on {smaller}", judge=grows),
     says=says,
     summary=summary,
     figure=figure,

@@ -40,11 +40,11 @@ def judge(found: Comparison) -> Iterable[Part]:
         return
     linear = means["linear"]
     excess = [sa - TIMES * before for sa, before in zip(linear["sa"], linear["in"], strict=True)]
-    name = f"linear attention: log κ(sa) − {TIMES:g} × log κ(in) ≥ 0"
+    name = f"linear attention: log κ of its output − {TIMES:g} × that of its input ≥ 0"
     yield at_least(name, excess, 0.0, confidence=found.confidence)
     for arm, sites in means.items():
         apart = [after - before for after, before in zip(sites["+sa"], sites["in"], strict=True)]
-        name = f"{ARMS[arm].title}: log κ(+sa) − log κ(in) within ± {NEAR:g}"
+        name = f"{ARMS[arm].title}: log κ after its skip − that of its input within ± {NEAR:g}"
         yield within(name, apart, NEAR, confidence=found.confidence)
 
 

@@ -83,9 +83,16 @@ def summary(found: Comparison) -> Iterable[Line]:
 
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot top-1 of each attention with its skip and without. The papers have no such figure."""
-    rows = [accuracy_row(found, arm) for found in sets for arm in found.trained]
-    titles = [arm.title for arm in ARMS.values()]
-    chart = by_set(accuracies(titles, mark="", bars=True)[:-1], rows, sets, width=300, height=240)
+    rows, panels, shown = list[dict[str, Any]](), list[str](), dict[str, None]()
+    for found in sets:
+        for side, skips in enumerate((SKIPS["both"], SKIPS[WITHOUT])):
+            panels.append(f"{found.title}, {skips.title}")
+            for title, arm in ((ARMS[pair[0]].title, pair[side]) for pair in PAIRS.values()):
+                if found.runs(arm):
+                    shown[title] = None
+                    rows.append(accuracy_row(found, arm, set=panels[-1]) | {"arm": title})
+    layers = accuracies(list(shown), mark="", bars=True)[:-1]  # no number of a paper
+    chart = by_set(layers, rows, panels, title=str, width=180, height=240)
     return titled(chart, "Accuracy of a ViT-Tiny by attention, with and without its skip", seeds_in_words(sets))
 
 

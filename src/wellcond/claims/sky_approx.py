@@ -162,8 +162,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
 
 CLAIM = ArenaArms(
     id="sky-approx",
-    claim="the error of approximating softmax falls with the number of landmarks; with 128 or more, Skyformer's (its "
-    "form for softmax) is smallest",
+    claim="the more landmarks, the smaller the approximation error; from 128 on, Skyformer (for softmax) is best",
     test="Q, K and V from the trained softmax models of sky-lra; n 512–4096, d 16–256; against Nyströmformer, "
     "Linformer, Performer and Informer as approximations",
     holds_if="ordering at d ≥ 128",

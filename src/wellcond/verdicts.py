@@ -41,6 +41,7 @@ __all__ = [
     "listed",
     "not_run",
     "written",
+    "out_of",
     "out_of_reach",
     "rank_correlation",
     "reaches",
@@ -350,6 +351,11 @@ def listed(words: Iterable[str]) -> str:
     """Return words in prose: a, b and c."""
     listed = list(words)
     return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed)
+
+
+def out_of(some: int, of: int) -> str:
+    """Return a count in prose: none of 5, 4 of 5, all 5."""
+    return f"all {of}" if some == of > 1 else f"{some or 'none'} of {of}"
 
 
 def _signed(value: float) -> str:

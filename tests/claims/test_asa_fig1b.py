@@ -43,7 +43,7 @@ def test_ten_of_twelve_blocks_decide(weak, sa, verdict):
 def test_the_finding_counts_the_blocks_and_names_the_smallest_gap():
     tiny = record(weak=3) | {"data": "tiny-imagenet"}
     assert CLAIM.finding([record(), tiny]) == (
-        "In 12 of 12 blocks on CIFAR-10 and 9 of 12 blocks on Tiny-ImageNet of a trained ViT-Tiny, log κ of "
+        "In all 12 blocks on CIFAR-10 and 9 of 12 blocks on Tiny-ImageNet of a trained ViT-Tiny, log κ of "
         "attention's output is far (1.5 or more) above that of the other sites; the gap is 5.0 to 5.0 on CIFAR-10 and "
         "0.0 to 5.0 on Tiny-ImageNet."
     )
@@ -51,7 +51,7 @@ def test_the_finding_counts_the_blocks_and_names_the_smallest_gap():
         "In every block of a trained ViT-Tiny, log κ of attention's output is far"
     )
     below = CLAIM.finding([record(2.99)])
-    assert below.startswith("In 0 of 12 blocks on CIFAR-10")
+    assert below.startswith("In none of 12 blocks on CIFAR-10")
     assert below.endswith("the gap is −1.0 to −1.0 on CIFAR-10.")
     assert CLAIM.finding([record() | {"arms": {"both": {"runs": []}}}]) == ""
 

@@ -81,7 +81,7 @@ def test_the_finding_says_whether_the_loss_stays_above_and_what_diverged():
     )
     below = CLAIM.finding([record(sa=3.2, diverged_rate=True)])
     assert "does not stay above the others' (it is up to 0.30 below), but none of 3 seeds diverged" in below
-    assert CLAIM.finding([record(sa=LN + 1)]).endswith(", and 3 of 3 seeds diverged.")
+    assert CLAIM.finding([record(sa=LN + 1)]).endswith(", and all 3 seeds diverged.")
     short = record()
     for run in short["arms"]["no-sa"]["runs"]:
         run["losses"] = [[0.1, LN]]

@@ -88,8 +88,8 @@ def test_table2_shows_what_there_is():
     found["arms"]["svd-0.7"]["runs"].pop()
     assert "2 of 3 seeds" in TABLE2.verdict([found]).parts[0].why
     assert TABLE2.finding([found]) == (
-        "On Tiny-ImageNet, graying a ViT-Tiny raises top-1 with softmax + SVD (+1.5), in points; the paper's gain lies "
-        "above our interval in 1 of 1 cases."
+        "On Tiny-ImageNet, graying a ViT-Tiny raises top-1 with softmax + SVD (+1.5 points); the paper's "
+        "gain lies above our interval in 1 of 1 cases."
     )
     assert len(TABLE2.lines(found)) == 3
     found["arms"]["linear"]["runs"] = found["arms"][PLAIN]["runs"]  # by itself, it is compared with nothing
@@ -168,7 +168,7 @@ def test_fig4_shows_what_there_is():
     found = only(FIG4, PLAIN, "svd-0.7", "dct-0.95")
     assert {part.outcome for part in FIG4.verdict([found]).parts} == {"not run"}
     assert FIG4.finding([found]) == (
-        "At the end of training, log κ after attention is 6.51 with SVD ε 0.7 and 6.70 with DCT ε 0.95, and 7.11 "
+        "At the end of training, log κ after attention is 6.51 with SVD ε 0.7 and 6.70 with DCT ε 0.95, against 7.11 "
         "without graying."
     )
     assert FIG4.finding([only(FIG4, PLAIN)]) == ""
@@ -223,8 +223,8 @@ def test_the_least_fall_is_over_neighbours_and_leaves_broken_seeds_out():
 def test_findings_have_the_numbers_with_their_signs():
     found = record(TABLE2, GAIN | {"linear-dct-0.95": 44.0})
     assert TABLE2.finding([found]) == (
-        "On Tiny-ImageNet, graying a ViT-Tiny raises top-1 with softmax + SVD (+1.5), softmax + DCT (+1.4) and linear "
-        "+ SVD (+1.3) and lowers it with linear + DCT (−1.0), in points; the paper's gain lies above our interval in 3 "
+        "On Tiny-ImageNet, graying a ViT-Tiny raises top-1 with softmax + SVD (+1.5 points), softmax + DCT (+1.4) and "
+        "linear + SVD (+1.3) and lowers it with linear + DCT (−1.0); the paper's gain lies above our interval in 3 "
         "of 4 cases."  # 1.3 is the paper's, too
     )
     assert "the paper" not in TABLE2.finding([found | {"paper": {}}])  # as of the digits
@@ -244,7 +244,7 @@ def test_findings_have_the_numbers_with_their_signs():
         run["kappa"]["out"][1] = 0.0
     assert FIG4.finding([found]) == (
         "Log κ after attention is lower for lower ε at 10 of 11 (SVD) and 11 of 11 (DCT) marks of training; at its end "
-        "it is 6.11 with SVD ε 0.5 and 6.31 with DCT ε 0.9, and 7.11 without graying."
+        "it is 6.11 with SVD ε 0.5 and 6.31 with DCT ε 0.9, against 7.11 without graying."
     )
 
 

@@ -69,7 +69,7 @@ def test_lines_and_figure_have_the_papers_numbers_beside_ours():
 def test_the_finding_has_every_ratio():
     assert CLAIM.finding([record(noise=0.0)]) == (
         "SVD graying by torch.linalg.svd makes a training step of ViT-B/16 20 times as long; DCT graying adds 1.0 % in "
-        "TF32 and 1.0 % in float32; our own add 2.0 % (SVD) and 0.3 % (DCT)."
+        "TF32 and 1.0 % in float32; our own versions add 2.0 % (SVD) and 0.3 % (DCT)."
     )
 
 

@@ -103,8 +103,8 @@ def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     )
     assert lra.finding([one for one in found if one["data"] == STAND_IN]) == ""
     assert CLAIMS["sky-time"].finding([made.steps("lra_listops", time=6.25)]) == (
-        "Against softmax by SDPA, a step of Skyformer takes less time on 0 of 1 tasks (1.25 times) and less memory on "
-        "1 of 1 tasks (0.56 times); our own softmax is faster than Skyformer on 1 of 1."
+        "Against softmax by SDPA, a step of Skyformer takes less time on none of 1 tasks (1.25 times) and less memory "
+        "on 1 of 1 tasks (0.56 times); our own softmax is faster than Skyformer on 1 of 1."
     )
 
 
@@ -130,10 +130,10 @@ def test_findings_of_curves_spectra_and_errors():
     )
     lost = made.record("sky-approx", "lra_text")
     lost["arms"]["softmax"]["runs"][0]["approximations"]["trained"]["512"]["skyformer"] = [None] * 5
-    assert "best on 0 of 1 tasks; the best other error is 0.0 times" in approx.finding([lost])
+    assert "best on none of 1 tasks; the best other error is 0.0 times" in approx.finding([lost])
     ratios = [made.stability("lra_text", skyformer=0.78), made.stability("lra_image", skyformer=1.2)]
     assert sky_table1.CLAIM.finding(ratios) == (
-        "Updates surely move the embeddings less than softmax's on 2 of 2 tasks with kernelized (0.80 ×) and 1 of 2 "
+        "Updates surely move the embeddings less than softmax's on all 2 tasks with kernelized (0.80 ×) and 1 of 2 "
         "tasks with Skyformer (0.78 to 1.20 ×); with Nyströmformer 1.00 ×."
     )
 
@@ -190,7 +190,7 @@ def test_fig1_counts_steps_by_what_they_take_alone():
     untimed = made.record("sky-fig1", "lra_listops", ms={})
     assert CLAIMS["sky-fig1"].verdict([untimed]).parts[0].outcome == "undecided"
     assert CLAIMS["sky-fig1"].finding([untimed]) == (
-        "Skyformer reaches softmax's best validation loss in fewer steps on 0 of 1 tasks (ListOps 1.00 × softmax's)."
+        "Skyformer reaches softmax's best validation loss in fewer steps on none of 1 tasks (ListOps 1.00 × softmax's)."
     )
     assert any("in steps" in str(line) for line in CLAIMS["sky-fig1"].lines(untimed))
 
@@ -235,7 +235,7 @@ def test_fig1_counts_no_task_on_which_softmax_guesses(slow, outcome):
     assert part.why.startswith(f"in {3 if slow < 1 else 0} of 5 tasks")
     assert "unknown on Pairs of reviews, for Retrieval, Pathfinder, where softmax is at chance" in part.why
     said = CLAIMS["sky-fig1"].finding(found)
-    assert f"on {3 if slow < 1 else 0} of 3 tasks (Text " in said
+    assert f"on {'all 3' if slow < 1 else 'none of 3'} tasks (Text " in said
     assert said.endswith("; on Pairs of reviews and Pathfinder softmax only guesses.")
 
 

@@ -75,7 +75,7 @@ def says(records: Mapping[str, Record]) -> str:
         tells = all(one.low >= BOUND for one in sites.values())
         (told if tells else untold).append(f"{SHORT[kind]} ({means})")
     yes = f"predicts κ of its Jacobian {listed(told)}" if told else "does not reliably predict κ of its Jacobian"
-    no = f"{', but not reliably' if told else ''} {listed(untold)}" if untold else ""
+    no = f"{', but not reliably' if told else ''} {' or '.join(untold)}" if untold else ""
     return f"κ of a block's output {yes}{no}: rank correlations of {listed(TITLES.values())}."
 
 

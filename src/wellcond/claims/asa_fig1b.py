@@ -20,7 +20,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import SKIPS, Comparison, ends_of
 from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
 from wellcond.claims.measurements import FLOAT64_CEILING, at_ceiling
-from wellcond.verdicts import Interval, Part, in_most, listed, written
+from wellcond.verdicts import Interval, Part, in_most, listed, out_of, written
 from wellcond.words import BRANCH_SITES
 from wellcond.words import DEFAULT_SITES as SITES
 
@@ -59,7 +59,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
         means = [gap.mean for gap in gaps(found, "trained")]
         gaps_of.append(f"{written(min(means))} to {written(max(means))} on {found.title}")
         far.append((sum(mean >= GAP for mean in means), len(means), found.title))
-    where = listed(f"{some} of {blocks} blocks on {title}" for some, blocks, title in far)
+    where = listed(f"{out_of(some, blocks)} blocks on {title}" for some, blocks, title in far)
     where = "every block" if all(some == blocks for some, blocks, _ in far) else where
     return (
         f"In {where} of a trained ViT-Tiny, log κ of attention's output is far ({GAP:g} or more) above that of the "

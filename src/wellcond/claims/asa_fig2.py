@@ -17,7 +17,7 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, titled
-from wellcond.verdicts import Part, at_least
+from wellcond.verdicts import Part, at_least, out_of
 
 __all__ = ["CLAIM", "smallest_distances"]
 
@@ -63,7 +63,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     else:
         stays = f"does not stay above the others' (it is up to {-nearest:.2f} below)"
     lost, runs = sum(map(_diverged, found.runs("no-sa"))), len(found.runs("no-sa"))
-    diverged = f"and {lost} of {runs} seeds" if lost else f"but none of {runs} seeds"
+    diverged = f"{'and' if lost else 'but'} {out_of(lost, runs)} seeds"
     return f"Without its attention skips a ViT-Tiny's training loss on {found.title} {stays}, {diverged} diverged."
 
 

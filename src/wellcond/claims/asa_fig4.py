@@ -52,9 +52,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
     marks = [f"{sum(one.low >= 0 for one in seen)} of {len(seen)} ({title})" for title, seen in falls.items() if seen]
     ordered = f"Log κ after attention is lower for lower ε at {listed(marks)} marks of training; at its end it is"
     start = ordered if marks else "At the end of training, log κ after attention is"
-    return (
-        f"{start} {listed(f'{ends[arm]} with {ARMS[arm].title}' for arm in lowest)}, and {ends[PLAIN]} without graying."
-    )
+    grayed = listed(f"{ends[arm]} with {ARMS[arm].title}" for arm in lowest)
+    return f"{start} {grayed}, against {ends[PLAIN]} without graying."
 
 
 def summary(found: Comparison) -> Iterable[Line]:

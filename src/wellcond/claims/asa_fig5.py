@@ -17,7 +17,7 @@ from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import WHEN, arm_color, by_block, by_set, paper_lines, titled
 from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
-from wellcond.verdicts import Part, in_most, interval
+from wellcond.verdicts import Part, in_most, interval, out_of
 from wellcond.words import DEFAULT_SITES as SITES
 
 __all__ = ["CLAIM"]
@@ -39,7 +39,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     lower = sum(fall > 0 for fall in falls)
     grayed, plain = (fmean(found.log_kappa(f"{MODEL}{side}", "+sa")[0]) for side in reversed(SIDES))
     return (
-        f"With DCT graying, log κ after attention is lower in {lower} of {len(falls)} layers of one trained "
+        f"With DCT graying, log κ after attention is lower in {out_of(lower, len(falls))} layers of one trained "
         f"ViT-B, on average {grayed:.2f} instead of {plain:.2f}."
     )
 

@@ -67,7 +67,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    others = {NAIVE: "a DCT computed in bfloat16", WHOLE: "training in float32"}
+    others = {NAIVE: "one with a DCT computed in bfloat16", WHOLE: "one trained in float32"}
     gains = {words: fmean(there.values()) for arm, words in others.items() if (there := found.paired(OURS, of=arm))}
     said = [f"{written(gain, '+z.1f')} points of top-1 over {words}" for words, gain in gains.items()]
     return f"Trained in bfloat16 with our DCT, a grayed ViT-Tiny has {listed(said)}." if said else ""

@@ -92,8 +92,8 @@ def says(records: Mapping[str, Record]) -> str:
     added = {arm: f"{written(100 * (ratio - 1))} %" for arm, ratio in times.items()}
     return (
         f"SVD graying by torch.linalg.svd makes a training step of ViT-B/16 {times['svd']:.3g} times as long; DCT "
-        f"graying adds {added['dct']} in TF32 and {added['dct float32']} in float32; our own add {added['our svd']} "
-        f"(SVD) and {added['our dct']} (DCT)."
+        f"graying adds {added['dct']} in TF32 and {added['dct float32']} in float32; our own versions add "
+        f"{added['our svd']} (SVD) and {added['our dct']} (DCT)."
     )
 
 

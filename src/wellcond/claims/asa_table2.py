@@ -85,7 +85,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     words = {"holds": "raises top-1 with", "does not hold": "lowers it with", "undecided": "shows no clear effect with"}
     told = [f"{words[outcome]} {listed(said[outcome])}" for outcome in words if outcome in said]
     less = f"; the paper's gain lies above our interval in {below} of {len(arms)} cases" if below else ""
-    return f"On {found.title}, graying a ViT-Tiny {listed(told)}, in points{less}." if told else ""
+    return f"On {found.title}, graying a ViT-Tiny {listed(told)}{less}.".replace(")", " points)", 1) if told else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

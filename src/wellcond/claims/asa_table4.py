@@ -34,7 +34,7 @@ PAPER = {
 
 def judge(found: Comparison) -> Iterable[Part]:
     for model, title in MODELS.items():
-        name, groups = f"{title}: log κ of `+sa` is lower with graying", lowered(found, model)
+        name, groups = f"{title}: log κ after attention is lower with graying", lowered(found, model)
         if not groups:
             lost = [ARMS[arm].title for side in SIDES if _diverged(found, arm := f"{model}{side}")]
             why = f"there is no κ to compare: {', '.join(lost)} diverged"

@@ -92,7 +92,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
                     shown[title] = None
                     rows.append(accuracy_row(found, arm, set=panels[-1]) | {"arm": title})
     layers = accuracies(list(shown), mark="", bars=True)[:-1]  # no number of a paper
-    chart = by_set(layers, rows, panels, title=str, width=180, height=240)
+    chart = by_set(layers, rows, panels, title=str, width=210, height=240)
     return titled(chart, "Accuracy of a ViT-Tiny by attention, with and without its skip", seeds_in_words(sets))
 
 

@@ -18,7 +18,7 @@ from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance
-from wellcond.verdicts import Part, at_least, listed, undecided
+from wellcond.verdicts import Part, at_least, listed, out_of, undecided
 
 __all__ = ["CLAIM", "advantages", "falls"]
 
@@ -96,8 +96,8 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     guesses = [one.title for one in seen if at_chance(one)]
     guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
     return (
-        f"With {FROM} landmarks Skyformer approximates softmax attention best on {best} of {len(factors)} tasks; the "
-        f"best other error is {ends} times its own{guessed}."
+        f"With {FROM} landmarks Skyformer approximates softmax attention best on {out_of(best, len(factors))} tasks; "
+        f"the best other error is {ends} times its own{guessed}."
     )
 
 

@@ -17,7 +17,7 @@ from wellcond.claims.claim import Line, beside
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown
-from wellcond.verdicts import Interval, Part, in_most, listed
+from wellcond.verdicts import Interval, Part, in_most, listed, out_of
 
 __all__ = ["CLAIM", "earlier", "ratios", "reached", "remarks"]
 
@@ -116,7 +116,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     each = ", ".join(f"{task} {_ratio(times)}" for task, times in learnt.items())
     guesses = [one.title for one in told if at_chance(one)]
     guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
-    reaches = f"Skyformer reaches softmax's best validation loss in fewer {unit} on {sooner} of {len(learnt)} tasks"
+    reaches = f"Skyformer reaches softmax's best validation loss in fewer {unit} on {out_of(sooner, len(learnt))} tasks"
     return f"{reaches} ({each}){guessed}." if learnt else f"{guessed[2:].capitalize()}." if told else ""
 
 

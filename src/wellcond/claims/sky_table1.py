@@ -29,7 +29,7 @@ from wellcond.models.sequence import build
 from wellcond.stability import OneCycle, attention_stability
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
-from wellcond.verdicts import Part, at_most, interval, listed, within
+from wellcond.verdicts import Part, at_most, interval, listed, out_of, within
 
 __all__ = ["CLAIM", "measure"]
 
@@ -122,7 +122,7 @@ def says(records: Mapping[str, Record]) -> str:
             if attention == "nystrom":
                 same = f"; with {title} {ends}"
             else:
-                stable.append(f"{sum(one.high < 1 for one in found)} of {len(found)} tasks with {title} ({ends})")
+                stable.append(f"{out_of(sum(one.high < 1 for one in found), len(found))} tasks with {title} ({ends})")
     said = f"Updates surely move the embeddings less than softmax's on {listed(stable)}" if stable else ""
     return f"{said}{same}." if said else ""
 

@@ -30,7 +30,7 @@ from wellcond.claims.sky_lra import CLAIM as ACCURACY
 from wellcond.records import Run
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, train
-from wellcond.verdicts import Interval, Part, in_most, interval, listed, undecided
+from wellcond.verdicts import Interval, Part, in_most, interval, listed, out_of, undecided
 
 __all__ = ["CLAIM", "savings"]
 
@@ -122,10 +122,10 @@ def says(records: Mapping[str, Record]) -> str:
         found = [1 - one.mean for record in records.values() if (one := savings(record, kind))]
         if found:
             ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(found), max(found))))
-            said.append(f"less {kind} on {sum(one < 1 for one in found)} of {len(found)} tasks ({ends} times)")
+            said.append(f"less {kind} on {out_of(sum(one < 1 for one in found), len(found))} tasks ({ends} times)")
     times = [one["time"] for one in records.values() if one["time"].get("softmax") and one["time"].get("skyformer")]
     slower = sum(median(one["skyformer"]) > median(one["softmax"]) for one in times)
-    ours = f"; our own softmax is faster than Skyformer on {slower} of {len(times)}"
+    ours = f"; our own softmax is faster than Skyformer on {out_of(slower, len(times))}"
     return f"Against softmax by SDPA, a step of Skyformer takes {listed(said)}{ours}." if said else ""
 
 

@@ -15,7 +15,9 @@ from wellcond.verdicts import (
     differences,
     in_most,
     interval,
+    listed,
     not_run,
+    out_of,
     out_of_reach,
     rank_correlation,
     reaches,
@@ -210,3 +212,6 @@ def test_no_difference_of_a_ratio_is_around_one():
 def test_numbers_in_prose_have_a_minus_and_no_minus_before_zero():
     assert [written(value) for value in (-1.25, -0.01, 2.0)] == ["−1.2", "0.0", "2.0"]
     assert [written(value, "+z.1f") for value in (-0.5, -0.01, 0.5)] == ["−0.5", "+0.0", "+0.5"]
+    assert [listed("abc"[:number]) for number in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert [out_of(some, 3) for some in range(4)] == ["none of 3", "1 of 3", "2 of 3", "all 3"]
+    assert out_of(1, 1) == "1 of 1"

@@ -14,7 +14,7 @@ smallest effect that these runs would have detected four times out of five. Theo
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -38,8 +38,10 @@ __all__ = [
     "in_most",
     "interval",
     "judgement",
+    "listed",
     "not_run",
     "written",
+    "out_of",
     "out_of_reach",
     "rank_correlation",
     "reaches",
@@ -343,6 +345,17 @@ def _could_see(values: Collection[float], unit: str, confidence: float, of: str)
 def written(value: float, form: str = "z.1f") -> str:
     """Format a number for prose: with a minus sign, not a hyphen; `z` in `form` means no minus before a zero."""
     return f"{value:{form}}".replace("-", "−")
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words in prose: a, b and c."""
+    listed = list(words)
+    return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed)
+
+
+def out_of(some: int, of: int) -> str:
+    """Return a count in prose: none of 5, 4 of 5, all 5."""
+    return f"all {of}" if some == of > 1 else f"{some or 'none'} of {of}"
 
 
 def _signed(value: float) -> str:

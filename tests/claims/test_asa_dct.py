@@ -66,7 +66,7 @@ def test_the_rule_decides_set_by_set():
     parts = CLAIM.verdict([record(name, every=0.4 if name == "cifar10" else 0.9) for name in SETS])
     assert parts.verdict == "holds in part"
     assert [part.name for part in parts.parts if part.outcome == "does not hold"] == [
-        "CIFAR-10: the 10 leading directions have 80 % of the energy in the lowest 10 %"
+        "CIFAR-10: the 10 leading directions have 80 % of the energy in the lowest 10 % of frequencies"
     ]
     first = CLAIM.verdict([record(name, every=0.4, first=0.99) for name in SETS])  # as the paper says of this one
     assert first.verdict == "holds in part"
@@ -81,13 +81,12 @@ def test_the_rule_decides_set_by_set():
 def test_the_finding_spans_the_sets_that_there_are():
     sets = [record("cifar10", every=0.3, first=0.87), record("imagenette", every=0.55)]
     assert CLAIM.finding(sets) == (
-        "The dominant direction is of low frequency, as the paper says: the lowest 10 % of the DCT's coefficients have "
-        "87 to 95 % of its energy, by set; of the ten leading directions they have 30 to 55 %, on average, and in the "
-        "DCT of the image 30 to 55 %."
+        "The dominant singular direction of image tokens is of low frequency: the lowest 10 % of the DCT's frequencies "
+        "hold 87 to 95 % of its energy (of the ten leading directions 30 to 55 %)."
     )
-    assert "they have 30 %, on average" in CLAIM.finding(sets[:1])
+    assert "(of the ten leading directions 30 %)" in CLAIM.finding(sets[:1])
     high = CLAIM.finding([record("cifar10", every=0.3, first=0.4)])
-    assert high.startswith("The dominant direction is not of low frequency: the lowest 10 %")
+    assert high.startswith("The dominant singular direction of image tokens is not of low frequency: the lowest 10 %")
     beside = [line for line in CLAIM.lines(sets[0]) if isinstance(line, Beside)]
     assert [line.ours.partition(" ")[0] for line in beside] == ["87.00"]
 

@@ -43,11 +43,16 @@ def test_ten_of_twelve_blocks_decide(weak, sa, verdict):
 def test_the_finding_counts_the_blocks_and_names_the_smallest_gap():
     tiny = record(weak=3) | {"data": "tiny-imagenet"}
     assert CLAIM.finding([record(), tiny]) == (
-        "In a trained ViT-Tiny, block by block, log κ of attention's output minus that of the worst other site is 5.0 "
-        "to 5.0 on CIFAR-10 (at least 1.5 in 12 of 12), 0.0 to 5.0 on Tiny-ImageNet (at least 1.5 in 9 of 12)."
+        "In all 12 blocks on CIFAR-10 and 9 of 12 blocks on Tiny-ImageNet of a trained ViT-Tiny, log κ of "
+        "attention's output is far (1.5 or more) above that of the other sites; the gap is 5.0 to 5.0 on CIFAR-10 and "
+        "0.0 to 5.0 on Tiny-ImageNet."
+    )
+    assert CLAIM.finding([record()]).startswith(
+        "In every block of a trained ViT-Tiny, log κ of attention's output is far"
     )
     below = CLAIM.finding([record(2.99)])
-    assert "minus that of the worst other site is −1.0 to −1.0 on CIFAR-10 (at least 1.5 in 0 of 12)" in below
+    assert below.startswith("In none of 12 blocks on CIFAR-10")
+    assert below.endswith("the gap is −1.0 to −1.0 on CIFAR-10.")
     assert CLAIM.finding([record() | {"arms": {"both": {"runs": []}}}]) == ""
 
 

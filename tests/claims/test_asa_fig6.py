@@ -47,7 +47,7 @@ def test_every_set_is_asked_for():
 def test_the_finding_has_the_drop_on_each_set():
     gain = record("tiny-imagenet", skip=(55.0, 55.1, 55.2), without=(55.5, 55.6, 55.7))
     assert CLAIM.finding([record(without=(91.1, 91.2, 91.0)), gain]) == (
-        "Without its skip a ConvMixer loses, in points, 3.0 on CIFAR-10, −0.5 on Tiny-ImageNet."
+        "Without its skip a ConvMixer loses, in points of top-1, 3.0 on CIFAR-10 and −0.5 on Tiny-ImageNet."
     )
     assert "0.0 on CIFAR-10" in CLAIM.finding([record(without=(94.11, 94.21, 94.01))])
 

@@ -55,19 +55,19 @@ def test_lines_and_figure_have_every_precision():
 
 def test_the_finding_has_both_differences_with_their_signs():
     assert CLAIM.finding([record()]) == (
-        "Training in bfloat16 with our DCT is +2.0 points over the same with a DCT in bfloat16 and +0.1 points over "
-        "training in float32."
+        "Trained in bfloat16 with our DCT, a grayed ViT-Tiny has +2.0 points of top-1 over one with a DCT computed in "
+        "bfloat16 and +0.1 points of top-1 over one trained in float32."
     )
-    assert "is −0.3 points over the same" in CLAIM.finding([record(naive=90.35)])
+    assert "has −0.3 points of top-1 over one with a DCT" in CLAIM.finding([record(naive=90.35)])
 
 
 def test_the_finding_says_where_there_is_one_seed():
     found = record()
     found["arms"][WHOLE]["runs"] = found["arms"][WHOLE]["runs"][:1]
-    assert CLAIM.finding([found]).endswith("training in float32 (some of one seed).")
+    assert CLAIM.finding([found]).endswith("over one trained in float32 (some of one seed).")
     for arm in found["arms"].values():
         arm["runs"] = arm["runs"][:1]
-    assert CLAIM.finding([found]).endswith("training in float32 (one seed).")
+    assert CLAIM.finding([found]).endswith("over one trained in float32 (one seed).")
 
 
 @pytest.mark.parametrize(("missing", "open_part"), [(NAIVE, 0), (WHOLE, 1)])
@@ -78,7 +78,7 @@ def test_what_has_not_been_trained_yet_is_left_out(missing, open_part):
     assert whole.verdict == "undecided"
     assert whole.parts[open_part].outcome == "not run"
     assert whole.parts[1 - open_part].outcome == "holds"  # it does not wait for an arm that it is not about
-    assert CLAIM.finding([some]).count("points over") == 1
+    assert CLAIM.finding([some]).count("points of top-1 over") == 1
     shown = {row["arm"] for row in CLAIM.draw([some]).to_dict()["data"]["values"]}
     assert shown == {arm.title for name, arm in CLAIM.arms.items() if name != missing}
     assert any("over float32" in line for line in CLAIM.lines(some)) == (missing != WHOLE)

@@ -115,15 +115,15 @@ def test_the_finding_is_one_sentence():
     some = record(weak=["swin_small"])
     some["arms"]["cait_s24-dct"]["runs"] = []
     assert asa_table4.CLAIM.finding([some]) == (
-        "With one seed each, graying changes the mean of log κ after attention by −0.20 in ViT-B, −0.20 in ViT-S, "
-        "+0.20 in Swin-S, −0.20 in PVT v2 b3."
+        "DCT graying changes mean log κ after attention by −0.20 in ViT-B, −0.20 in ViT-S, +0.20 in Swin-S and −0.20 "
+        "in PVT v2 b3 (one seed each; 1 of 5 models are missing)."
     )
     lines = map(str, asa_fig5.CLAIM.lines(fig5([0.2] * 10 + [-0.2] * 2)))
     assert sum("7 matrices beyond float32" in line for line in lines) == 2  # of both, trained
     found = asa_fig5.CLAIM.finding([fig5([0.2] * 10 + [-0.2] * 2)])
     assert found == (
-        "With graying, log κ after attention is lower in 10 of 12 layers of one ViT-B, on average by −0.13, and at its "
-        "random start by −0.19."
+        "With DCT graying, log κ after attention is lower in 10 of 12 layers of one trained ViT-B, on "
+        "average 5.81 instead of 6.00."
     )
     some["arms"]["vit_base"]["runs"] = []
     assert asa_fig5.CLAIM.finding([some]) == ""
@@ -146,7 +146,7 @@ def test_each_model_is_judged_by_itself():
             some["arms"][arm]["runs"] = []
     outcomes = [part.outcome for part in asa_table4.CLAIM.verdict([some]).parts]
     assert outcomes == ["not run", "holds", "not run", "not run", "not run", "out of reach here"]
-    assert asa_table4.CLAIM.finding([some]).endswith("by −0.20 in ViT-S.")
+    assert asa_table4.CLAIM.finding([some]).endswith("by −0.20 in ViT-S (one seed each; 4 of 5 models are missing).")
     assert asa_table4.CLAIM.draw([some])
 
 
@@ -294,7 +294,7 @@ def test_table5_shows_the_papers_gain():
     assert any("the paper: top-1 83.2 %, top-5 96.6 %" in line for line in lines)
     assert any("1.10 [0.85, 1.35] points of top-1; the paper: 0.2" in line for line in lines)
     assert asa_table5.CLAIM.finding([table5(probe=(-1.0, -1.2, -1.1))]) == (
-        "What graying adds to masked autoencoding, in points of top-1: +1.1 fine-tuned, −1.1 a linear head."
+        "DCT graying changes top-1 after masked autoencoding by +1.1 (fine-tuned) and −1.1 (a linear head), in points."
     )
 
 
@@ -317,7 +317,7 @@ def test_table5_says_what_there_is():
     some["arms"]["probe-dct"]["runs"] = []
     whole = asa_table5.CLAIM.verdict([some])
     assert (whole.verdict, [part.outcome for part in whole.parts]) == ("undecided", ["holds", "not run"])
-    assert asa_table5.CLAIM.finding([some]).endswith("in points of top-1: +1.1 fine-tuned.")
+    assert asa_table5.CLAIM.finding([some]).endswith("by +1.1 (fine-tuned), in points.")
     assert not any("gain of graying, a linear head" in str(line) for line in asa_table5.CLAIM.lines(some))
     assert asa_table5.CLAIM.draw([some])
     some["arms"]["finetune-dct"]["runs"] = []

@@ -79,26 +79,32 @@ def test_lra_without_an_arm_is_shown_and_not_judged():
 def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     lra = CLAIMS["sky-lra"]
     found = made.records("sky-lra", kernelized={"gain": -0.5})
-    gains = "kernelized −0.5, Nyströmformer +1.2, Skyformer +2.0"
-    assert lra.finding(found) == f"Points over softmax, the mean of 4 tasks: {gains}."
-    assert lra.finding(found[:1]) == f"Points over softmax, the mean of 1 task: {gains}."
+    differs = (
+        "accuracy differs from softmax's by −0.5 points for kernelized, +1.2 for Nyströmformer and +2.0 for Skyformer"
+    )
+    assert lra.finding(found) == f"Averaged over 4 tasks, {differs}."
+    assert lra.finding(found[:1]) == f"Averaged over 1 task, {differs}."
     for run in found[1]["arms"]["kernelized"]["runs"]:
         run["top1"] += 8.0
-    assert "kernelized +1.5 (by task −0.5 to +7.5), " in lra.finding(found)
+    assert "by +1.5 points for kernelized, " in lra.finding(found)
     for run in found[1]["arms"]["kernelized"]["runs"]:
         run["top1"] -= 8.0
     one_seed = copy.deepcopy(found[:1])
     for arm in one_seed[0]["arms"].values():
         arm["runs"] = arm["runs"][:1]
-    assert lra.finding(one_seed) == f"Points over softmax, the mean of 1 task: {gains} (one seed)."
+    assert lra.finding(one_seed) == f"Averaged over 1 task, {differs} (one seed)."
     found[0]["arms"]["skyformer"]["runs"] = []
-    assert lra.finding(found).endswith("Nyströmformer +1.2, 4 tasks, Skyformer +2.0, 3 tasks.")
+    assert lra.finding(found) == f"Averaged over 3 tasks, {differs}."  # those that have all attentions
     found[0]["arms"]["softmax"]["runs"] = []
-    assert lra.finding(found) == f"Points over softmax, the mean of 3 tasks: {gains}."
+    assert lra.finding(found) == f"Averaged over 3 tasks, {differs}."
+    guessing = made.records("sky-lra", softmax={"gain": -16}, tasks=["lra_pathfinder"])
+    assert lra.finding([*found[1:], *guessing]).endswith(
+        "; without Pathfinder, where softmax only guesses, by −0.5, +1.2 and +2.0."
+    )
     assert lra.finding([one for one in found if one["data"] == STAND_IN]) == ""
     assert CLAIMS["sky-time"].finding([made.steps("lra_listops", time=6.25)]) == (
-        "A step of Skyformer over one of softmax by SDPA: time 1.25 (ListOps); memory 0.56 (ListOps); our own softmax, "
-        "which computes the same as SDPA, is faster than Skyformer on 1 of 1."
+        "Against softmax by SDPA, a step of Skyformer takes less time on none of 1 tasks (1.25 times) and less memory "
+        "on 1 of 1 tasks (0.56 times); our own softmax is faster than Skyformer on 1 of 1."
     )
 
 
@@ -108,23 +114,27 @@ def test_findings_of_curves_spectra_and_errors():
         for task, slow in (("lra_listops", 0.5), ("lra_image", 3.0))
     )
     assert CLAIMS["sky-fig1"].finding([fast, never]) == (
-        "Time until Skyformer is at softmax's best loss, over softmax's own: ListOps 0.50; Image never."
+        "Skyformer reaches softmax's best validation loss in fewer seconds on 1 of 2 tasks (ListOps 0.50 × softmax's, "
+        "Image never)."
     )
     spectra = [made.record("sky-fig2", task, seeds=1) for task in ("lra_listops", "lra_pathfinder")]
     assert CLAIMS["sky-fig2"].finding(spectra) == (
-        "ln of the first singular value over the 64th, in the paper's order: Pathfinder 14.6; ListOps 20.9 (one seed)."
+        "The singular values of attention's output fall by 6.3 to 9.1 orders of magnitude, from the slowest: "
+        "Pathfinder, ListOps (the paper: Retrieval, Pathfinder, Text, ListOps) (one seed)."
     )
     approx = CLAIMS["sky-approx"]
     factor = (512 + 4 * 128) / (512 + 128)
-    errors = "The smallest error of the others over Skyformer's, with 128 landmarks (above 1: it is nearest): "
-    assert approx.finding([made.record("sky-approx", "lra_text")]) == f"{errors}Text {factor:.2f}."
+    assert approx.finding([made.record("sky-approx", "lra_text")]) == (
+        "With 128 landmarks Skyformer approximates softmax attention best on 1 of 1 tasks; the best other error is "
+        f"{factor:.1f} times its own."
+    )
     lost = made.record("sky-approx", "lra_text")
     lost["arms"]["softmax"]["runs"][0]["approximations"]["trained"]["512"]["skyformer"] = [None] * 5
-    assert approx.finding([lost]) == f"{errors}Text without a value."
+    assert "best on none of 1 tasks; the best other error is 0.0 times" in approx.finding([lost])
     ratios = [made.stability("lra_text", skyformer=0.78), made.stability("lra_image", skyformer=1.2)]
     assert sky_table1.CLAIM.finding(ratios) == (
-        "How far an update moves the embeddings, over softmax's, by task: Nyströmformer 1.00, kernelized 0.80, "
-        "Skyformer 0.78 to 1.20."
+        "Updates surely move the embeddings less than softmax's on all 2 tasks with kernelized (0.80 ×) and 1 of 2 "
+        "tasks with Skyformer (0.78 to 1.20 ×); with Nyströmformer 1.00 ×."
     )
 
 
@@ -180,7 +190,7 @@ def test_fig1_counts_steps_by_what_they_take_alone():
     untimed = made.record("sky-fig1", "lra_listops", ms={})
     assert CLAIMS["sky-fig1"].verdict([untimed]).parts[0].outcome == "undecided"
     assert CLAIMS["sky-fig1"].finding([untimed]) == (
-        "Steps until Skyformer is at softmax's best loss, over softmax's own: ListOps 1.00."
+        "Skyformer reaches softmax's best validation loss in fewer steps on none of 1 tasks (ListOps 1.00 × softmax's)."
     )
     assert any("in steps" in str(line) for line in CLAIMS["sky-fig1"].lines(untimed))
 
@@ -204,13 +214,13 @@ def test_fig1_tells_never_from_late():
                 row["loss"] = 0.5 if row["step"] == best else 0.6
     found = CLAIMS["sky-fig1"]._comparison(record)
     assert sky_fig1.ratios(found) == [3.0, 3.0, 3.0]
-    assert CLAIMS["sky-fig1"].finding([record]).endswith("over softmax's own: Image 3.00.")
+    assert CLAIMS["sky-fig1"].finding([record]).endswith("(Image 3.00 × softmax's).")
     for run in record["arms"]["skyformer"]["runs"][1:]:
         for row in run["validation"]:
             row["loss"] += 9
     assert sky_fig1.ratios(found) == [3.0, math.inf, math.inf]
     assert sky_fig1.earlier(found).mean == -1.0
-    assert CLAIMS["sky-fig1"].finding([record]).endswith("over softmax's own: Image never in 2 of 3 seeds.")
+    assert CLAIMS["sky-fig1"].finding([record]).endswith("(Image never in 2 of 3 seeds).")
 
 
 @pytest.mark.parametrize(("slow", "outcome"), [(0.5, "holds"), (3.0, "does not hold")])
@@ -224,7 +234,9 @@ def test_fig1_counts_no_task_on_which_softmax_guesses(slow, outcome):
     assert part.outcome == outcome  # the two could have made no more than two of three
     assert part.why.startswith(f"in {3 if slow < 1 else 0} of 5 tasks")
     assert "unknown on Pairs of reviews, for Retrieval, Pathfinder, where softmax is at chance" in part.why
-    assert "Pathfinder 0.33 (softmax guesses)" in CLAIMS["sky-fig1"].finding(found)
+    said = CLAIMS["sky-fig1"].finding(found)
+    assert f"on {'all 3' if slow < 1 else 'none of 3'} tasks (Text " in said
+    assert said.endswith("; on Pairs of reviews and Pathfinder softmax only guesses.")
 
 
 def test_approximations_of_models_that_guess_decide_nothing():
@@ -235,7 +247,7 @@ def test_approximations_of_models_that_guess_decide_nothing():
         guesses = part.name.startswith("Pathfinder")
         assert (part.outcome == "undecided") == guesses
         assert ("softmax is at chance there (50.1 %)" in part.why) == guesses
-    assert CLAIMS["sky-approx"].finding(found).count("(whose softmax guesses)") == 1
+    assert CLAIMS["sky-approx"].finding(found).endswith("; on Pathfinder softmax only guesses.")
 
 
 def test_of_memory_the_smallest_value_counts():

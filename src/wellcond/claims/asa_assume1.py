@@ -19,7 +19,7 @@ from wellcond.claims.figures import altair, titled
 from wellcond.claims.measurements import at_ceiling
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import MODELS, SKIPLESS, measure_models
-from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches, written
+from wellcond.verdicts import CONFIDENCE, Interval, Part, listed, rank_correlation, reaches, written
 
 __all__ = ["CLAIM", "pairs"]
 
@@ -63,11 +63,13 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 
 def says(records: Mapping[str, Record]) -> str:
     (record,) = records.values()
-    said = " and ".join(f"{correlation(record, kind).mean:.2f} {title}" for kind, title in BY.items())
-    above = " and ".join(f"{written(_above(record, kind), '+z.1f')} {title}" for kind, title in BY.items())
+    ranks = {title: correlation(record, kind) for kind, title in BY.items()}
+    said = listed(f"{written(found.mean, '.2f')} {title}" for title, found in ranks.items())
+    follows = "follows" if all(found.low >= BOUND for found in ranks.values()) else "does not always follow"
+    above = listed(written(_above(record, kind), "+z.1f") for kind in BY)
     return (
-        f"In small ViTs the network's log κ and its worst block's agree in rank (correlation {said}), but not in size: "
-        f"the median difference is {above}."
+        f"Across small ViTs, log κ of the network's Jacobian {follows} that of its worst block in rank (correlation "
+        f"{said}); the median difference in size is {above}."
     )
 
 
@@ -111,11 +113,11 @@ def figure(records: Sequence[Record]) -> Any:
             color=alt.Color("model:N", sort=list(MODELS), title=None, scale=alt.Scale(scheme="tableau10")),
             shape=alt.Shape("state:N", title=None, sort=None),
         )  # fmt: skip
-        named = points.properties(width=330, height=280, title=f"{title}, {correlation(record, kind)}")
+        named = points.properties(width=330, height=280, title=f"{title}: rank correlation {correlation(record, kind)}")
         panels.append(named)
     caption = (
         f"Small ViTs at their random start, after a quarter and at the end of a short training, at {record['scale']} "
-        "scale. In the titles: the rank correlation and its interval. The paper assumes it, and shows nothing."
+        "scale. The paper assumes it, and shows nothing."
     )
     return titled(alt.hconcat(*panels), "The network's Jacobian and its worst block's", caption)
 

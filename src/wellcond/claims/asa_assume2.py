@@ -17,7 +17,7 @@ from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.jacobians import KINDS, SHORT
 from wellcond.claims.sets import GivenData
 from wellcond.claims.small_vits import measure_models
-from wellcond.verdicts import CONFIDENCE, Interval, Part, rank_correlation, reaches, written
+from wellcond.verdicts import CONFIDENCE, Interval, Part, listed, rank_correlation, reaches, written
 
 __all__ = ["CLAIM", "pairs"]
 
@@ -66,11 +66,17 @@ def judge(records: Mapping[str, Record]) -> Iterable[Part]:
 
 def says(records: Mapping[str, Record]) -> str:
     (record,) = records.values()
-    said: dict[str, list[str]] = {title: [] for title in TITLES.values()}
-    for site, kind, _, found in correlations(record):
-        said[TITLES[site]].append(f"{written(found.mean, '.2f')} {SHORT[kind]}")
-    by_site = "; ".join(f"{title} {', '.join(found)}" for title, found in said.items())
-    return f"Rank correlation of log κ of a block's output with its Jacobian's: {by_site}."
+    found: dict[str, dict[str, Interval]] = {}
+    for site, kind, _, one in correlations(record):
+        found.setdefault(kind, {})[TITLES[site]] = one
+    told, untold = [], []
+    for kind, sites in found.items():
+        means = listed(written(one.mean, ".2f") for one in sites.values())
+        tells = all(one.low >= BOUND for one in sites.values())
+        (told if tells else untold).append(f"{SHORT[kind]} ({means})")
+    yes = f"predicts κ of its Jacobian {listed(told)}" if told else "does not reliably predict κ of its Jacobian"
+    no = f"{', but not reliably' if told else ''} {' or '.join(untold)}" if untold else ""
+    return f"κ of a block's output {yes}{no}: rank correlations of {listed(TITLES.values())}."
 
 
 def summary(record: Record) -> Iterable[str]:
@@ -97,21 +103,21 @@ def figure(records: Sequence[Record]) -> Any:
             points = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=30, opacity=0.7).encode(
                 x=alt.X("output:Q", title=f"log κ at {plus}{site}", scale=alt.Scale(zero=False)),
                 y=alt.Y("jacobian:Q", title="log κ of the Jacobian", scale=alt.Scale(zero=False)),
-                color=arm_color(list(EPSILONS.values()), field="ε").title("ε"),
+                color=arm_color(list(EPSILONS.values()), field="ε", title="ε"),
             )  # fmt: skip
-            heading = [f"{title} {by}", str(found[site, kind])]
+            heading = [f"{title} {by}", f"rank correlation {found[site, kind]}"]
             panels.append(points.properties(width=230, height=190, title=alt.Title(text=heading, fontSize=11)))
         lines.append(alt.hconcat(*panels))
     caption = (
-        f"Blocks of small ViTs in three states of a short training, at {record['scale']} scale. In the titles: the "
-        "rank correlation and its interval. The paper assumes it, and shows nothing."
+        f"Blocks of small ViTs in three states of a short training, at {record['scale']} scale. The paper assumes it, "
+        "and shows nothing."
     )
     return titled(alt.vconcat(*lines), "Condition of a block's output and of its Jacobian", caption)
 
 
 CLAIM = MeasuredOn(
     id="asa-assume2",
-    claim="κ of a block's output tells κ of its Jacobian",
+    claim="κ of a block's output predicts κ of its Jacobian",
     test="attention and MLP of each block × ε × three states of a short training on CIFAR-10; by input with and "
     "without the skip, and by parameters",
     holds_if="rank correlation ≥ .7",

@@ -72,7 +72,7 @@ def lowest(rows: int, columns: int, share: float = LOWEST) -> Tensor:
 
 def judge(records: Mapping[str, Record]) -> Iterable[Part]:
     """Judge the paper's statement about the first direction, and the same of ten. The interval is over images."""
-    share = f"{100 * ENERGY:.0f} % of the energy in the lowest {100 * LOWEST:.0f} %"
+    share = f"{100 * ENERGY:.0f} % of the energy in the lowest {100 * LOWEST:.0f} % of frequencies"
     for which, who in (("first", "the dominant direction has"), ("all", f"the {DIRECTIONS} leading directions have")):
         for name, record in records.items():
             asked = f"{SETS[name].title}: {who} {share}"
@@ -85,16 +85,15 @@ def percent(record: Record, where: str, which: str) -> list[float]:
 
 
 def says(records: Mapping[str, Record]) -> str:
-    def ends(where: str, which: str) -> str:
-        means = [f"{fmean(percent(record, where, which)):.3g}" for record in records.values()]
+    def ends(which: str) -> str:
+        means = [f"{fmean(percent(record, 'tokens', which)):.3g}" for record in records.values()]
         return " to ".join(dict.fromkeys((min(means, key=float), max(means, key=float))))
 
     least = min(fmean(percent(record, "tokens", "first")) for record in records.values())
-    so = "of low frequency, as the paper says" if least >= 100 * ENERGY else "not of low frequency"
+    low = "is of low frequency" if least >= 100 * ENERGY else "is not of low frequency"
     return (
-        f"The dominant direction is {so}: the lowest {100 * LOWEST:.0f} % of the DCT's "
-        f"coefficients have {ends('tokens', 'first')} % of its energy, by set; of the ten leading directions they have "
-        f"{ends('tokens', 'all')} %, on average, and in the DCT of the image {ends('image', 'all')} %."
+        f"The dominant singular direction of image tokens {low}: the lowest {100 * LOWEST:.0f} % of the DCT's "
+        f"frequencies hold {ends('first')} % of its energy (of the ten leading directions {ends('all')} %)."
     )
 
 

@@ -16,7 +16,7 @@ from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
-from wellcond.verdicts import Part, within, written
+from wellcond.verdicts import Part, listed, within, written
 from wellcond.words import BLOCK_SITES
 
 __all__ = ["CLAIM"]
@@ -44,7 +44,7 @@ def _drops(found: Comparison) -> list[float]:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     drops = [f"{written(fmean(lost))} on {found.title}" for found in sets.values() if (lost := _drops(found))]
-    return f"Without its skip a ConvMixer loses, in points, {', '.join(drops)}." if drops else ""
+    return f"Without its skip a ConvMixer loses, in points of top-1, {listed(drops)}." if drops else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

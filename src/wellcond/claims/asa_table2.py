@@ -23,7 +23,7 @@ from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, altair, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, TESTED, WATCHED, grayed
-from wellcond.verdicts import Part, at_least, written
+from wellcond.verdicts import Part, at_least, listed, written
 
 __all__ = ["CLAIM"]
 
@@ -74,19 +74,18 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def says(sets: Mapping[str, Comparison]) -> str:
-    """Return the gains, and name those whose interval lies below the paper's gain, although no rule asks for that."""
+    """Return the gains by outcome, and how many intervals lie below the paper's gain, although no rule asks that."""
     (found,) = sets.values()
-    gains, below = [], []
-    for plain, *others in (KINDS["softmax"], KINDS["linear"]):
-        for arm in others:
-            if ours := found.paired(arm, of=plain):
-                gains.append(f"{ARMS[arm].title} {written(fmean(ours.values()), '+z.1f')}")
-                if found.paper and found.interval(ours.values()).high < PAPER[arm][0] - PAPER[plain][0]:
-                    below.append(ARMS[arm].title)
-    if not gains:
-        return ""
-    less = f"; the paper's gain lies above our interval for {', '.join(below)}" if below else ""
-    return f"Graying adds to a ViT-Tiny on {found.title}, in points of top-1: {', '.join(gains)}{less}."
+    said, below, arms = dict[str, list[str]](), 0, [part for part in judge(found) if part.found]
+    for part in arms:
+        assert part.found is not None
+        plain, arm = part.about
+        said.setdefault(part.outcome, []).append(f"{ARMS[arm].title} ({written(part.found.mean, '+z.1f')})")
+        below += bool(found.paper) and part.found.high < PAPER[arm][0] - PAPER[plain][0]
+    words = {"holds": "raises top-1 with", "does not hold": "lowers it with", "undecided": "shows no clear effect with"}
+    told = [f"{words[outcome]} {listed(said[outcome])}" for outcome in words if outcome in said]
+    less = f"; the paper's gain lies above our interval in {below} of {len(arms)} cases" if below else ""
+    return f"On {found.title}, graying a ViT-Tiny {listed(told)}{less}.".replace(")", " points)", 1) if told else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -19,7 +19,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
-from wellcond.verdicts import Interval, Part, at_least, written
+from wellcond.verdicts import Interval, Part, at_least, listed, written
 
 __all__ = ["CLAIM"]
 
@@ -67,18 +67,23 @@ def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     seen = [[arm for arm in arms if found.paired(arm)] for arms in SWEEPS.values()]
     best = [max(arms, key=found.mean) for arms in seen if arms]
-    gains = [f"{ARMS[arm].title} {written(fmean(found.paired(arm).values()), '+z.1f')}" for arm in best]
-    if not gains:
+    if not best:
         return ""
-    lowest = {arm: kappa(found, arm, "out") for arm in (PLAIN, *(arms[-1] for arms in seen if arms))}
-    ends = [f"{ARMS[arm].title} {one.mean:.2f}" for arm, one in lowest.items() if one]
-    complete = seen == list(SWEEPS.values())
-    kappas = (
-        f"; log κ_out, plain and at the lowest ε{'' if complete else ' of these'}: {', '.join(ends)}" if ends else ""
+    run, all_ = (sum(map(len, arms)) for arms in (seen, SWEEPS.values()))
+    gains = listed(f"{written(fmean(found.paired(arm).values()), '+z.1f')} ({ARMS[arm].title})" for arm in best)
+    lowest = [
+        f"{one.mean:.2f} with {ARMS[arms[-1]].title}"
+        for arms in seen
+        if arms and (one := kappa(found, arms[-1], "out"))
+    ]
+    plain = kappa(found, PLAIN, "out")
+    kappas = f"; log κ after attention is {listed(lowest)}, {plain.mean:.2f} without" if plain and lowest else ""
+    what = (
+        f"Of {all_} strengths of graying {run} have run; the best of"
+        if run < all_
+        else "The best strength of graying by"
     )
-    run = ", ".join(ARMS[arm].title for arms in seen for arm in arms)
-    what = "The best ε of each method" if complete else f"Of the sweep, {run} have run; the best of each method"
-    return f"{what}, and its points over plain: {', '.join(gains)}{kappas}."
+    return f"{what} each method adds {gains} points of top-1{kappas}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -97,7 +102,11 @@ def summary(found: Comparison) -> Iterable[Line]:
 def figure(sets: Sequence[Comparison]) -> Any:
     """Plot the gain over plain, κ_in and κ_out over ε; hollow diamonds for the paper's ViT-Base."""
     alt, found, rows = altair(), sets[0], []
-    panels = {"gain over plain, points": None, "log κ_in": "in", "log κ_out": "out"}
+    panels = {
+        "gain in top-1 over plain, points": None,
+        "log κ_in, at blocks' inputs": "in",
+        "log κ_out, after attention": "out",
+    }
     for number, (panel, where) in enumerate(panels.items()):
         for method, title in METHODS.items():
             for epsilon, arm in [(1.0, PLAIN), *((epsilon, f"{method}-{epsilon:g}") for epsilon in EPSILONS[method])]:
@@ -117,7 +126,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
     paper = base.transform_calculate(mark="'the paper, ViT-Base on ImageNet-1K'").mark_point(size=70, opacity=1)
     paper = paper.encode(y="paper:Q", shape=alt.Shape("mark:N", scale=alt.Scale(range=["diamond"]), title=None))
     chart = by_set([errors, ours, paper], rows, list(panels), title=str, width=230, height=240)
-    caption = f"{seeds_in_words(sets)} One seed, exploration: {', '.join(ARMS[arm].title for arm in EXPLORED)}. "
+    explored = ", ".join(ARMS[arm].title for arm in EXPLORED if found.runs(arm))
+    caption = f"{seeds_in_words(sets)} {f'One seed, exploration: {explored}. ' if explored else ''}"
     caption += "κ of trained models, on 64 images, averaged over the blocks."
     chart = chart.resolve_scale(y="independent")
     return titled(chart, f"The strength of Token Graying: a ViT-Tiny on {found.title}", caption)
@@ -125,7 +135,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
 
 CLAIM = TrainedArms(
     id="asa-table3",
-    claim="an ε in the middle is best; κ_in, κ_out fall with ε",
+    claim="a medium strength of graying (ε) is best; κ at a block's input and after attention falls with ε",
     test="ViT-Tiny on Tiny-ImageNet, SVD ε .9, .7, .5, DCT ε .97, .95, .9, .85; of the paper's other ε one seed",
     holds_if="κ monotone in ε; the best ε beats both ends of the range by its interval",
     arms=ARMS,

@@ -19,7 +19,7 @@ from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import Beside, Line, beside
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
-from wellcond.verdicts import Part, at_least, written
+from wellcond.verdicts import Part, at_least, listed, written
 
 __all__ = ["CLAIM"]
 
@@ -59,8 +59,8 @@ def _gains(found: Comparison, kind: str, metric: str = "top1") -> dict[int, floa
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     gains = {title: fmean(there.values()) for kind, title in KINDS.items() if (there := _gains(found, kind))}
-    said = ", ".join(f"{written(gain, '+z.1f')} {title}" for title, gain in gains.items())
-    return f"What graying adds to masked autoencoding, in points of top-1: {said}." if gains else ""
+    said = listed(f"{written(gain, '+z.1f')} ({title})" for title, gain in gains.items()) if gains else ""
+    return f"DCT graying changes top-1 after masked autoencoding by {said}, in points." if said else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -103,7 +103,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
 
 CLAIM = TrainedArms(
     id="asa-table5",
-    claim="MAE + DCT graying",
+    claim="DCT graying improves masked autoencoding",
     test="MAE on Tiny-ImageNet, fine-tuned and linear-probed, 50 epochs of each; the pre-trainings at one rate for "
     "both (1e-3, no grid) and on all training images, without their labels; linear heads, which are ours, at rates of "
     f"{', '.join(f'{rate:g}' for rate in HEAD_RATES)} and beyond",

@@ -102,12 +102,12 @@ _ORDER: tuple[str | Claim, ...] = (
         "softmax's scores are a positive semi-definite kernel",
         "no eigenvalue below 0, and the identity holds, to rounding",
     ),
-    _statement("sky-lemmaC1", "the paper's Lemma C1", _FAILURES),
-    _statement("sky-lemmaC2", "the paper's Lemma C2", _FAILURES),
-    _statement("sky-theorem2", "the paper's Theorem 2", _FAILURES),
+    _statement("sky-lemmaC1", "a random sum of matrices stays near its mean (Lemma C.1, matrix Bernstein)", _FAILURES),
+    _statement("sky-lemmaC2", "enough sampled columns keep a Gram matrix, nearly (Lemma C.2)", _FAILURES),
+    _statement("sky-theorem2", "enough landmarks approximate kernelized attention up to ε (Theorem 2)", _FAILURES),
     _statement(
         "sky-lemma3",
-        "the paper's Lemma 3",
+        "the matrix that Skyformer inverts has its singular values between 0 and 1 (Lemma 3)",
         "all singular values in (0, 1) and ‖I − N‖ < 1 in every draw; with its correction (λmax = 1 exactly)",
     ),
     _stated(

@@ -74,11 +74,12 @@ def site_color(sites: Sequence[str] = DEFAULT_SITES) -> Any:
     return alt.Color("site:N", scale=scale, legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3))
 
 
-def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = "arm") -> Any:
-    """Return the colours of a field with these titles, in this order; each keeps the colour it has `among` others."""
+def arm_color(titles: Sequence[str], *, among: Sequence[str] = (), field: str = "arm", title: str | None = None) -> Any:
+    """Return the colours of a field with these titles, in this order; each keeps the colour it has `among` others.
+    `title` is that of the legend."""
     alt = altair()
     colors = [ARM_COLORS[(list(among) or list(titles)).index(title) % len(ARM_COLORS)] for title in titles]
-    legend = alt.Legend(title=None, symbolOpacity=1)  # even if the first layer is faint
+    legend = alt.Legend(title=title, symbolOpacity=1)  # even if the first layer is faint
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(titles), range=colors), legend=legend)
 
 
@@ -176,7 +177,9 @@ def paper_lines() -> list[Any]:
     alt = altair()
     base = alt.Chart().transform_filter("isValid(datum.paper)").encode(y="paper:Q")
     line = base.mark_rule(color=INK, strokeDash=[1, 4], strokeWidth=2)
-    text = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, color=INK, fontSize=11)
+    text = base.mark_text(
+        align="left", baseline="bottom", dx=64, dy=-2, color=INK, fontSize=11
+    )  # right of steep starts
     return [line, text.encode(x=alt.value(0), text="label:N")]
 
 

@@ -21,12 +21,12 @@ import torch
 
 from wellcond.bench.timing import chosen_device
 from wellcond.claims.claim import MeasuredOn, Options, Record, rounded
-from wellcond.claims.figures import altair, arm_color, titled
+from wellcond.claims.figures import altair, arm_color, from_to, titled
 from wellcond.claims.jacobians import KINDS, SHORT, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
 from wellcond.models.build import create_model
 from wellcond.models.surgery import gray, ungray
-from wellcond.verdicts import CONFIDENCE, Part, at_least, interval
+from wellcond.verdicts import CONFIDENCE, Part, at_least, interval, listed
 
 __all__ = ["exact_row", "probed_row", "spectra_claim"]
 
@@ -37,10 +37,10 @@ PROBES, STEPS = 1, {"skip": 64, "bare": 384, "params": 640}  # enough steps that
 FIRST_SEED = 100  # the first seed of the weights
 MEASURES = {
     "log κ": "log κ",
-    "median": "ln σmax/σ at the median",
-    "tenth": "ln σmax/σ at the upper decile",
-    "hundredth": "ln σmax/σ at the upper hundredth",
-    "rms": "ln σmax/σ at the root mean square",
+    "median": "ln of the largest singular value over the median",
+    "tenth": "ln of the largest singular value over the upper decile",
+    "hundredth": "ln of the largest singular value over the upper hundredth",
+    "rms": "ln of the largest singular value over the root mean square",
 }
 
 
@@ -144,18 +144,23 @@ def falls(asked: str, record: Record, kind: str, name: str) -> Part:
 
 
 def says(records: Mapping[str, Record]) -> str:
-    words, said = {"holds": "yes", "does not hold": "no"}, []
+    found: dict[str, dict[str, list[str]]] = {"holds": {}, "does not hold": {}, "undecided": {}}
     for record in records.values():
-        name, found = "log κ" if record["exact"] else "tenth", []
         for kind, title in SHORT.items():
-            first, *_, last = [fmean(row[name] for row in rows) for rows in record["rows"][kind].values()]
-            outcome = falls("", record, kind, name).outcome
-            found.append(f"{words.get(outcome, outcome)} {title} ({first:#.3g} to {last:#.3g})")
-        said.append(f"at {record['tokens']} tokens, by {MEASURES[name]}, {', '.join(found)}")
-    first, *_, last = next(iter(records.values()))["rows"]["skip"]
-    step = f"with each step of ε from {first} to {last}"
-    asked = f"Whether the Jacobian of the first attention, at its random start, is better conditioned {step}"
-    return f"{asked}: {'; '.join(said)}."
+            outcome = falls("", record, kind, "log κ" if record["exact"] else "tenth").outcome
+            found[outcome].setdefault(title, []).append(f"{record['tokens']} tokens")
+
+    def at(sizes: Sequence[str]) -> str:
+        return f" (at {listed(sizes)})" if len(sizes) < len(records) else ""
+
+    words = {"holds": "this is so", "does not hold": "it is not so", "undecided": "it is undecided"}
+    said = "; ".join(
+        f"{words[outcome]} {listed(title + at(sizes) for title, sizes in kinds.items())}"
+        for outcome, kinds in found.items()
+        if kinds
+    )
+    graying = next(iter(records.values()))["graying"].upper()
+    return f"The lower ε of {graying} graying, the better conditioned is an untrained attention's Jacobian: {said}."
 
 
 def summary(record: Record) -> Iterable[str]:
@@ -185,27 +190,27 @@ def figure(records: Sequence[Record]) -> Any:
                     rows.append(row)
     epsilons = list(records[0]["rows"]["params"])
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2).encode(
-        x=alt.X("share:Q", title="% of the singular values"),
+        x=alt.X("share:Q", title="% of the singular values, the largest first"),
         y=alt.Y("log:Q", title="ln σ / σmax"),
-        color=arm_color(epsilons, field="ε").title("ε"),
+        color=arm_color(epsilons, field="ε", title="ε"),
     ).properties(width=230, height=200)  # fmt: skip
     chart = lines.facet(
         column=alt.Column("kind:N", sort=list(KINDS.values()), title=None),
         row=alt.Row("tokens:N", sort=[f"{record['tokens']} tokens" for record in records], title=None),
     ).resolve_scale(y="independent")
-    seeds = " and ".join(str(len(record["rows"]["params"][epsilons[0]])) for record in records)
+    seeds = from_to(len(record["rows"]["params"][epsilons[0]]) for record in records)
     caption = (
         f"The first attention of a ViT at its random start, {records[0]['graying'].upper()} graying, means over "
         f"{seeds} seeds, at {records[0]['scale']} scale; at 197 tokens from a random probe, coarse where values are "
         "small. The paper shows curves, and no numbers: lower ε, flatter."
     )
-    return titled(chart, "Singular values of an attention's Jacobian, by ε of the graying", caption)
+    return titled(chart, "Singular values of an attention's Jacobian, by ε of the graying (1: none)", caption)
 
 
 def spectra_claim(id_: str, method: str, epsilons: Sequence[float]) -> MeasuredOn:
     return MeasuredOn(
         id=id_,
-        claim=f"lower ε of {method.upper()} graying, better-conditioned Jacobian of an attention block",
+        claim=f"the lower ε of {method.upper()} graying, the better conditioned the Jacobian of an attention block",
         test=f"exact spectrum at 64 tokens, {EXACT_SEEDS} seeds; extreme values and density at 197; by input with and "
         "without the skip, and by parameters",
         holds_if="monotone in ε",

@@ -32,7 +32,7 @@ KINDS = {
     "bare": "without its skip, by its normed input",
     "params": "by its parameters",
 }
-SHORT = {"skip": "with its skip", "bare": "without it", "params": "by its parameters"}
+SHORT = {"skip": "with its skip", "bare": "without its skip", "params": "by its parameters"}
 MAX_ENTRIES = 2**28
 SPREAD, STRIDE = 64, 23  # how many images, and the step from one seed's image to the next
 HALVES = {"sa": ("norm1", "attn"), "mlp": ("norm2", "mlp")}  # in timm's ViT

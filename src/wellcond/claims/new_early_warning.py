@@ -77,8 +77,8 @@ def says(record: Record) -> str:
     found = area(record, "log_kappa")
     guess = sum(_guesses(row) and not diverges(row) for row in rows)
     if found is None:
-        learnt = f"; {guess} learned nothing, which does not count" if guess else ""
-        return f"{diverged or 'None'} of {len(rows)} runs diverged{learnt}." if rows else ""
+        learnt = f" ({guess} learned nothing, which does not count)" if guess else ""
+        return f"{diverged or 'None'} of {len(rows)} runs diverged{learnt}: nothing to warn of." if rows else ""
     return f"Of {len(rows)} runs {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
 
 
@@ -124,7 +124,7 @@ def figure(record: Record) -> Any:
 
 CLAIM = Measured(
     id="new-early-warning",
-    claim="κ of early steps predicts the arms that will diverge",
+    claim="κ early in training predicts which runs will diverge",
     test="every run, κ and the other quantities at 5 % of training, against runs of the same set and model; diverged: "
     "given up, or a loss that ends above its start",
     holds_if="AUC's interval above .7, and above that of the loss at the same step; at least 15 diverged, otherwise "

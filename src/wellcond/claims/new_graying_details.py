@@ -172,10 +172,10 @@ def figure(records: Sequence[Record]) -> Any:
 
 CLAIM = MeasuredOn(
     id="new-graying-details",
-    claim="what graying does to κ does not depend on what the paper leaves open: the order of a patch's values, before "
-    "or after normalising, the scale restored or not",
+    claim="what graying does to κ does not depend on what the paper leaves open",
     test=f"an untrained ViT-Tiny on Tiny-ImageNet and an untrained ViT-Base on Imagenette at 224, {SEEDS} seeds; "
-    "log κ of `+sa`, averaged over the blocks; each detail changed by itself",
+    "log κ of `+sa`, averaged over the blocks; each detail changed by itself: the order of a patch's values, before or "
+    "after normalising, the scale restored or not",
     holds_if=f"each moves log κ by at most {MARGIN:g}: the interval inside ± {MARGIN:g}",
     sets=("tiny-imagenet", PAPER_SET),
     seconds=120.0,

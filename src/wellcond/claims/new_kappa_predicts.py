@@ -15,8 +15,9 @@ from typing import Any
 from wellcond.claims.claim import Measured, Record
 from wellcond.claims.early import MARKS, ArmAtRate, Group, arms_of, measure
 from wellcond.claims.figures import altair, titled
+from wellcond.claims.grayed import PLAIN
 from wellcond.claims.sets import SETS
-from wellcond.verdicts import Interval, Part, rank_correlation, stays_below, undecided
+from wellcond.verdicts import Interval, Part, judgement, listed, rank_correlation, stays_below, undecided, written
 
 __all__ = ["CLAIM"]
 
@@ -26,7 +27,7 @@ Arms = Sequence[ArmAtRate]
 
 def judge(record: Record) -> Iterable[Part]:
     for mark, when in MARKS.items():
-        name = f"{when}, log κ falls as accuracy rises, the loss held constant"
+        name = f"lower log κ {when}, higher accuracy at equal loss"
         groups = _largest(record, mark)
         if not groups:
             yield Part(name=name, outcome="undecided", why="no arms can be compared yet")
@@ -62,30 +63,38 @@ def correlation(arms: Arms, *columns: str) -> Interval | None:
 
 
 def _title(group: Group) -> str:
-    skips = "all skips" if group.skips == "none" else f"without {group.skips}"
+    skips = "" if group.skips == "none" else f", without {group.skips}"
     part = ", a part held out" if group.held_out else ""
-    mixed = ", mixed images" if group.mixed else ""
-    return f"{SETS[group.set].title}, {group.recipe}, {skips}, {group.budget}{mixed}{part}"
+    mixed = ", mixed" if group.mixed else ""
+    return f"{SETS[group.set].title}, {group.recipe}{skips}, {group.budget}{mixed}{part}"
 
 
 def says(record: Record) -> str:
+    lead = {
+        "holds": "At equal loss, lower κ early goes with higher final accuracy",
+        "does not hold": "At equal loss, lower κ early does not go with higher final accuracy",
+        "holds in part": "At equal loss, lower κ early goes in part with higher final accuracy",
+        "undecided": "It is undecided whether, at equal loss, lower κ early goes with higher final accuracy",
+    }[judgement({part.outcome for part in judge(record)})]
     first = {when: next(iter(_largest(record, mark).values()), ()) for mark, when in MARKS.items()}
-    said = [f"{found} {when}" for when, arms in first.items() if (found := correlation(arms))]
-    what = "Rank correlation of log κ after attention with the final accuracy, the loss held constant"
-    return f"{what}, over {_counted(record)}: {', '.join(said)}." if said else ""
+    said = [f"{written(found.mean, '.2f')} {when}" for when, arms in first.items() if (found := correlation(arms))]
+    return f"{lead}: rank correlation {listed(said)} ({_counted(record)})." if said else ""
 
 
 def _counted(record: Record) -> str:
     group, arms = next(iter(_largest(record, "early").items()))
-    asked = "" if _number(arms) >= LEAST_ARMS else f" ({LEAST_ARMS} are asked for)"
-    return f"{len(arms)} trainings of {_number(arms)} arms{asked} on {SETS[group.set].title}"
+    asked = "" if _number(arms) >= LEAST_ARMS else f", not the {LEAST_ARMS} asked for"
+    return f"{_number(arms)} arms on {SETS[group.set].title}{asked}"
 
 
 def summary(record: Record) -> Iterable[str]:
     for mark, when in MARKS.items():
         for group, arms in _largest(record, mark).items():
             kappa, loss = (correlation(arms, name, "top1") for name in ("log_kappa", "loss"))
-            yield f"{_title(group)}, {when}: rank correlation with the accuracy, of log κ {kappa}, of the loss {loss}"
+            yield (
+                f"{_title(group)}, {when}, {len(arms)} trainings: rank correlation with the accuracy, of log κ "
+                f"{kappa}, of the loss {loss}"
+            )
     judged = _largest(record, "early")
     small = {
         _title(group): _number(arms) for group, arms in arms_of(record["rows"], "early").items() if group not in judged
@@ -100,7 +109,15 @@ def figure(record: Record) -> Any:
     alt, panels, caption = altair(), [], ""
     for mark, when in MARKS.items():
         group, arms = next(iter(_largest(record, mark).items()))
-        rows = [{"arm": one.arm, "rate": f"lr {one.lr:g}", "kappa": one.log_kappa, "top1": one.top1} for one in arms]
+        rows = [
+            {
+                "arm": "plain" if one.arm == PLAIN else one.arm,
+                "rate": f"lr {one.lr:g}",
+                "kappa": one.log_kappa,
+                "top1": one.top1,
+            }
+            for one in arms
+        ]
         points = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=80, opacity=0.85).encode(
             x=alt.X("kappa:Q", title=f"log κ(+sa) {when}", scale=alt.Scale(zero=False, padding=12)),
             y=alt.Y("top1:Q", title="top-1 at the end, %", scale=alt.Scale(zero=False, padding=12)),
@@ -114,7 +131,7 @@ def figure(record: Record) -> Any:
 
 CLAIM = Measured(
     id="new-kappa-predicts",
-    claim="κ at the start, or after 5 % of training, tells which arm ends better",
+    claim="κ at the random start, or after 5 % of training, tells which arm ends better",
     test="arms of equal skips, set and budget, at each of their learning rates, over all claims",
     holds_if="log κ tells more than the loss at the same step does: partial rank correlation with final accuracy, "
     "interval below 0; at least 15 arms a group, otherwise undecided",

@@ -100,7 +100,7 @@ def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any
         for name in ("mean", "low", "high", "from", "to")
     }
     mean, low, high = (
-        f"format(datum.{one}, abs(datum.{one}) < 0.1 ? '.1~r' : abs(datum.{one}) < 10 ? '.2~f' : '.1~f')"
+        f"format(datum.{one}, abs(datum.{one}) < 0.1 ? '.1~r' : abs(datum.{one}) < 10 ? '.2f' : '.1f')"
         for one in ("mean", "low", "high")
     )
     interval = f"isValid(datum.low) ? ' [' + {low} + ', ' + {high} + ']' : ''"

@@ -17,7 +17,7 @@ from wellcond.claims.claim import Beside, Line
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, at_chance, column
-from wellcond.verdicts import Part, at_least, undecided
+from wellcond.verdicts import Part, at_least, listed, undecided
 
 __all__ = ["CLAIM", "depths"]
 
@@ -38,8 +38,8 @@ def judge(tasks: Mapping[str, Comparison]) -> Iterable[Part]:
             less, more = depths(tasks[slower], index), depths(tasks[faster], index)
             values = [more[seed] - less[seed] for seed in sorted(less.keys() & more.keys())]
             name = (
-                f"singular value {index} is further below the first on {column(tasks[faster])} than on "
-                f"{column(tasks[slower])}"
+                f"singular values fall further from the 1st to the {index}th on {column(tasks[faster])} than on "
+                f"{column(tasks[slower])} (ln)"
             )
             part = at_least(name, values, 0.0)
             guessing = [found for found in (tasks[slower], tasks[faster]) if values and at_chance(found)]
@@ -59,10 +59,16 @@ def depths(found: Comparison, index: int) -> dict[int, float]:
 
 
 def says(tasks: Mapping[str, Comparison]) -> str:
-    ordered = [tasks[name] for name in (*ORDER, *(name for name in tasks if name not in ORDER)) if name in tasks]
-    below = {column(found): depths(found, INDICES[-1]) for found in ordered}
-    said = [f"{task} {fmean(seeds.values()):.1f}" for task, seeds in below.items() if seeds]
-    return f"ln of the first singular value over the 64th, in the paper's order: {'; '.join(said)}." if said else ""
+    seen = [one for one in tasks.values() if depths(one, INDICES[-1])]
+    below = {one.title: fmean(depths(one, INDICES[-1]).values()) / math.log(10) for one in seen}
+    if not below:
+        return ""
+    order = ", ".join(sorted(below, key=lambda task: below[task]))
+    ends = " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(below.values()), max(below.values()))))
+    guesses = [one.title for one in seen if at_chance(one)]
+    guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
+    what = f"The singular values of attention's output fall by {ends} orders of magnitude"
+    return f"{what}, from the slowest: {order} (the paper: Retrieval, Pathfinder, Text, ListOps){guessed}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -71,6 +77,7 @@ def summary(found: Comparison) -> Iterable[Line]:
         return
     means = [fmean(values) for values in zip(*curves, strict=True)]
     said = ", ".join(f"σ{index} = {means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES))
+    said += f", ln σ1/σ{INDICES[-1]} = {fmean(depths(found, INDICES[-1]).values()):.1f}"
     paper = ", ".join(f"σ{index} ≈ {value:g}" for index, value in found.paper.items())
     what = ", softmax, layer 2"
     yield Beside(what, said, f"σ1 140 to 280, {paper}") if paper else f"{what}: {said}; the paper does not show it"

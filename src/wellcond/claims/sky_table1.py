@@ -29,13 +29,13 @@ from wellcond.models.sequence import build
 from wellcond.stability import OneCycle, attention_stability
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
-from wellcond.verdicts import Part, at_most, interval, within
+from wellcond.verdicts import Part, at_most, interval, listed, out_of, within
 
 __all__ = ["CLAIM", "measure"]
 
 STEPS, SEEDS, MARGIN = 20, 5, 0.05
 ATTENTIONS = ("nystrom", "kernelized", "skyformer")
-EMBEDDINGS = {"after": "after the final norm", "before": "before it"}
+EMBEDDINGS = {"after": "after the final norm", "before": "before the final norm"}
 SMOKE = {"steps": 2, "batch_size": 2}
 PAPER = {
     "lra_text": (1.03, 0.83, 0.81), "lra_listops": (1.01, 0.77, 0.79), "imdb_pairs": (0.97, 0.64, 0.64),
@@ -112,14 +112,19 @@ def _title(name: str) -> str:
 
 
 def says(records: Mapping[str, Record]) -> str:
-    said = []
+    stable, same = [], ""
     for attention in ATTENTIONS:
-        values = [record["ratios"][attention]["after"] for record in records.values()]
-        means = [f"{fmean(one):.2f}" for one in values if None not in one]
-        if means:
-            ends = dict.fromkeys((min(means, key=float), max(means, key=float)))
-            said.append(f"{ARMS[attention].title} {' to '.join(ends)}")
-    return f"How far an update moves the embeddings, over softmax's, by task: {', '.join(said)}." if said else ""
+        every = [one["ratios"][attention]["after"] for one in records.values()]
+        found = [interval(values) for values in every if None not in values]
+        if found:
+            means, title = [f"{one.mean:.2f}" for one in found], ARMS[attention].title
+            ends = f"{' to '.join(dict.fromkeys((min(means, key=float), max(means, key=float))))} ×"
+            if attention == "nystrom":
+                same = f"; with {title} {ends}"
+            else:
+                stable.append(f"{out_of(sum(one.high < 1 for one in found), len(found))} tasks with {title} ({ends})")
+    said = f"Updates surely move the embeddings less than softmax's on {listed(stable)}" if stable else ""
+    return f"{said}{same}." if said else ""
 
 
 def summary(record: Record) -> Iterable[Line]:
@@ -157,7 +162,7 @@ def figure(records: Sequence[Record]) -> Any:
             xOffset=alt.XOffset("arm:N", sort=names),
         )  # fmt: skip
         scale = alt.Scale(type="log", nice=False, padding=12) if which == "before" else alt.Scale(zero=True)
-        y = alt.Y("mean:Q", title="τ over softmax's", scale=scale)
+        y = alt.Y("mean:Q", title="how far a step moves the embeddings, over softmax's", scale=scale)
         points = base.mark_point(filled=True, size=80, opacity=1).encode(y=y, color=attention_color(ATTENTIONS))
         errors = base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q", color=attention_color(ATTENTIONS))
         one = alt.Chart(alt.Data(values=[{"y": 1}])).mark_rule(color=INK, strokeDash=[4, 3]).encode(y="y:Q")
@@ -175,7 +180,7 @@ def figure(records: Sequence[Record]) -> Any:
 
 CLAIM = MeasuredOn(
     id="sky-table1",
-    claim="instability ratios: kernelized and Skyformer < 1, Nyströmformer ≈ 1",
+    claim="kernelized attention and Skyformer train more stably than softmax, Nyströmformer as stably",
     test="20 steps, five tasks (Retrieval by its stand-in), five seeds; embeddings after the final norm, those before "
     "it beside; all tokens within a sequence's length count, and kernelized has no dropout on its weights: both unlike "
     "the published settings",

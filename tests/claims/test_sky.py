@@ -133,7 +133,7 @@ def test_findings_of_curves_spectra_and_errors():
     assert "best on none of 1 tasks; the best other error is 0.0 times" in approx.finding([lost])
     ratios = [made.stability("lra_text", skyformer=0.78), made.stability("lra_image", skyformer=1.2)]
     assert sky_table1.CLAIM.finding(ratios) == (
-        "Updates surely move the embeddings less than softmax's on all 2 tasks with kernelized (0.80 ×) and 1 of 2 "
+        "Updates clearly move the embeddings less than softmax's on all 2 tasks with kernelized (0.80 ×) and 1 of 2 "
         "tasks with Skyformer (0.78 to 1.20 ×); with Nyströmformer 1.00 ×."
     )
 

@@ -123,7 +123,7 @@ def says(records: Mapping[str, Record]) -> str:
                 same = f"; with {title} {ends}"
             else:
                 stable.append(f"{out_of(sum(one.high < 1 for one in found), len(found))} tasks with {title} ({ends})")
-    said = f"Updates surely move the embeddings less than softmax's on {listed(stable)}" if stable else ""
+    said = f"Updates clearly move the embeddings less than softmax's on {listed(stable)}" if stable else ""
     return f"{said}{same}." if said else ""
 
 

@@ -210,14 +210,28 @@ def test_fig4_shows_every_mark_of_every_seed():
     assert {part.outcome for part in FIG4.verdict([found]).parts} == {"not run"}
 
 
-def test_the_least_fall_is_over_neighbours_and_leaves_broken_seeds_out():
+def test_the_least_fall_is_that_of_one_step_and_leaves_broken_seeds_out():
     found = record(FIG4)
-    found["arms"]["svd-0.9"]["runs"][1]["kappa"]["out"][3] = 5.95  # plain: 6.31; ε 0.7: 5.71
-    falls = least_falls(FIG4._comparison(found), [PLAIN, "svd-0.9", "svd-0.7"], "out")
+    for seed, value in enumerate((6.05, 6.12, 6.11)):  # plain: 6.3, 6.31, 6.32; ε 0.7: 5.7, 5.71, 5.72
+        found["arms"]["svd-0.9"]["runs"][seed]["kappa"]["out"][3] = value
+    arms = [PLAIN, "svd-0.9", "svd-0.7"]
+    falls = least_falls(FIG4._comparison(found), arms, "out")
     assert len(falls) == MARKS
-    assert falls[3] == pytest.approx([0.2, 5.95 - 5.71, 0.2])
+    assert falls[3] == pytest.approx([0.25, 0.19, 0.21])
     found["arms"]["svd-0.9"]["runs"][1]["kappa"]["out"][3] = math.nan
-    assert len(least_falls(FIG4._comparison(found), [PLAIN, "svd-0.9", "svd-0.7"], "out")[3]) == 2
+    assert len(least_falls(FIG4._comparison(found), arms, "out")[3]) == 2
+
+
+def test_small_falls_with_noise_do_not_count_as_rises():
+    """In each seed another step goes up a little; on average every step is a fall."""
+    found = record(TABLE3, fall=0.03, seeds=5)
+    for number, arm in enumerate(("dct-0.97", "dct-0.95", "dct-0.9")):
+        for seed, run in enumerate(found["arms"][arm]["runs"]):
+            run["kappa"]["in"][-1] += (0.0, 0.05, -0.05)[(number + seed) % 3]
+    name = "Tiny-ImageNet: DCT: κ_in falls from plain to the lowest ε, by the smallest step ≥ 0"
+    (part,) = (part for part in TABLE3.verdict([found]).parts if part.name == name)
+    assert part.outcome == "undecided"
+    assert part.found.mean > 0
 
 
 def test_findings_have_the_numbers_with_their_signs():

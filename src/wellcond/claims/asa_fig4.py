@@ -34,7 +34,7 @@ def judge(found: Comparison) -> Iterable[Part]:
 
 
 def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
-    """Return the smallest fall of log κ on the way from plain to the lowest ε, at each mark after the random start."""
+    """Return the least certain fall of log κ from one ε to the next, at each mark after the random start."""
     return [found.interval(seeds) for seeds in least_falls(found, [PLAIN, *arms], "out")[1:]]
 
 

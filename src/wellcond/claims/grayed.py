@@ -94,19 +94,23 @@ def kappa_of(run: Result) -> dict[str, list[float]] | None:
 
 
 def least_falls(found: Comparison, arms: Sequence[str], where: str) -> list[list[float]]:
-    """Return the smallest fall of log κ from one arm to the next, at each mark and for each seed that all arms have.
+    """Return, at each mark and for each seed that all arms have, how much log κ falls from one arm to the next: at the
+    step whose interval reaches lowest. If κ falls there, it falls at every step.
 
-    Seeds with a value that is not finite are left out."""
+    The smallest fall of each seed, whichever step that is, would be biased: its mean is below 0 even if every step is a
+    small fall. Seeds with a value that is not finite are left out."""
     curves: list[Mapping[int, Sequence[float]]] = [
         {run["seed"]: run["kappa"][where] for run in found.runs(arm) if run.get("kappa")} for arm in arms
     ]
     seeds = sorted(set.intersection(*map(set, curves)))
     seeds = [seed for seed in seeds if all(math.isfinite(value) for curve in curves for value in curve[seed])]
-    by_seed = [
-        [
-            min(higher - lower for higher, lower in pairwise(values))
-            for values in zip(*(curve[seed] for curve in curves), strict=True)
-        ]
-        for seed in seeds
+
+    def lowest(falls: Sequence[float]) -> tuple[float, float]:
+        one = found.interval(falls)
+        return one.low, one.mean
+
+    values = [list(zip(*(curve[seed] for seed in seeds), strict=True)) for curve in curves]  # by arm, mark and seed
+    return [
+        min(([before - after for before, after in zip(*step, strict=True)] for step in pairwise(mark)), key=lowest)
+        for mark in zip(*values, strict=True)
     ]
-    return [list(values) for values in zip(*by_seed, strict=True)]

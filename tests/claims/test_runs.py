@@ -209,6 +209,15 @@ def test_what_another_machine_has_finished_is_done_here(tmp_path, monkeypatch):
         here.run(plan("digits/vit/both/seed-0", lr=0.5))
 
 
+def test_a_result_that_was_not_copied_to_the_evidence_is_copied_later(tmp_path):
+    """The main process may be killed while a run of another process is about to end."""
+    name, kept = "digits/vit/both/seed-0", tmp_path / "kept"
+    first = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept).run(plan(name))
+    (kept / name / "result.json").unlink()
+    Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept).run(plan(name))
+    assert read_json(kept / name / "result.json") == first
+
+
 def test_of_arms_that_are_not_asked_for_nothing_is_trained(tmp_path, monkeypatch):
     kept = tmp_path / "kept"
     done = Runs(tmp_path / "there", console=CONSOLE, device="cpu", kept=kept).run(plan("digits/vit/both/seed-0"))

@@ -231,6 +231,7 @@ class Runs:
     def _run(self, plan: Planned, quiet: bool | None) -> Result:
         result = self.finished(plan)
         if result is not None:
+            self._copy(plan, result, again=False)  # its process may have been killed before it could
             with self._counting:
                 first = plan.name not in self._told_done
                 self._told_done.add(plan.name)
@@ -311,9 +312,14 @@ class Runs:
         self._told_done.add(plan.name)
         self._note_speed(plan.name, result)
         self._check_data(plan.name, result)
-        if self.kept is not None:
-            records.write_json(self.kept / plan.name / RESULT, result)
+        self._copy(plan, result)
         return result
+
+    def _copy(self, plan: Planned, result: Result, *, again: bool = True) -> None:
+        """Copy a result to the evidence; not `again` if there is one."""
+        path = self.kept / plan.name / RESULT if self.kept is not None else None
+        if path is not None and (again or not path.exists()):
+            records.write_json(path, result)
 
     def _check_data(self, name: str, result: Result) -> None:
         """Say, once for each set, if a run had other samples or another order than earlier runs, so not paired."""
@@ -446,9 +452,8 @@ class Runs:
             self._say(self.done, plan, f"without {', '.join(missing)}: its weights are not here")
             return result | dict.fromkeys(missing)
         result |= self._measure(missing, result, self._config(self._started(plan)), folder)
-        for root in (self.root, self.kept):
-            if root is not None:
-                records.write_json(root / plan.name / RESULT, result)
+        records.write_json(self.root / plan.name / RESULT, result)
+        self._copy(plan, result)
         return result
 
     @contextlib.contextmanager

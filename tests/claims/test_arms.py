@@ -115,7 +115,7 @@ def test_our_kept_results_are_those_of_todays_plans():
         name, model, arm, run = result["name"].split("/")
         assert path.parent == ROOT / "evidence" / "runs" / "lab" / result["name"]
         data = parse_data([f"{name}=hf:x"])[0]
-        trained = [one for one in CLAIMS.values() if isinstance(one, TrainedArms) and arm in one.arms]
+        trained = [one for one in CLAIMS.values() if isinstance(one, TrainedArms) and arm in {**one.arms, **one.starts}]
         claim = next(one for one in trained if name in one.sets and one.recipe_of(data, arm) == model)
         config = claim.configure(Options(scale="lab", data=(data,)), data, arm)
         changes = {"lr": result["config"]["lr"], "seed": result["config"]["seed"], **data.set.final(config)}
@@ -238,6 +238,22 @@ def test_exploration_comes_after_the_second_look_and_does_not_keep_it_from_count
     assert runs == {"odd": int(in_time), **dict.fromkeys(SKIPS, 5)}
     explored = ["/odd/" in name for name in trainer.names]
     assert explored == sorted(explored)
+
+
+def test_a_record_is_not_replaced_by_one_without_its_arms(tmp_path):
+    """Of the first runs only the records are left: a claim that shows arms of others would lose them."""
+    data, console = parse_data(["cifar10=hf:x"])[0], told()
+    options = Options(scale="lab", data=(data,), evidence=tmp_path, console=console)
+    CLAIM.reproduce(options, Trainer(CLEAR))  # pyright: ignore[reportArgumentType]
+    path = tmp_path / "asa-fig1c" / "lab-cifar10.json"
+    before = path.read_bytes()
+    claim = replace(CLAIM, trains=("both",), judge=lambda found: (), summary=lambda found: (), between=None)
+    claim.reproduce(options, Trainer({"both": (80, 81, 80)}))  # pyright: ignore[reportArgumentType]
+    assert path.read_bytes() == before
+    assert "stays as it is: it has runs of no-sa, no-mlp, whose results" in console.export_text()
+    path.write_text("damaged")
+    claim.reproduce(options, Trainer({"both": (80, 81, 80)}))  # pyright: ignore[reportArgumentType]
+    assert [one["top1"] for one in read_json(path)["arms"]["both"]["runs"]] == [80.0, 81.0, 80.0]
 
 
 # ---- the queue and its time

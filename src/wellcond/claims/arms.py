@@ -14,12 +14,14 @@ For long trainings, one seed of every set and arm comes first (`in_rounds`), and
 missing (as with `in_part`).
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 from wellcond.claims.claim import MORE_SEEDS, SMOKE_RULE, Claim, Line, Options, Record, with_title
@@ -27,7 +29,7 @@ from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import tuning
 from wellcond.claims.runs import Planned, Result, Runs, made_by
 from wellcond.claims.sets import SETS, ClaimSet, GivenData
-from wellcond.records import write_record
+from wellcond.records import read_json, write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
@@ -209,11 +211,21 @@ class TrainedArms(Claim):
             late.append(over)
 
     def _write(self, options: Options, data: GivenData, record: dict[str, Any]) -> None:
+        path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
+        if lost := self._lost(path, record):
+            options.say(f"{path} stays as it is: it has runs of {', '.join(lost)}, whose results are no longer there")
+            return
         if parts := list(self._parts_on(self._comparison(record))):
             record["verdict on this set"] = combine(parts).as_json()
-        path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
         write_record(path, record, seed=0)
         options.say(f"wrote {path}")
+
+    def _lost(self, path: Path, record: Record) -> list[str]:
+        """Return the arms of which the existing record has runs and the new one none; their results must be gone."""
+        before: Record = {}
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is damaged
+            before = read_json(path)["arms"] if record["scale"] != "smoke" else {}  # whose results are not kept
+        return [arm for arm, one in record["arms"].items() if not one["runs"] and before.get(arm, {}).get("runs")]
 
     def _record(
         self, options: Options, data: GivenData, runs: Runs, *, seeds: int, late: list[OutOfTime],

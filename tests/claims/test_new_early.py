@@ -19,7 +19,8 @@ IDS = ("new-kappa-predicts", "new-early-warning")
 
 def result(arm="both", *, lr=1e-3, seed=0, kappa=(5.0, 4.0), losses=((0.01, 5.0), (0.5, 4.0), (10.0, 2.0)), **changes):
     blocks = [[value - 1, value + 1] for value in kappa]
-    config = {"lr": lr, "seed": seed, "remove_skips": [], "epochs": 10, "mixup": 0.8, "cutmix": 1.0, "holdout": 0.1}
+    config = {"lr": lr, "seed": seed, "remove_skips": [], "epochs": 10, "mixup": 0.8, "cutmix": 1.0, "holdout": 0.1,
+              "attention": arm}  # fmt: skip
     measured = {
         "steps": [0, 50, 100], "gradient_norm": [1.0, 2.0, None], "log_kappa": {"+sa": blocks, "sa": blocks},
         "largest_logit": {"sa": [[1.0, 7.0], [2.0, None]]}, "attention_entropy": {"sa": [[1.0, 3.0], [math.inf, 0.5]]},
@@ -49,7 +50,7 @@ def test_runs_that_measured_nothing_have_no_row():
 def test_pre_trainings_have_no_row_and_what_starts_from_one_no_random_start():
     pretraining, finetuned = result(), result()
     pretraining["config"]["task"] = "mae"
-    finetuned["config"]["checkpoint"] = "weights.safetensors"
+    finetuned |= {"start": "tiny-imagenet/mae_base/mae/start-0"}
     (row,) = rows_of([pretraining, finetuned])
     assert set(row["start"].values()) == {None}
     assert row["early"]["log_kappa"] == 4.0
@@ -134,6 +135,15 @@ def test_rates_of_one_arm_are_not_more_arms():
     assert whole.verdict == "undecided"
     assert all("8 of the 15 arms asked for" in part.why and part.found for part in whole.parts)
     assert "(8 arms on Tiny-ImageNet, not the 15 asked for)" in claim.finding([record])
+
+
+def test_an_arm_with_a_rate_of_its_own_is_not_another_arm():
+    fast, other = (result(f"both{suffix}", lr=3e-3) for suffix in ("-fast", "-other"))
+    for run in (fast, other):
+        run["config"]["attention"] = "both"
+    other["config"]["restore_scale"] = False
+    rows = rows_of([result(), fast, other])
+    assert [(row["arm"], row["lr"]) for row in rows] == [("both", 1e-3), ("both", 3e-3), ("both-other", 3e-3)]
 
 
 def test_groups_that_are_not_judged_are_counted():

@@ -8,6 +8,7 @@ each quantity has one number at a mark: the mean over blocks, of the largest log
 batch at the mark.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from wellcond.claims.claim import Options
-from wellcond.claims.runs import Result
+from wellcond.claims.runs import ELSEWHERE, Result
+from wellcond.train.config import Config
 
 __all__ = ["MARKS", "QUANTITIES", "ArmAtRate", "Group", "arms_of", "diverges", "measure", "rows_of"]
 
@@ -67,8 +69,21 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def rows_of(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return a row for each run that measured log κ while it trained. Pre-trainings have no accuracy, and no row."""
-    return [_row(run) for run in results if _measured(run) and run["config"].get("task") != "mae"]
+    """Return a row for each run that measured log κ while it trained. Pre-trainings have no accuracy, and no row.
+
+    Arms that differ only in the learning rate are one arm, under the name that comes first."""
+    rows, names = list[dict[str, Any]](), dict[str, str]()
+    for run in results:
+        if _measured(run) and run["config"].get("task") != "mae":
+            row = _row(run)
+            rows.append(row | {"arm": names.setdefault(_trained_as(row["set"], run["config"]), row["arm"])})
+    return rows
+
+
+def _trained_as(set_: str, config: Mapping[str, Any]) -> str:
+    """Return all that a training depends on but its rate and its seed."""
+    settings = {**Config().as_json(), **config}  # a setting added later had its default
+    return json.dumps([set_, {name: settings[name] for name in sorted(settings.keys() - ELSEWHERE - {"lr", "seed"})}])
 
 
 def _measured(run: Result) -> bool:
@@ -100,7 +115,7 @@ def _row(run: Result) -> dict[str, Any]:
         "losses": [losses[0][1], fmean(loss for _, loss in tenth)],
         "top1": round(100 * run["metrics"]["top1"], 3) if "top1" in (run["metrics"] or {}) else None,
         **{mark: _at(run, number) for number, mark in enumerate(MARKS)},
-        **({"start": dict.fromkeys(QUANTITIES)} if config.get("checkpoint") else {}),  # it does not start at random
+        **({"start": dict.fromkeys(QUANTITIES)} if run.get("start") else {}),  # it does not start at random
     }
 
 

@@ -47,7 +47,7 @@ from wellcond.train.folder import MAY_CHANGE, RunFolder
 from wellcond.train.loop import Diverged, train
 from wellcond.train.stopping import Interrupted, OutOfTime, process_age
 
-__all__ = ["RESULT", "Planned", "Result", "Runs", "config_difference", "made_by"]
+__all__ = ["ELSEWHERE", "RESULT", "Planned", "Result", "Runs", "config_difference", "made_by"]
 
 T = TypeVar("T")
 Result = dict[str, Any]

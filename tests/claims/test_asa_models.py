@@ -298,6 +298,10 @@ def test_table5_shows_the_papers_gain():
     )
 
 
+def test_table5_trains_what_is_compared_one_after_the_other():
+    assert list(asa_table5.CLAIM.arms) == ["finetune", "finetune-dct", "probe", "probe-dct"]
+
+
 def test_table5_is_done_in_pieces(tmp_path):
     """A pre-training that is not asked for keeps its own arms waiting, and no others."""
     code = reproduce(

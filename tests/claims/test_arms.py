@@ -285,9 +285,10 @@ def test_the_queue_says_what_it_skips_and_shares_runs(tmp_path, monkeypatch):
         assert (tmp_path / id_ / "smoke-digits.json").exists()
 
 
-def test_a_claim_that_cannot_be_run_does_not_end_the_queue(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_a_claim_that_cannot_be_run_does_not_end_the_queue(tmp_path, monkeypatch, error):
     def refuse(options):
-        raise ValueError("it needs a GPU, and there is none here")
+        raise error("it needs a GPU, and there is none here")
 
     def claim(id_, measure):
         return Measured(id=id_, claim="a", test="b", holds_if="c", measure=measure,
@@ -302,7 +303,8 @@ def test_a_claim_that_cannot_be_run_does_not_end_the_queue(tmp_path, monkeypatch
     said = console.export_text()
     assert "Not run: my-first (it needs a GPU, and there is none here)" in said
     assert said.endswith("my-first   no evidence yet\nmy-second  undecided\n")
-    with pytest.raises(ValueError, match="it needs a GPU"):
+    assert ("Traceback" in said) == (error is RuntimeError)
+    with pytest.raises(error, match="it needs a GPU"):
         reproduce("my-first", **places)
 
 

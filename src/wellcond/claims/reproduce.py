@@ -12,6 +12,7 @@ themselves. After an interruption or a time limit, the same call resumes: it ski
 another machine whose results are with the evidence, and what was running resumes from its last state.
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -172,10 +173,12 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
         except OutOfTime:
             unfinished.append(f"{one.id}{on}")
             return  # the next claim may be shorter, or already done
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # RuntimeError: a compiler's, or no memory
             if len(plan) == 1 or isinstance(error, RunFailed):
                 raise
-            failed[f"{one.id}{on}"] = str(error)
+            if isinstance(error, RuntimeError):
+                options.say(traceback.format_exc())
+            failed[f"{one.id}{on}"] = str(error).partition("\n")[0]
             options.say(f"{one.id}{on}: {error}")
             return  # the next claim may not need what this one lacks
         for line in lines:

@@ -153,8 +153,14 @@ def test_a_warm_up_in_steps_takes_the_place_of_a_recipes_epochs() -> None:
     config = recipe("vit_tiny", scale="lab", warmup_steps=100)
     assert config.warmup_epochs
     config.check()
-    with pytest.raises(ValueError, match="warmup_epochs and warmup_steps"):
-        config.changed({"warmup_epochs": 5}).check()
+
+
+@pytest.mark.parametrize(("epochs", "steps"), list(Config.takes_the_place_of.items()))
+def test_a_length_in_epochs_and_in_steps_is_refused_not_ignored(epochs: str, steps: str) -> None:
+    config = recipe("vit_tiny", scale="smoke", **{steps: 5})
+    config.check()
+    with pytest.raises(ValueError, match=f"{epochs} and {steps} are two spellings"):
+        config.changed({epochs: 3}).check()
 
 
 def test_every_field_stands_in_one_group_and_has_a_value_that_is_allowed() -> None:

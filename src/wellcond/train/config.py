@@ -221,9 +221,10 @@ class OptimiserSettings(Settings):
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
         if config.batch_size % (world * config.accumulate):
+            processes = f"{world} processes × " if world > 1 else ""
             yield (
                 f"batch_size={config.batch_size} is the number of samples in a step over all processes; it must be a "
-                f"multiple of {world} processes × accumulate={config.accumulate}"
+                f"multiple of {processes}accumulate={config.accumulate}"
             )
         if config.clip_grad is not None and config.clip_value is not None:
             yield "clip_grad clips the gradient's norm and clip_value its values; give one of them"

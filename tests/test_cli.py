@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def stand_in(monkeypatch):
         monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
 
     return put
+
+
+def test_letters_that_the_output_lacks_do_not_end_a_command():
+    """Such as ≥ and κ in a file on Windows, whose encoding is not UTF-8."""
+    program = [sys.executable, "-c", "from wellcond.cli import main; main()", "info"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "epsilon ?" in done.stdout
 
 
 def fail(error: BaseException):

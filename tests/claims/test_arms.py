@@ -54,6 +54,7 @@ class Trainer:
         return []
 
     def run(self, plan):
+        plan.config.check()
         self.names.append(plan.name)
         config = plan.config.as_json()
         arm = plan.name.split("/")[2]
@@ -83,6 +84,16 @@ def test_two_more_seeds_where_three_leave_it_open_and_runs_are_quick(tmp_path, t
     shown = Comparison(found, SKIPS, "both").interval([1.0, 2.0, 3.0])
     truth = stats.t.interval(found["confidence"], 2, loc=2.0, scale=1 / math.sqrt(3))
     assert (shown.low, shown.high) == pytest.approx(truth)
+
+
+@pytest.mark.parametrize("given", [("steps=40", "eval_steps=20"), ("warmup_steps=5",)])
+def test_lengths_that_a_user_gives_in_steps_are_kept(tmp_path, given):
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), settings=given, evidence=tmp_path, console=Console(quiet=True))
+    trainer = Trainer(CLEAR)
+    CLAIM.reproduce(options, trainer)  # pyright: ignore[reportArgumentType]
+    assert any("grid" in name for name in trainer.names)
+    assert any("seed" in name for name in trainer.names)
 
 
 def test_runs_are_named_by_set_recipe_arm_rate_and_seed(tmp_path):

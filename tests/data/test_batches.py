@@ -102,7 +102,7 @@ def test_labels_are_soft_where_they_have_to_be(digits: DataSet) -> None:
 
 def test_impossible_batches(digits: DataSet) -> None:
     for settings, says in (
-        ({"batch_size": 2000}, "less than one batch of 2000"),
+        ({"batch_size": 2000}, "less than one batch of 2000; make"),
         ({"batch_size": 800, "world": 2}, "800 × 2 processes"),
         ({"batch_size": 0}, "1 or more"),
         ({"rank": 2, "world": 2}, "ranks go from 0 to 1"),

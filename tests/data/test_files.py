@@ -42,6 +42,7 @@ def large_png(width: int, height: int) -> bytes:
 
 
 ODD = {
+    "moving.GIF": "only .jpg, .jpeg, .png",
     "dangling.png": "it is a link to nowhere.png, which is not there",
     "loop.png": "Too many levels of symbolic links",
     "fifo.png": "it is a FIFO, not a file",
@@ -65,6 +66,8 @@ def odd_tree(make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) ->
     (china / "device.png").symlink_to("/dev/zero")
     (china / "class").symlink_to("no-such-folder")
     (china / "empty.png").touch()
+    for name in ("moving.GIF", "._moving.gif", "notes.txt"):  # only the first could be a picture
+        (china / name).touch()
     (china / "folder.png").mkdir()
     shutil.copy(china / "000.png", china / "folder.png" / "inside.png")
     (china / "around").symlink_to("..")
@@ -243,12 +246,15 @@ def test_odd_members_of_an_archive(make_archives: Callable[..., Path], tmp_path:
         add(archive, "china/same.png", type=tarfile.LNKTYPE, linkname="china/000.png")  # as tar stores a file twice
         add(archive, "china/lost.png", type=tarfile.LNKTYPE, linkname="elsewhere.png")
         add(archive, "china/bomb.png", large_png(13312, 13312))
+        add(archive, "china/moving.gif", picture)
+        add(archive, "china/._moving.gif", picture)
         add(archive, "../china/above.png", picture)
         add(archive, "flower/../china/beside.png", picture)
         add(archive, "./../../train/china/far.png", picture)
 
     folder = make_archives(fill)
-    names = [r"china/caf\xe9.png", "china/link.png", "china/fifo.png", "china/lost.png", "china/bomb.png"]
+    files = [r"caf\xe9.png", "link.png", "fifo.png", "lost.png", "bomb.png", "moving.gif"]
+    names = [f"china/{file}" for file in files]
     data = open_small(folder, tmp_path / "cache")
     assert data.classes == ["china", "flower"]
     assert data.train.labels.bincount().tolist() == [6 + 4, 6]

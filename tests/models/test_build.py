@@ -281,6 +281,12 @@ def test_a_grayed_folder_is_never_read_without_its_graying(make_vit: Make, folde
     assert any("epsilon" in note for note in built.notes)
 
 
+def test_a_folder_of_transformers_is_told_from_one_of_timm(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["ViTModel"], "model_type": "vit"}')
+    with pytest.raises(ValueError, match=rf"its config.json is not timm's.* is called hf:{folder}$"):
+        create_model(f"local-dir:{folder}", {})
+
+
 def test_no_pickle_is_run_whatever_timm_asks_for(make_vit: Make, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trap = folder / "trap"
     torch.save({"state_dict": make_vit().state_dict(), "args": Malicious(trap)}, folder / "pytorch_model.bin")

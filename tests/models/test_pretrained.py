@@ -63,6 +63,11 @@ def test_a_hub_that_does_not(hub: Any, error: Exception, there: bool, why: str) 
         raise AssertionError(found.why)
 
 
+def test_a_missing_folder_is_said_to_be_missing(hub: Any) -> None:
+    hub(OSError("Name or service not known"))
+    assert find_pretrained("hf:my/model").why.startswith("there is no folder my/model, and huggingface.co cannot be")
+
+
 def test_silence_is_not_waited_for(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "WAIT", 0.05)
     hub(lambda: time.sleep(2))

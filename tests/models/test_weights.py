@@ -336,6 +336,9 @@ def test_files_have_ordinary_permissions_and_folders_are_made(vit: nn.Module, tm
 def test_what_cannot_be_saved_raises(vit: nn.Module, tmp_path: Path, file: Path) -> None:
     with pytest.raises(ValueError, match=r"name the file weights\.safetensors"):
         save(vit, tmp_path / "weights.pth")
+    for folder in (tmp_path, Path()):
+        with pytest.raises(ValueError, match=r"is a folder; name the file, e\.g\. .*model\.safetensors"):
+            save(vit, folder)
     for taken in ("wellcond", "format"):
         with pytest.raises(ValueError, match="choose another name"):
             save(vit, file, metadata={taken: "mine"})

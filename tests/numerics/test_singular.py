@@ -428,9 +428,10 @@ def test_results_have_the_batch_shape():
     ("x", "message"),
     [
         (torch.ones(3, 3, dtype=torch.int64), "floating-point tensor, got torch.int64"),
-        (torch.ones(3, 3, dtype=torch.complex64), "floating-point tensor, got torch.complex64"),
+        (torch.ones(3, 3, dtype=torch.complex64), "got torch.complex64; complex matrices are not supported"),
+        (torch.ones(3, 3).to_sparse(), r"got torch.sparse_coo; .* x\.to_dense\(\)"),
         (torch.ones(3, 3, dtype=torch.bool), r"e\.g\. x\.float\(\)"),
-        ([[1.0, 2.0]], "got list"),
+        ([[1.0, 2.0]], r"got list; .* torch\.as_tensor\(x\)"),
         (torch.ones(5), r"\(…, n, d\), got shape \(5,\); one token is x\[None, :\]"),
         (torch.ones(()), "got shape"),
         (torch.ones(4, 0), "empty matrix"),

@@ -53,6 +53,10 @@ def test_marks_and_gaps() -> None:
     assert text.endswith("a note")
 
 
+def test_one_sample_is_no_plural() -> None:
+    assert "; 1 sample; float32" in table([row(0, "sa", 3.0, count=1)])
+
+
 def test_a_mean_of_lower_bounds_is_one_and_no_other_mean() -> None:
     at_ceiling = [row(index, "sa", 15.94, "ceiling") for index in range(2)]
     below = [row(index, "mlp", 3.0) for index in range(2)]

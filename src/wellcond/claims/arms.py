@@ -274,8 +274,9 @@ class TrainedArms(Claim):
 
         def plan(start: str, seed: int) -> Planned:
             config = self.configure(options, data, start).changed({"seed": seed})
+            final = config.changed(_unless_in_steps(config, data.set.final(config)))
             return Planned(
-                name=self._start_name(data, start, seed), config=config.changed(data.set.final(config)),
+                name=self._start_name(data, start, seed), config=final,
                 images=data.set.samples(config), keep_weights=True, turn=0,
             )  # fmt: skip
 
@@ -304,7 +305,8 @@ class TrainedArms(Claim):
         measure = (*self.measures, *self.arms[arm].measures)
 
         def plan(seed: int) -> Planned:
-            final = config.changed({"lr": tuned.lr, "seed": seed, **data.set.final(config)})
+            own = _unless_in_steps(config, data.set.final(config))
+            final = config.changed({"lr": tuned.lr, "seed": seed, **own})
             name = f"{folder}/seed-{seed}-lr-{tuned.lr:g}"
             return Planned(
                 name=name, config=final, images=data.set.samples(config), measure=measure,
@@ -345,7 +347,7 @@ class TrainedArms(Claim):
         short = {"epochs": epochs, "eval_every": epochs, "warmup_epochs": min(config.warmup_epochs, epochs)}
 
         def score(lr: float) -> float:
-            changed = config.changed({**short, "lr": lr, "holdout": HELD_OUT})
+            changed = config.changed({**_unless_in_steps(config, short), "lr": lr, "holdout": HELD_OUT})
             images = round((1 - HELD_OUT) * data.set.samples(changed))
             start = self._start_name(data, self.arms[arm].start, config.seed)
             plan = Planned(
@@ -588,6 +590,11 @@ def _added(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
         name: {**getattr(config, name), **value} if isinstance(value, Mapping) else value
         for name, value in settings.items()
     }
+
+
+def _unless_in_steps(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out lengths in epochs where the user gave the same in steps (`reproduce --set steps=40`)."""
+    return {name: value for name, value in settings.items() if config.takes_the_place_of.get(name) not in config.given}
 
 
 # ---- the learning rate of one arm

@@ -111,7 +111,7 @@ def run(
         console.print(Text(f"\n{finding.statement}: {statement(finding.statement).title}", style="bold"))
         for sentence in finding.findings:
             console.print(Text(f"  {sentence}"), soft_wrap=True)
-    console.print(f"\nwrote {len(findings)} files to {output}", highlight=False)
+    console.print(f"\nwrote {len(findings)} file{'s' * (len(findings) > 1)} to {output}", highlight=False)
     if page is not None:
         found = [name for name in STATEMENTS if (output / f"{name}.json").exists()]
         console.print(f"wrote {write_page([output / f'{name}.json' for name in found], page)}", highlight=False)

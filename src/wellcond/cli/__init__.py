@@ -18,6 +18,7 @@ import the plug-ins of other packages first (plugins.py).
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -58,6 +59,9 @@ def main() -> None:
     """Run the command line; any failure ends as one line and an exit code."""
     interrupt = partial(_interrupt, os.getpid())
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # where there is no κ, a ? is better than no result
     try:
         with _plain_warnings():
             app(prog_name="wellcond")

@@ -64,9 +64,9 @@ class Share:
             )
         self.steps: int = count // self.total + (rest > 0 and not drop_last)
         if self.steps == 0:
+            shares = f" ({batch_size} × {world} processes)" if world > 1 else ""
             raise ValueError(
-                f"{count} training {what} are less than one batch of {self.total} "
-                f"({batch_size} × {world} processes); make batch_size smaller"
+                f"{count} training {what} are less than one batch of {self.total}{shares}; make batch_size smaller"
             )
 
     def at(self, step: int) -> tuple[int, int]:

@@ -37,10 +37,12 @@ __all__ = [
 ]  # fmt: skip
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+UNREAD = (".gif", ".jfif", ".ppm", ".pgm", ".jp2", ".jxl", ".avif", ".heic", ".heif")  # pictures all the same
 MOST_BYTES = 1 << 29  # of one image's file; MOST_PIXELS take less, even uncompressed
 MOST_HEADER = 1 << 20  # bytes of one header in an archive; it holds names
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_UTF8 = "its name is not UTF-8; rename it"
+NOT_READ = f"only {', '.join(SUFFIXES)} are read; save it as .png"
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -109,6 +111,10 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")  # ._photo.jpg is macOS metadata, not a photo
 
 
+def _is_unread(name: str) -> bool:
+    return name.lower().endswith(UNREAD) and not name.startswith(".")
+
+
 def is_utf8(name: str) -> bool:
     """Whether a name is valid UTF-8. Other bytes come as lone surrogates, which none of our text files can hold."""
     return name.encode(errors="ignore").decode() == name
@@ -155,6 +161,8 @@ def walk_images(folder: Path, skipped: Skipped) -> Iterator[tuple[str, Path]]:
                 skipped.append((printable(name), NOT_UTF8))
             elif file.is_symlink() and not os.path.exists(file):  # it may have been a class folder
                 skipped.append((printable(name), _dangling(file)))
+            elif _is_unread(file.name):
+                skipped.append((printable(name), NOT_READ))
 
 
 def list_members(path: Path, skipped: Skipped, *, name: str = "") -> Iterator[tarfile.TarInfo]:
@@ -176,6 +184,8 @@ def list_members(path: Path, skipped: Skipped, *, name: str = "") -> Iterator[ta
                     skipped.append((f"{name}:{printable(member.name)}", "the archive ends in the middle of it"))
                 elif member.isdir() or (member.isreg() and not member.issparse()):
                     files[member.name] = member.offset_data, member.size
+                    if member.isreg() and _is_unread(member.name.rpartition("/")[2]):
+                        skipped.append((f"{name}:{printable(member.name)}", NOT_READ))
                     yield member
                 elif is_image(member.name.rpartition("/")[2]):
                     what = f"a link to {printable(member.linkname)}" if member.linkname else "a FIFO or a device"

@@ -168,6 +168,9 @@ def _failure(name: str, settings: Mapping[str, Any], pretrained: bool, error: Ex
         why = "its file of weights holds more than tensors, or is damaged, and is not unpickled. If you trust it, "
         why += "torch.load(file, weights_only=False) yourself and wellcond.save the model"
         pretrained = False
+    elif why == "'architecture'":  # the entry of timm's config.json that timm reads first
+        why = f"its config.json is not timm's. A model of transformers is called hf:{name.partition(':')[2]}"
+        pretrained = False
     given = "".join(f", {key}={value!r}" for key, value in settings.items())
     message = f"timm cannot build {name}{given}{' with its pretrained weights' if pretrained else ''}: {why}"
     if unknown := re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", why):

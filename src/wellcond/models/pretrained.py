@@ -42,7 +42,10 @@ def find_pretrained(name: str) -> Pretrained:
         return Pretrained(there, "of that folder" if there else "the folder has none as safetensors")
     if name.startswith((HUB, HUGGINGFACE)):
         repository, _, revision = name.partition(":")[2].partition("@")
-        return _on_hub(repository, revision or None, FILES if name.startswith(HUB) else SAFE)
+        found = _on_hub(repository, revision or None, FILES if name.startswith(HUB) else SAFE)
+        if name.startswith(HUGGINGFACE) and not found.there:
+            return Pretrained(False, f"there is no folder {repository}, and {found.why}")
+        return found
     import timm
 
     try:

@@ -106,6 +106,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, metadata: Mapping[st
     several processes, call it in only one of them.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file, e.g. {path / 'model.safetensors'}")
     if path.suffix != ".safetensors":
         raise ValueError(f"weights are saved as safetensors: name the file {path.with_suffix('.safetensors').name}")
     extra = dict(metadata or {})

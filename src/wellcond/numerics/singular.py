@@ -244,11 +244,18 @@ def _as_batch(x: Tensor, method: str) -> Tensor:
     """Return the input as (b, n, d), or raise a ValueError that says what is wrong with it."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; the methods are {', '.join(map(repr, METHODS))}")
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(
-            f"singular values need a real floating-point tensor, got {kind}; convert it first, e.g. x.float()"
-        )
+    if not isinstance(x, Tensor):
+        kind, way = type(x).__name__, "convert it first, e.g. torch.as_tensor(x).float()"
+    elif x.is_complex():  # x.float() would drop the imaginary part
+        kind, way = x.dtype, "complex matrices are not supported"
+    elif not x.is_floating_point():
+        kind, way = x.dtype, "convert it first, e.g. x.float()"
+    elif x.layout != torch.strided:
+        kind, way = x.layout, "convert it first, e.g. x.to_dense()"
+    else:
+        kind = way = ""
+    if way:
+        raise ValueError(f"singular values need a real floating-point tensor, got {kind}; {way}")
     if x.ndim < 2:
         raise ValueError(f"expected matrices of shape (…, n, d), got shape {tuple(x.shape)}; one token is x[None, :]")
     if 0 in x.shape[-2:]:

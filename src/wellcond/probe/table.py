@@ -46,7 +46,7 @@ def table(rows: Iterable[Row], name: str = "log_kappa", *, notes: Sequence[str] 
     dtypes = sorted({row["dtype"] for row in rows})
     title = "log κ" if name == "log_kappa" else name
     samples = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
-    below = [f"{title} at step {step}; {samples} samples; {', '.join(dtypes)}"]
+    below = [f"{title} at step {step}; {samples} sample{'' if counts == {1} else 's'}; {', '.join(dtypes)}"]
     used = "".join(marks([row], beyond) for row in rows)
     if "≥" in used:
         below.append("≥ some samples are beyond what the dtype can see, and count as that ceiling: a lower bound")

@@ -221,12 +221,11 @@ class OptimiserSettings(Settings):
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
         if config.batch_size % (world * config.accumulate):
+            processes = f"{world} processes × " if world > 1 else ""
             yield (
                 f"batch_size={config.batch_size} is the number of samples in a step over all processes; it must be a "
-                f"multiple of {world} processes × accumulate={config.accumulate}"
+                f"multiple of {processes}accumulate={config.accumulate}"
             )
-        if config.warmup_epochs and config.warmup_steps and "warmup_epochs" in config.given:
-            yield "warmup_epochs and warmup_steps are two spellings of one thing; give one of them"
         if config.clip_grad is not None and config.clip_value is not None:
             yield "clip_grad clips the gradient's norm and clip_value its values; give one of them"
         if config.sched == "onecycle":
@@ -428,6 +427,9 @@ class Config(
 
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
+        for name, other in config.takes_the_place_of.items():
+            if name in config.given and getattr(config, other):  # given too, or it would be 0
+                yield f"{name} and {other} are two spellings of one thing; give one of them"
         if config.kind == "linear_probe" and not (config.checkpoint or config.pretrained):
             yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"
         if config.kind == "sequence":

@@ -200,7 +200,7 @@ class Field:
                 yield f"{self.name} can be {', '.join(map(repr, self.choices))}, not {word!r}{hint}{near}"
         if isinstance(value, int | float) and not self._in_range(value):
             must = "not be negative" if self.range == {"at_least": 0} else f"be {self.in_words()}"
-            yield f"{self.name} must {must}, got {value}{hint}"
+            yield f"{self.name} must {must if math.isfinite(value) else 'be finite'}, got {value}{hint}"
 
     def _in_range(self, value: float) -> bool:
         rule = self.range

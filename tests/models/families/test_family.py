@@ -167,6 +167,19 @@ def test_unknown_families_raise_and_show_the_way_by_hand(name: str) -> None:
     assert graying_of(model) is None
 
 
+def test_a_model_of_words_is_not_told_to_gray_its_images() -> None:
+    model = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
+    )
+    with pytest.raises(
+        ValueError, match=r"BertModel: it reads words.*register_family\(BertModel, embedding="
+    ) as caught:
+        gray(model, "dct")
+    assert "image" not in str(caught.value)
+
+
 def test_a_model_inside_another_is_pointed_at(vit: nn.Module, images: Tensor) -> None:
     model = nn.Sequential(nn.Identity(), vit)
     with pytest.raises(ValueError, match="holds a VisionTransformer") as caught:

@@ -332,12 +332,23 @@ def find_projection(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
         if name in _models:
             return _resolve(root, _models[name])
     inner = next((path for path, child in root.named_modules() if path and _is_known(child)), None)
+    if inner is None and _reads_words(root):
+        name = type(root).__name__
+        raise ValueError(
+            f"cannot gray {name}: it reads words, and which of its modules embeds them is not known. If one takes ids "
+            f'and their mask, name it: wellcond.register_family({name}, embedding="embed")'
+        )
     if inner is None:
         raise ValueError(by_hand(root, "its family is not known (wellcond.register_family teaches one more)"))
     raise ValueError(
         f"cannot gray {type(root).__name__} as a whole, but it holds a {type(root.get_submodule(inner)).__name__}: "
         f'gray that, e.g. wellcond.gray(model.get_submodule("{inner}"), "dct")'
     )
+
+
+def _reads_words(model: nn.Module) -> bool:
+    kinds = [type(module) for module in model.modules()]
+    return nn.Embedding in kinds and nn.Conv2d not in kinds
 
 
 def find_embedding(model: nn.Module) -> nn.Module | None:

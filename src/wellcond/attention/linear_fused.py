@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed, tokens_like
 from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
@@ -20,6 +19,8 @@ from wellcond.numerics.fastpaths import (
     followed,
     fused_kernels,
     gradient_wanted,
+    packed,
+    tokens_like,
 )
 from wellcond.numerics.tall import tall_product, thin_product
 

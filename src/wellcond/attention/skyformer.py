@@ -23,9 +23,9 @@ from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, cho
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.registry import find_attention, register_attention
-from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
+from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
-from wellcond.numerics.fastpaths import may_look
+from wellcond.numerics.fastpaths import may_look, packed
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.inverse import (

@@ -29,11 +29,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..fastpaths import tokens_like
 from .landmark_sides import two_parts
 from .landmark_solve import added_shares, is_last
 from .launch import Launch, dense, launch, layout, placed
 from .plans import LARGE_BLOCK, Counters, Kept, on_device, padded_alike, shares_of
-from .tiles import ceil_div, packed, rows_of, store_rows, tokens_like
+from .tiles import ceil_div, packed, rows_of, store_rows
 
 __all__ = ["Plan", "attend_short", "plan_for", "pull_short"]
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from wellcond.theory.asa_prop41 import mixing
 from wellcond.theory.draws import INDEPENDENT, WEIGHTS, generator, kappa, softmax_attention, tokens, weights
-from wellcond.theory.findings import Case, Example, Line, Lines, Part, compare
-from wellcond.theory.statement import Fact, Statement, median, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Part, Statement, compare, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [

@@ -117,7 +117,7 @@ def drawn_semi_definite(
     return x[met], m[met]
 
 
-def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "gaussian") -> Tensor:
+def semi_definite(family: str, x: Tensor, source: torch.Generator) -> Tensor:
     """Return a symmetric PSD M of norm 1 for each X, (b, d, d). Each has the form W_Q W_Kᵀ XᵀX W_V for some weights.
 
     Any M of rank at most n has that form: with X = UΣVᵀ and M = PQᵀ, P and Q being d × n, take W_Q W_Kᵀ = PΣ⁻¹Vᵀ and
@@ -127,7 +127,7 @@ def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "
     """
     draws, n, d = x.shape
     if family == "tied":
-        a = weights(kind, draws, d, d, source) @ weights(kind, draws, d, d, source).mT
+        a = weights("gaussian", draws, d, d, source) @ weights("gaussian", draws, d, d, source).mT
         half = x @ a.mT
     elif family == "independent":
         half = weights("gaussian", draws, n, d, source)

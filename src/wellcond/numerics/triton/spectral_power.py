@@ -30,6 +30,7 @@ from .spd_inverse import negative_inverse
 
 __all__ = ["spectral_power_in_place_layout"]
 
+CHUNK = 256  # matrices at a time
 # Pairs are stored 64 times larger: the low half stays clear of float16's subnormals, and both add up in one sum.
 SCALE = tl.constexpr(64.0)
 
@@ -40,18 +41,18 @@ def _weights(fit: FoldedFit, device: str) -> Tensor:
 
 
 def spectral_power_in_place_layout(
-    x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool, chunk: int = 256
+    x: Tensor, n: int, d: int, geometry: Geometry, fit: FoldedFit, *, restore_scale: bool
 ) -> Tensor:
     """Return U Σ^ε Vᵀ of every matrix of `x`, contiguous images or matrices laid out by `geometry`.
 
-    Layout and dtype stay the same. Takes `chunk` matrices at a time: every iterate is kept until the sums are taken, 2
+    Layout and dtype stay the same. Takes CHUNK matrices at a time: every iterate is kept until the sums are taken, 2
     MB for each 196 × 768 matrix. Half of the kernels wait for memory and half for a chain of steps, so that two halves
     of a batch fill each other's gaps.
     """
     out = torch.empty_like(x)
-    for start in range(0, x.shape[0], chunk):
+    for start in range(0, x.shape[0], CHUNK):
         count = 2 if x.is_cuda and min(n, d) > 128 and len(x) - start >= 64 else 1
-        parts = zip(x[start : start + chunk].chunk(count), out[start : start + chunk].chunk(count), strict=True)
+        parts = zip(x[start : start + CHUNK].chunk(count), out[start : start + CHUNK].chunk(count), strict=True)
         _on_streams(
             x.device,
             [functools.partial(_gray_chunk, *part, n, d, geometry, fit, restore_scale) for part in parts],

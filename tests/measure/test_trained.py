@@ -25,8 +25,6 @@ from wellcond.measure.trained import (
 from wellcond.measure.trained_models import Cifar10Vit, GalileoNano
 from wellcond.models.build import build_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -39,12 +39,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Under xdist each worker, and each process that it starts, would use all cores: they would get in each other's way.
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers > 1:
-        share = max(1, (os.cpu_count() or 1) // workers)
-        torch.set_num_threads(share)
-        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    # On small matrices a second thread only costs waiting: minutes, on a busy machine. Processes that tests start, too.
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         for name, function in (("bounds.py", "watch"), ("hasten.py", "hasten")):
             runpy.run_path(str(Path(__file__).with_name(name)))[function]()  # tests are not a package
@@ -69,15 +66,6 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def one_thread():
-    """On small matrices a second thread only costs waiting: minutes, on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

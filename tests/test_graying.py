@@ -20,8 +20,6 @@ from wellcond.numerics.dct import dct2
 from wellcond.numerics.fused import tokens_of, untokens
 from wellcond.numerics.trust import trusted_input
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 METHODS = ["svd", "dct"]
 BATCH = torch.export.Dim("batch", max=64)
 

@@ -6,8 +6,7 @@ import torch
 from wellcond.attention import linear_attention, linear_fused
 from wellcond.attention.linear_fused import can_fuse, fused_linear, plain_linear
 from wellcond.numerics.fastpaths import plain_twins
-from wellcond.numerics.triton import linear_short
-from wellcond.numerics.triton.linear_plan import plan_for
+from wellcond.numerics.triton.linear import attend_short, plan_for, pull_short
 
 # (b, h, n, m, p, c): more keys than queries and fewer, one token, several shares of the tokens, wide heads
 SHAPES = [
@@ -59,11 +58,11 @@ def test_one_program_a_head(shape, dtype, device):
         pytest.skip("Triton's interpreter cannot compute in bfloat16")
     tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tokens(shape, device, dtype)]
     weight = torch.randn(*shape[:3], shape[5], device=device).to(dtype)
-    out = linear_short.forward(*tensors, 0.3)
+    out = attend_short(*tensors, 0.3)
     assert out.transpose(1, 2).is_contiguous()
     wide = [t.double().requires_grad_() for t in tensors]
     want = with_gradients(lambda *t: exact(*t, factor=0.3), wide, weight)
-    assert_close((out, *linear_short.backward(weight, *tensors, 0.3)), want, TOLERANCE[dtype])
+    assert_close((out, *pull_short(weight, *tensors, 0.3)), want, TOLERANCE[dtype])
 
 
 def test_shares_are_added_in_their_order_and_again(device):

@@ -70,7 +70,6 @@ def test_numbers_in_a_mask_are_factors_of_keys(kernel) -> None:
     torch.testing.assert_close(out, kernelized_attention(q, k, v, bias), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("gamma", [0.0, 1e-12, 2e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-3])
 @pytest.mark.parametrize("settings", [{}, {"solver": "iteration", "num_iterations": 60}], ids=str)
 @pytest.mark.parametrize("width", [1, 4])
@@ -98,7 +97,6 @@ def test_float32_kernels_get_no_gamma_that_float32_cannot_see(gamma: float, take
     assert (out.double() - exact).norm() < 1e-3 * exact.norm()
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_steps_without_gamma(dtype: torch.dtype) -> None:
     x = torch.randn(1, 1, 64, 2, dtype=dtype)

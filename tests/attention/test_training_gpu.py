@@ -19,7 +19,6 @@ from wellcond.attention.registry import ATTENTIONS
 from wellcond.train.computing import mend_read_back
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # a remark of torch's compiler on the speed of its own softmax
     pytest.mark.filterwarnings("ignore:[\\s\\S]*Online softmax is disabled"),
 ]

@@ -10,8 +10,6 @@ from wellcond.bench import attention
 from wellcond.bench.attention import Peer, flex_gaussian, nystromformer
 from wellcond.records import read_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def inputs(*shape, **options):
     generator = torch.Generator().manual_seed(0)

@@ -35,7 +35,6 @@ PAGES = ["docs/attention.md", "docs/benchmarks.md"]
 AGAIN = f"run python -m wellcond.bench.attention_page benchmarks/attention-h200.json {' '.join(PAGES)}"
 MARKS = "".join(f"<!-- bench attention: {part} -->\n<!-- end of {part} -->\n" for part in PARTS)
 SVG = "{http://www.w3.org/2000/svg}"
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

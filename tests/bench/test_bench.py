@@ -10,8 +10,6 @@ from wellcond.graying import TokenGraying
 from wellcond.models import graying_of
 from wellcond.records import read_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_photographs_are_the_same_for_the_same_seed_and_normalised():
     first, again, other = photographs(3, 64), photographs(3, 64), photographs(3, 64, seed=1)

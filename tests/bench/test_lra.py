@@ -10,8 +10,6 @@ from wellcond.bench import lra
 from wellcond.data.sources import SOURCES
 from wellcond.records import read_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_every_method_is_timed(tmp_path):
     before = sorted(SOURCES), sorted(ATTENTIONS)

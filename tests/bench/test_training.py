@@ -11,8 +11,6 @@ from wellcond.bench.photographs import write_photographs
 from wellcond.bench.training import read_rate, timm_rate
 from wellcond.records import TrainRow, read_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_every_loop_is_timed_against_the_model_alone(tmp_path):
     record = read_json(training.run(output=tmp_path / "train.json", device="cpu", quick=True))

@@ -434,7 +434,7 @@ def test_a_run_out_of_time_is_saved_and_the_others_are_tried(tmp_path):
     assert called == ["late", "short"]
 
 
-def test_a_statement_is_reproduced_like_any_claim(tmp_path, one_thread):
+def test_a_statement_is_reproduced_like_any_claim(tmp_path):
     code = reproduce(
         "sky-lemmaC1", scale="smoke", output=tmp_path / "runs", evidence=tmp_path / "evidence", console=told()
     )

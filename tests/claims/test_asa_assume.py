@@ -17,7 +17,6 @@ from wellcond.records import read_json
 from wellcond.train.stopping import OutOfTime
 from wellcond.verdicts import SECOND_LOOK, at_least
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = ("asa-assume1", "asa-assume2")
 
 

@@ -10,8 +10,6 @@ from wellcond.claims.reproduce import reproduce
 from wellcond.graying import TokenGraying
 from wellcond.records import read_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def record(*, svd=20.0, dct=1.01, exact=1.01, device="NVIDIA H200", noise=0.002):
     plain = [75.0 + 0.1 * number for number in range(10)]

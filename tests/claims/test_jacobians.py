@@ -16,7 +16,6 @@ from wellcond.models.build import create_model
 from wellcond.records import read_json, write_json
 from wellcond.verdicts import SECOND_LOOK
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = ("asa-fig7", "asa-fig8")
 CONSOLE = Console(quiet=True)
 

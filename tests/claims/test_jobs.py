@@ -111,7 +111,7 @@ def both(runs):
 
 
 @pytest.mark.slow
-def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch, one_thread):
+def test_several_at_once_come_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a sum over two threads is another sum
     quick = [
         "epochs=1",

@@ -28,7 +28,7 @@ def theory(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_a_statement_that_does_not_hold_is_a_result(theory, tmp_path, one_thread):
+def test_a_statement_that_does_not_hold_is_a_result(theory, tmp_path):
     code, out, _ = theory("sky-lemma3", "sky-lemmaC1", "--draws", "80", "--seed", "3", "--page", "page/theory.md")
     assert code == 0
     assert re.search(r"sky-lemma3 .* holds in part", out)
@@ -48,7 +48,7 @@ def test_a_statement_that_does_not_hold_is_a_result(theory, tmp_path, one_thread
     assert f"| {record['cases'][0]['draws']} |" in own
 
 
-def test_the_files_alone_make_the_same_page(theory, tmp_path, one_thread):
+def test_the_files_alone_make_the_same_page(theory, tmp_path):
     theory("sky-lemmaC1", "--draws", "40", "--page", "theory.md")
     first = (tmp_path / "theory.md").read_text(encoding="utf-8")
     write_page([tmp_path / "evidence" / "theory" / "sky-lemmaC1.json"], tmp_path / "theory.md")

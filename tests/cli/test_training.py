@@ -23,8 +23,7 @@ SMALL = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads
 
 
 @pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    del one_thread
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
 
 

@@ -38,8 +38,6 @@ from wellcond.report.reference import reference
 NAME = "vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from wellcond.numerics.fastpaths import plain_twins
 
 kernels = pytest.importorskip("wellcond.numerics.triton.narrow_layer")
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter: test_narrow_layer.py, test_sequence_gpu.py"),
 ]
 

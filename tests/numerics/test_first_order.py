@@ -11,8 +11,6 @@ from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.inverse import solve_spd
 from wellcond.numerics.spectral import _by_eigh, _by_svd
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def product(x):
     return gaussian_product(x, x.flip(-2), x + 1, scale=0.5)

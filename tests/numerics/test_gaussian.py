@@ -11,8 +11,6 @@ from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_long_products_store_no_weights(dynamic, monkeypatch):

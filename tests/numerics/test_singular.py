@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from wellcond.numerics import matrix_parts
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.singular import (
+    CHUNK_BYTES,
     Conditioning,
     condition_number,
     effective_rank,
@@ -276,7 +276,7 @@ def test_chunks_change_nothing(monkeypatch):
 
     whole = everything()
     for size in (1, 120_000, 3_000_000):
-        monkeypatch.setitem(matrix_parts.CHUNK_BYTES, "cpu", size)
+        monkeypatch.setitem(CHUNK_BYTES, "cpu", size)
         for expected, found in zip(whole, everything(), strict=True):
             assert_close(found, expected, rtol=1e-7, atol=0, equal_nan=True)
 
@@ -484,7 +484,7 @@ def test_cuda_agrees_with_the_cpu(fused):
 def test_cuda_in_chunks(monkeypatch):
     x = torch.randn(40, 64, 100, device="cuda")
     whole = condition_number(x)
-    monkeypatch.setitem(matrix_parts.CHUNK_BYTES, "cuda", 10**6)
+    monkeypatch.setitem(CHUNK_BYTES, "cuda", 10**6)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)

@@ -21,7 +21,7 @@ def gram_of(s: torch.Tensor, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("m", [1, 2, 17, 64, 197])
-def test_spectra_of_many_kinds(m, one_thread):
+def test_spectra_of_many_kinds(m):
     kinds = [torch.logspace(0, -decades, m, dtype=torch.float64) for decades in (0, 0.5, 2, 4, 6, 9)]
     kinds += [torch.linspace(1, 1e-3, m, dtype=torch.float64), torch.rand(m, dtype=torch.float64) + 1e-3]
     one_large = torch.full((m,), 1e-4, dtype=torch.float64)
@@ -35,7 +35,7 @@ def test_spectra_of_many_kinds(m, one_thread):
 
 
 @pytest.mark.parametrize("level", [1e-5, 3e-6])
-def test_many_small_values_beside_one_large(level, one_thread):
+def test_many_small_values_beside_one_large(level):
     """Each errs by little, and 768 of them by more than 1 %, were it no less than for 256."""
     s = torch.full((1, 768), level, dtype=torch.float64)
     s[:, 0] = 1

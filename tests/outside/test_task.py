@@ -55,7 +55,7 @@ class Brightness:
 
 
 @pytest.fixture(autouse=True)
-def _registered(one_thread: None):
+def _registered():
     before = dict(TASKS), dict(TASK_KINDS)
     assert wellcond.register_task("one-vs-rest", like="classify")(OneVersusRest) is OneVersusRest
     wellcond.register_task("brightness")(Brightness)

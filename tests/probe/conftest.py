@@ -11,11 +11,6 @@ from torch import Tensor, nn
 Values = dict[str, float]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread: None) -> None:
-    pass
-
-
 @pytest.fixture
 def make_vit() -> Callable[..., Any]:
     def make(**kwargs: object) -> nn.Module:

@@ -18,8 +18,3 @@ def _matrix(rows: int, columns: int, log_kappa: float, seed: int) -> torch.Tenso
 def matrix():
     """matrix(rows, columns, log_kappa, seed): float64, κ = exp(log_kappa), random singular vectors."""
     return _matrix
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread):
-    """Small matrices, many of them."""

@@ -14,11 +14,6 @@ from wellcond.train.config import Config
 SMALL = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2}
 
 
-@pytest.fixture(autouse=True)
-def _few_threads(one_thread: None) -> None:
-    del one_thread
-
-
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., Config]:
     """Two blocks, 16 wide, on digits of 8 × 8 pixels: 5 steps an epoch. Only what a test changes counts as given."""

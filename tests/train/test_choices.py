@@ -117,7 +117,7 @@ def test_mistakes_come_before_a_look_at_the_data(photos: Path, monkeypatch: pyte
         choose(recipe("vit_tiny", data=str(photos), model="vit_tinny"), device="cpu", scale="lab")
 
 
-def test_a_small_folder_is_trained_and_goes_on(photos: Path, tmp_path: Path, capsys, one_thread) -> None:
+def test_a_small_folder_is_trained_and_goes_on(photos: Path, tmp_path: Path, capsys) -> None:
     small = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 16, "num_heads": 2}
     options = {"data": str(photos), "epochs": 1, "model_kwargs": small}
     settings = [f"cache_dir={tmp_path / 'cache'}"]

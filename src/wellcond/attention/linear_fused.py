@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed, tokens_like
 from wellcond.numerics.fastpaths import (
     addressable,
     batch_of_gradients,
@@ -20,6 +19,8 @@ from wellcond.numerics.fastpaths import (
     followed,
     fused_kernels,
     gradient_wanted,
+    packed,
+    tokens_like,
 )
 from wellcond.numerics.tall import tall_product, thin_product
 
@@ -59,7 +60,7 @@ def fused_linear(query: Tensor, key: Tensor, value: Tensor, *, factor: float) ->
 
 def _plan(*given: Tensor) -> Any:
     """Return the plan; imported only when needed, as Triton may be missing."""
-    from wellcond.numerics.triton.linear_plan import plan_for
+    from wellcond.numerics.triton.linear import plan_for
 
     return plan_for(*given)
 
@@ -103,15 +104,11 @@ def _plain_gradients(
 # ---- compiled code, short sequences
 
 
-def _short() -> Any:
-    from wellcond.numerics.triton import linear_short
-
-    return linear_short
-
-
 @torch.library.custom_op("wellcond::short_linear", mutates_args=())
 def _forward_op(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
-    return _short().forward(query, key, value, factor)
+    from wellcond.numerics.triton.linear import attend_short
+
+    return attend_short(query, key, value, factor)
 
 
 @_forward_op.register_fake
@@ -123,7 +120,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
 def _backward_op(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, factor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _short().backward(grad, query, key, value, factor)
+    from wellcond.numerics.triton.linear import pull_short
+
+    return pull_short(grad, query, key, value, factor)
 
 
 @_backward_op.register_fake

@@ -19,8 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed, refuse_batch
-from wellcond.numerics.fastpaths import addressable, followed, fused_kernels, gradient_wanted, large_programs
+from wellcond.numerics.fastpaths import (
+    addressable,
+    followed,
+    fused_kernels,
+    gradient_wanted,
+    large_programs,
+    packed,
+    refuse_batch,
+)
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "fused_nystrom"]

@@ -23,9 +23,9 @@ from wellcond.attention.landmarks import LANDMARKS, Landmarks, check_counts, cho
 from wellcond.attention.layer import AttentionCore, AttentionLayer
 from wellcond.attention.masks import KeyMask, broadcasts, key_mask, query_keep
 from wellcond.attention.registry import find_attention, register_attention
-from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer, packed
-from wellcond.attention.softmax_kernel import attend, landmark_sums, widest_dtype
+from wellcond.attention.skyformer_fused import can_fuse, fused_skyformer
 from wellcond.numerics.autocast import autocast_like_sdpa, no_autocast
+from wellcond.numerics.fastpaths import may_look, packed
 from wellcond.numerics.gaussian import gaussian_product
 from wellcond.numerics.gaussian_weights import gaussian_weights
 from wellcond.numerics.inverse import (
@@ -42,6 +42,7 @@ SOLVERS = ("cholesky", "iteration")
 KERNELS = ("gaussian", "softmax")
 REGULAR = 1e-4  # κ(L, L) counts as singular if a diagonal entry of its Cholesky factor is smaller
 FLOAT32_EPS = 2.0**-23  # times d: the rounding error of κ(L, L)'s eigenvalues in float32, as in the fused kernels
+LOST = 100  # a row sum below this many times its rounding error has at most one correct digit
 
 
 class SkyformerCore(AttentionCore):
@@ -174,13 +175,13 @@ def skyformer_attention(
         return fused_skyformer(query, key, value, keep, rows=chosen.rows, valid=valid, scale=scale, gamma=gamma)
     with no_autocast(query):
         if kernel == "softmax":
-            sums = landmark_sums(chosen, key, value, mask, scale)
+            sums = _softmax_sums(chosen, key, value, mask, scale)
             solved, noise = _solve_graded(chosen, sums, scale, gamma, solver, num_iterations)
             counts = _query_keep(query, key, mask, query_mask)
             if keep is not None:
                 any_key = keep.any(-1, keepdim=True)
                 counts = any_key if counts is None else counts & any_key
-            return attend(query, chosen, solved, scale, noise=noise, counts=counts).to(value.dtype)
+            return _attend_softmax(query, chosen, solved, scale, noise=noise, counts=counts).to(value.dtype)
         values = value.to(torch.promote_types(value.dtype, torch.float32))  # the solve amplifies rounding errors
         if mask is not None and mask.weights is not None:
             values = weighted(values, mask.weights)
@@ -275,7 +276,7 @@ def _solve_graded(
 def _matrix(chosen: Landmarks, scale: float, gamma: float, dtype: torch.dtype | None) -> Tensor:
     """Return κ(L, L) + γI, for invalid landmarks (1 + γ)I; in `dtype` or, if None, as exactly as possible."""
     # Distances between tokens of norm 1e4 lose all digits in float32; this matrix is small, so float64 costs nothing.
-    rows = chosen.rows.to(widest_dtype(chosen.rows))
+    rows = chosen.rows.to(_widest_dtype(chosen.rows))
     gram = gaussian_weights(rows, rows, scale=scale)
     gram = gram if dtype is None else gram.to(dtype)
     if chosen.valid is not None:
@@ -306,6 +307,71 @@ def _check_compat(default_landmarks: bool, solver: str, kernel: str) -> None:
             "compat=True follows the authors' code, with its own landmarks, solver and kernel; leave out "
             "landmarks=, solver= and kernel="
         )
+
+
+# ---- kernel="softmax": exp(q·k · scale) through landmarks
+#
+# exp(scale q·k) = exp(scale ‖q‖²/2) κ(q, k) exp(scale ‖k‖²/2) with the Gaussian kernel κ: the first factor cancels
+# against the row sums, and the last is a weight of the key. For tokens of norm 25 these weights differ by factors of
+# 10³⁰ and more, so every row is divided by its largest weight before it is summed, and all of it is in float64.
+
+
+def _softmax_sums(chosen: Landmarks, key: Tensor, value: Tensor, mask: KeyMask | None, scale: float) -> Tensor:
+    """Return κ(L, K)(w v, w) with w = exp(scale · ‖k‖²/2 + mask), (…, d, c + 1), up to a factor, in `_widest_dtype`."""
+    rows, dtype = chosen.rows, _widest_dtype(key)
+    values = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(dtype)
+    if mask is not None:  # masked tokens may hold anything, and 0 · NaN is NaN
+        key, values = (t.masked_fill(~mask.keep[..., None], 0) for t in (key, values))
+    logits = scale * rows.to(dtype) @ key.to(dtype).mT
+    if mask is not None:
+        logits = logits if mask.bias is None else logits + mask.bias.to(dtype)[..., None, :]
+        logits = logits.masked_fill(~mask.keep[..., None, :], -torch.inf)
+    largest = _largest(logits, -1)
+    sizes = largest - _half_norms(chosen, scale, dtype)[..., None]
+    return (sizes - _largest(sizes, -2)).exp() * ((logits - largest).exp() @ values)
+
+
+def _attend_softmax(
+    query: Tensor, chosen: Landmarks, solved: Tensor, scale: float, *, noise: Tensor, counts: Tensor | None
+) -> Tensor:
+    """Return κ(Q, L) · solved, divided by the row sums in its last column.
+
+    If the sum of a row that counts is lost in rounding, raise ValueError, or return NaN for the row where values cannot
+    be read, as in compiled code; a lost row that does not count is zero. `noise` is the rounding error of that column
+    of `solved`, (…, d, 1), and `counts`, broadcastable to (…, n), is True for rows that have keys and are not padding.
+    """
+    dtype = solved.dtype
+    logits = scale * query.to(dtype) @ chosen.rows.to(dtype).mT - _half_norms(chosen, scale, dtype)[..., None, :]
+    weights = (logits - _largest(logits, -1)).exp()
+    out = weights @ solved
+    values, sums = out[..., :-1], out[..., -1:]
+    # Terms smaller than `tiny` underflow; they are negligible in a sum above `least`.
+    least = torch.finfo(dtype).tiny / torch.finfo(dtype).eps ** 2
+    lost = sums.detach().abs() < (LOST * weights.detach() @ noise).clamp_min(least)
+    values = (values / sums.masked_fill(lost, 1)).masked_fill(lost, 0)
+    lost = lost if counts is None else lost & counts[..., None]
+    if may_look(out) and bool(lost.any()):
+        raise ValueError(
+            f"kernel='softmax': {int(lost.sum())} of {lost.numel()} row sums are lost in rounding: queries and "
+            "keys are too far apart. Scale them down or normalise them (qk_norm), raise gamma or num_landmarks, or "
+            "use softmax or nystrom attention"
+        )
+    return values.masked_fill(lost, torch.nan)
+
+
+def _widest_dtype(like: Tensor) -> torch.dtype:
+    """Return float64 if the device supports it, otherwise float32."""
+    return torch.float64 if like.device.type in ("cpu", "cuda", "meta") else torch.float32
+
+
+def _half_norms(chosen: Landmarks, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return scale · ‖l‖²/2 of each landmark, (…, d); infinite for invalid ones."""
+    halves = 0.5 * scale * chosen.rows.to(dtype).square().sum(-1)
+    return halves if chosen.valid is None else halves.masked_fill(~chosen.valid, torch.inf)
+
+
+def _largest(t: Tensor, dim: int) -> Tensor:
+    return t.detach().amax(dim, keepdim=True).clamp_min(torch.finfo(t.dtype).min)
 
 
 SkyformerAttention: type[AttentionLayer] = find_attention("skyformer").layer

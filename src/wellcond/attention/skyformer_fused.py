@@ -21,15 +21,16 @@ from torch import Tensor
 
 from wellcond.numerics.fastpaths import (
     addressable,
-    batch_of_gradients,
     followed,
     fused_kernels,
     gradient_wanted,
     large_programs,
+    packed,
+    refuse_batch,
 )
 from wellcond.numerics.first_order import first_order
 
-__all__ = ["can_fuse", "fused_skyformer", "packed", "refuse_batch", "tokens_like"]
+__all__ = ["can_fuse", "fused_skyformer"]
 
 MOST_LANDMARKS = 128
 WIDEST = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
@@ -82,27 +83,6 @@ def fused_skyformer(
     out = _Skyformer.apply(*tokens, scale, gamma)
     assert isinstance(out, Tensor)
     return out
-
-
-def packed(t: Tensor) -> Tensor:
-    """Copy `t` unless its last dimension is contiguous and 32 bits can address its rows, as the kernels require."""
-    return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
-
-
-def tokens_like(t: Tensor, tokens: int) -> Tensor:
-    """Return an empty tensor laid out like the kernels' outputs, for operators under compilation; needs Triton."""
-    from wellcond.numerics.triton import tiles
-
-    return tiles.tokens_like(t, tokens)
-
-
-def refuse_batch(grad: Tensor) -> None:
-    """Raise RuntimeError under `torch.autograd.grad(…, is_grads_batched=True)`, whose tensors own no memory."""
-    if batch_of_gradients(grad):
-        raise RuntimeError(
-            "the fused kernels compute one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
-            "functional.jacobian, vectorize=True), or call the forward pass with WELLCOND_TRITON=0 set"
-        )
 
 
 @functools.cache

@@ -13,8 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.attention.skyformer_fused import packed, refuse_batch, tokens_like
-from wellcond.numerics.fastpaths import addressable, exporting, followed, fused_kernels, gradient_wanted, overheard
+from wellcond.numerics.fastpaths import (
+    addressable,
+    exporting,
+    followed,
+    fused_kernels,
+    gradient_wanted,
+    overheard,
+    packed,
+    refuse_batch,
+    tokens_like,
+)
 from wellcond.numerics.first_order import first_order
 
 __all__ = ["can_fuse", "draw_seed", "ends_of", "fused_softmax"]

@@ -13,7 +13,7 @@ because the statements about MLPs have none. On one machine, with the same versi
 import argparse
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from wellcond.models.build import create_model
 from wellcond.records import write_record
+from wellcond.train.computing import one_thread
 
 __all__ = ["AttentionBlock", "Digits", "blocks_of", "inputs_of", "load_digits", "mlps_of", "run", "train"]
 
@@ -87,7 +88,7 @@ def load_digits(seed: int) -> Digits:
 
 def train(digits: Digits, *, epochs: int = EPOCHS, seed: int = 0) -> nn.Module:
     """Train a ViT of 65 tokens, one per pixel and the class token, with AdamW and a cosine that ends near zero."""
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model("vit_tiny_patch16_224", {"qkv_bias": False, **MODEL})
         with torch.no_grad():  # a token of one pixel says little: with timm's std of 0.02, positions are slow to learn
@@ -199,17 +200,6 @@ def _write(path: Path, tensors: dict[str, Tensor], what: str, measured: dict[str
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={**about, "seed": str(seed)})
     write_record(path.with_suffix(".json"), {**about, **measured}, seed=seed)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use a single thread inside the context: the rounding of sums depends on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 if __name__ == "__main__":

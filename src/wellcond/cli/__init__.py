@@ -38,7 +38,7 @@ from wellcond.cli.demo import demo
 from wellcond.cli.info import info
 from wellcond.cli.ledger import ledger
 from wellcond.cli.measure import measure
-from wellcond.cli.plugins import with_plugins
+from wellcond.cli.options import with_plugins
 from wellcond.cli.report import report
 from wellcond.cli.reproduce import reproduce
 from wellcond.cli.theory import theory

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wellcond.cli.plugins import with_plugins
+from wellcond.cli.options import with_plugins
 
 __all__ = ["bench"]
 

@@ -1,18 +1,21 @@
-"""Options that several commands share, and their shell completion.
+"""Options that several commands share, their shell completion, and the plug-ins that commands with names import first.
 
 `wellcond --install-completion` sets up a shell to complete commands, options, recipes, claims, models, attentions and
 sources. A key press should not wait for torch: recipes load without it, other names are parsed from source files.
 """
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from wellcond.usage import WrongUsage
 from wellcond.words import SITES
@@ -34,7 +37,11 @@ __all__ = [
     "print_settings",
     "starting",
     "usage_errors",
+    "with_plugins",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextlib.contextmanager
@@ -44,6 +51,20 @@ def usage_errors() -> Iterator[None]:
         yield
     except WrongUsage as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def with_plugins(command: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that plug-ins are imported before it runs; a warning names each one that fails."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        from wellcond.plugins import load_plugins
+
+        for problem in load_plugins():
+            Console(stderr=True).print(Text(f"warning: {problem}", style="yellow"), soft_wrap=True)
+        return command(*args, **kwargs)
+
+    return run
 
 
 def starting(names: list[str], incomplete: str) -> list[str]:
@@ -98,9 +119,7 @@ def print_settings(wanted: bool) -> None:
     """Print every training setting by group: its name, default, description, and its range if that is a surprise."""
     if not wanted:
         return
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from wellcond.train.config import Config
     from wellcond.train.settings import about, fields_of, groups, own_fields, title

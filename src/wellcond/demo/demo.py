@@ -7,11 +7,9 @@ Nothing is downloaded: the digits and the photographs come with scikit-learn. Af
 resumes; models that are already trained are not trained again.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from wellcond.demo import graying as demo_graying
@@ -19,6 +17,7 @@ from wellcond.demo import page as demo_page
 from wellcond.demo import training as demo_training
 from wellcond.records import write_record
 from wellcond.report.charts import altair
+from wellcond.train.computing import one_thread
 from wellcond.train.stopping import Interrupted
 
 __all__ = ["run"]
@@ -35,7 +34,7 @@ def run(output: Path, *, settings: Sequence[str] = (), evidence: Path | None = N
     """
     altair()  # fails now if it is missing, not after minutes of training
     console = Console()
-    with _one_thread():
+    with one_thread():  # more gain nothing with matrices this small, and wait for each other on a busy machine
         try:
             arms = demo_training.train_arms(output / "runs", settings=settings, console=console)
         except Interrupted as stopped:
@@ -56,14 +55,3 @@ def _evidence() -> Path | None:
     """Return evidence/ of the source tree that this file is in; None for an installed copy."""
     folder = Path(__file__).parents[3] / "evidence"
     return folder if folder.is_dir() else None
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: with matrices this small, more gain nothing and cost seconds of waiting on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -152,9 +152,9 @@ def measure_trained(
 
 
 @torch.no_grad()
-def accuracy(built: BuiltModel, data: Path, *, limit: int = 10_000) -> float:
+def accuracy(built: BuiltModel, data: Path) -> float:
     """Return the share of images that the model classifies correctly; they lie in folders named after their classes."""
-    sample = read_images(data, built.transform(), limit=limit)
+    sample = read_images(data, built.transform(), limit=10_000)
     folders = [name.split("/")[-2] for name in sample.names]
     classes = sorted(set(folders))
     found: list[int] = []

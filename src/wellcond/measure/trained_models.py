@@ -20,6 +20,7 @@ from wellcond.models.weights import read_weights
 
 __all__ = ["FILES", "Cifar10Vit", "GalileoNano", "cifar10_vit", "galileo_nano", "galileo_weights"]
 
+MONTH = 5  # June, counted from 0
 FILES = {
     "vit_cifar10.pth": "of the public repository smmk47/CIFAR10-Classification",
     "encoder.pt": "data/models/nano/encoder.pt of the public repository nasaharvest/galileo",
@@ -64,13 +65,13 @@ class GalileoNano(nn.Module):
 
     num_classes = 0
 
-    def __init__(self, side: int = 12, patch: int = 8) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.s2_rgb: nn.Conv2d = nn.Conv2d(3, 128, patch, stride=patch)
+        self.s2_rgb: nn.Conv2d = nn.Conv2d(3, 128, 8, stride=8)
         self.encoding: nn.Parameter = nn.Parameter(
             torch.zeros(96)
         )  # channels, time and month, the same for every token here
-        self.register_buffer("place", _places(side, spacing=float(patch)), persistent=False)
+        self.register_buffer("place", _places(12, spacing=8.0), persistent=False)
         self.blocks: nn.ModuleList = nn.ModuleList(
             [Block(128, 8, mlp_ratio=4.0, qkv_bias=True, norm_layer=nn.LayerNorm) for _ in range(4)]
         )
@@ -86,15 +87,15 @@ class GalileoNano(nn.Module):
         return self.norm(x)
 
 
-def galileo_weights(path: str | os.PathLike[str], *, month: int = 5) -> dict[str, Tensor]:
-    """Return the weights of Galileo-Nano's encoder under the names of `GalileoNano`; `month` counts from 0."""
+def galileo_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Return the weights of Galileo-Nano's encoder under the names of `GalileoNano`, for June."""
     theirs, _ = read_weights(path)
     ours = {
         "s2_rgb.weight": theirs["space_time_embed.S2_RGB.proj.weight"],
         "s2_rgb.bias": theirs["space_time_embed.S2_RGB.proj.bias"],
         # S2_RGB is the second channel group of those that vary in space and time; the time step is the first
         "encoding": torch.cat(
-            [theirs["s_t_channel_embed"][1], theirs["pos_embed"][0], theirs["month_embed.weight"][month]]
+            [theirs["s_t_channel_embed"][1], theirs["pos_embed"][0], theirs["month_embed.weight"][MONTH]]
         ),
         "norm.weight": theirs["norm.weight"],
         "norm.bias": theirs["norm.bias"],

@@ -1,4 +1,5 @@
-"""Which fast paths this machine has, which are taken and why; and the switch that turns the fused kernels off.
+"""Which fast paths this machine has, which are taken and why; the switch that turns the fused kernels off; and what all
+of them ask of tensors and gradients.
 
 for path in fast_paths():
     print(path.name, path.taken, path.why)
@@ -35,7 +36,10 @@ __all__ = [
     "may_look",
     "other_derivatives",
     "overheard",
+    "packed",
     "plain_twins",
+    "refuse_batch",
+    "tokens_like",
 ]
 
 FUSED_SIDE = 256  # largest shorter side of a matrix that the fused kernels hold on chip
@@ -95,6 +99,17 @@ def addressable(*tokens: Tensor) -> bool:
         if shape[-2] * (stride if stride > width else width) >= 2**31:
             return False
     return tokens[0].shape[:-2].numel() <= MOST_PROGRAMS
+
+
+def packed(t: Tensor) -> Tensor:
+    """Copy `t` unless its last dimension is contiguous and 32 bits can address its rows, as the kernels require."""
+    return t if t.stride(-1) == 1 and t.shape[-2] * t.stride(-2) < 2**31 else t.contiguous()
+
+
+def tokens_like(t: Tensor, tokens: int) -> Tensor:
+    """Return an empty (b, h, tokens, width) with heads side by side in memory, as in the layers before and after."""
+    b, h, _, width = t.shape
+    return t.new_empty(b, tokens, h, width).transpose(1, 2)
 
 
 @torch.compiler.assume_constant_result
@@ -175,6 +190,15 @@ def batch_of_gradients(grad: Tensor) -> bool:
         return False
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return functorch.is_legacy_batchedtensor(grad) or other_derivatives(grad)
+
+
+def refuse_batch(grad: Tensor) -> None:
+    """Raise RuntimeError under `torch.autograd.grad(…, is_grads_batched=True)`, whose tensors own no memory."""
+    if batch_of_gradients(grad):
+        raise RuntimeError(
+            "the fused kernels compute one gradient at a time: leave out is_grads_batched=True (in torch.autograd."
+            "functional.jacobian, vectorize=True), or call the forward pass with WELLCOND_TRITON=0 set"
+        )
 
 
 @functools.lru_cache(maxsize=16)

@@ -111,8 +111,7 @@ class _Product(torch.autograd.Function):
             return out
         halves = ends = None
         if _fused(x, y, v):  # queries and keys in one launch, and reused in backward
-            from .triton.gaussian import ends_of
-            from .triton.half_norms import half_norms
+            from .triton.gaussian import ends_of, half_norms
 
             halves = half_norms(x, y, keep, scale=scale)
             ends = None if keep is None else ends_of(keep)
@@ -218,8 +217,7 @@ def gradients(
     """Return (dx, dy, dv); the kernels leave None what is not `needed`. `halves` and `ends` as for `product`."""
     if halves is None and not _fused(x, y, v):
         return _plain_gradients(grad, x, y, v, keep, scale, is_causal)
-    from .triton.gaussian import ends_of, pull, stream
-    from .triton.half_norms import half_norms
+    from .triton.gaussian import ends_of, half_norms, pull, stream
 
     grad = grad if addressable(grad) else grad.contiguous()
     x_half, y_half = halves or half_norms(x, y, keep, scale=scale)

@@ -19,6 +19,7 @@ import torch
 __all__ = ["ALPHA", "DirectFit", "FoldedFit", "direct_fit", "folded_fit", "iterates_of", "minimax"]
 
 RESOLVED = 1e-5  # the fit's bound holds for singular values above this share of the largest
+ROUNDS = 40  # of reweighted least squares
 ALPHA = 2.5  # growth per product; near 3 the plateau oscillates, below it more products are needed
 FOLDED_STEPS = {
     10: 2.8,
@@ -124,15 +125,13 @@ def _minimax(basis: np.ndarray, target: np.ndarray, tolerance: np.ndarray) -> tu
     return weights, error * tolerance
 
 
-def minimax(
-    basis: np.ndarray, target: np.ndarray, scale: np.ndarray, rounds: int = 40
-) -> tuple[np.ndarray, np.ndarray]:
+def minimax(basis: np.ndarray, target: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return weights whose largest |error| / scale is small, by Lawson's reweighted least squares, and those ratios."""
     matrix = basis / scale[:, None]
     aim = target / scale
     importance = np.full_like(aim, 1 / len(aim))
     best, best_error = None, None
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         root = np.sqrt(importance)
         weights = np.linalg.lstsq(matrix * root[:, None], aim * root, rcond=1e-13)[0]
         error = np.abs(matrix @ weights - aim)

@@ -13,8 +13,9 @@ ill-conditioned does not affect the others of its batch. Results are float64 for
 `auto`  `gram`, or `svd` if a derivative is requested.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from wellcond.numerics.device_memory import free_memory
 from wellcond.numerics.extremes import (
     RESOLVABLE,
     extreme_singular_values,
@@ -29,7 +31,6 @@ from wellcond.numerics.extremes import (
     prefers_eigvalsh,
     scaled_gram,
 )
-from wellcond.numerics.matrix_parts import MatrixPart, in_chunks
 from wellcond.numerics.spectral_sums import effective_rank_by_products
 from wellcond.words import STATUSES
 
@@ -47,6 +48,8 @@ __all__ = [
 
 METHODS = ("auto", "svd", "gram")
 OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO, SINGLE = range(6)
+# Float64 workspace for the matrices taken at a time. On a CPU little is faster than much: it stays in the cache.
+CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**30}
 
 
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
@@ -65,10 +68,10 @@ def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
     batch = _as_batch(x, method)
     chosen = _choose(x, method, extremes=False)
 
-    def values(part: MatrixPart) -> tuple[Tensor]:
+    def values(part: _MatrixPart) -> tuple[Tensor]:
         return (part.restore(_all_by_svd(part.w) if chosen == "svd" else _all_by_gram(part.w)),)
 
-    (s,) = in_chunks(values, batch)
+    (s,) = _in_chunks(values, batch)
     return s.to(_result_dtype(x)).reshape(*x.shape[:-2], s.shape[-1])
 
 
@@ -136,7 +139,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
     # The edge is as sharp as the measurement: κ is known to 1e-4; for float64, σmin to about eps·√max(n, d)·σmax.
     edge = ceiling / math.sqrt(max(x.shape[-2:])) if x.dtype == torch.float64 else ceiling * (1 + 1e-4)
 
-    def measure(part: MatrixPart) -> tuple[Tensor, ...]:
+    def measure(part: _MatrixPart) -> tuple[Tensor, ...]:
         if chosen == "svd":
             s = _all_by_svd(part.w)
             largest, smallest = s[:, 0], s[:, -1]
@@ -153,7 +156,7 @@ def measure_conditioning(x: Tensor, *, method: str = "auto") -> Conditioning:
             kappa = kappa.masked_fill(torch.ones_like(beyond), math.nan)
         return part.clean(kappa), part.clean(kappa.log()), part.restore(largest), part.restore(smallest), status
 
-    *values, status = (value.reshape(x.shape[:-2]) for value in in_chunks(measure, batch))
+    *values, status = (value.reshape(x.shape[:-2]) for value in _in_chunks(measure, batch))
     kappa, log_kappa, sigma_max, sigma_min = (value.to(_result_dtype(x)) for value in values)
     return Conditioning(kappa, log_kappa, sigma_max, sigma_min, status, ceiling, chosen)
 
@@ -167,7 +170,7 @@ def stable_rank(x: Tensor) -> Tensor:
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=True)
 
-    def rank(part: MatrixPart) -> tuple[Tensor]:
+    def rank(part: _MatrixPart) -> tuple[Tensor]:
         if chosen == "svd":
             s = _all_by_svd(part.w)
             value = (s / s[:, :1]).square().sum(-1)
@@ -175,7 +178,7 @@ def stable_rank(x: Tensor) -> Tensor:
             value = (torch.linalg.vector_norm(part.w, dim=(-2, -1)) / largest_singular_value(part.w)).square()
         return (part.clean(value, zero=0.0),)
 
-    (value,) = in_chunks(rank, batch)
+    (value,) = _in_chunks(rank, batch)
     return value.to(_result_dtype(x)).reshape(x.shape[:-2])
 
 
@@ -189,7 +192,7 @@ def effective_rank(x: Tensor) -> Tensor:
     batch = _as_batch(x, "auto")
     chosen = _choose(x, "auto", extremes=False)
 
-    def rank(part: MatrixPart) -> tuple[Tensor]:
+    def rank(part: _MatrixPart) -> tuple[Tensor]:
         if chosen == "gram" and x.is_cuda:
             gram = scaled_gram(part.w)[0]
             room = -gram.shape[-1] % 8  # products with unaligned rows take half as long again
@@ -200,7 +203,7 @@ def effective_rank(x: Tensor) -> Tensor:
         entropy = -(p * torch.where(p > 0, p, 1.0).log()).sum(-1)
         return (part.clean(entropy.exp(), zero=0.0),)
 
-    (value,) = in_chunks(rank, batch)
+    (value,) = _in_chunks(rank, batch)
     return value.to(_result_dtype(x)).reshape(x.shape[:-2])
 
 
@@ -281,3 +284,60 @@ def _all_by_gram(w: Tensor) -> Tensor:
     if bool(unresolved.any()):
         values[unresolved] = _all_by_svd(w[unresolved])
     return values
+
+
+# ---- Backends raise on a NaN or return made-up numbers, and squares overflow: they are given no such matrix.
+
+
+class _MatrixPart:
+    """A chunk of matrices, made safe for linear algebra: in float64, short side first, finite, not zero, not huge."""
+
+    def __init__(self, x: Tensor):
+        x = x.float() if x.dtype.itemsize == 1 else x  # float8 has no arithmetic
+        peak = torch.linalg.vector_norm(x.detach(), math.inf, (-2, -1)).double()  # propagates NaN and Inf
+        usable = (peak > 0) & (peak < math.inf)
+        self.usable: bool = bool(usable.all())
+        if not self.usable:
+            self.finite: Tensor = peak.isfinite()
+            self.zero: Tensor = peak == 0
+            # Backends get an identity in place of these matrices, and `clean` writes their answers.
+            x = torch.where(usable[:, None, None], x, torch.eye(*x.shape[1:], dtype=x.dtype, device=x.device))
+            peak = torch.where(usable, peak, 1.0)
+        self.unit: Tensor | None = None
+        if x.dtype == torch.float64:  # its squares may overflow; those of any other dtype fit into float64
+            exponent = torch.frexp(peak).exponent.long().clamp(-1021, 1021)
+            self.unit = (exponent + 1023).bitwise_left_shift(52).view(torch.float64)  # exactly 2^exponent
+            x = x / self.unit[:, None, None]
+        self.short_side_first: Tensor = x if x.shape[1] <= x.shape[2] else x.mT
+        """The matrices in their own dtype."""
+
+    @functools.cached_property
+    def w(self) -> Tensor:
+        return self.short_side_first.double()
+
+    def restore(self, sigma: Tensor) -> Tensor:
+        """Turn singular values of w, (b,) or (b, k), into those of the original matrices."""
+        if self.unit is not None:
+            sigma = sigma * _like(self.unit, sigma)
+        return self.clean(sigma, zero=0.0)
+
+    def clean(self, value: Tensor, *, zero: float = math.nan) -> Tensor:
+        """Return `value`, (b,) or (b, k), with NaN for matrices that are not finite and `zero` for zero matrices."""
+        if self.usable:
+            return value
+        return torch.where(_like(self.zero, value), zero, torch.where(_like(self.finite, value), value, math.nan))
+
+
+def _like(per_matrix: Tensor, value: Tensor) -> Tensor:
+    return per_matrix.reshape(-1, *[1] * (value.ndim - 1))
+
+
+def _in_chunks(function: Callable[[_MatrixPart], tuple[Tensor, ...]], x: Tensor) -> list[Tensor]:
+    """Return the results of `function` for (b, n, d), each of length b, for as many matrices at a time as fit."""
+    short, long = sorted(x.shape[1:])
+    matrix_bytes = 8 * (3 * short * long + 8 * short * short)
+    budget = CHUNK_BYTES["cpu" if x.device.type == "cpu" else "cuda"]
+    if x.is_cuda and x.shape[0] * matrix_bytes > budget:
+        budget = max(budget, free_memory(x.device) // 8)
+    parts = [function(_MatrixPart(part)) for part in x.split(max(1, budget // matrix_bytes))]
+    return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]

@@ -29,6 +29,7 @@ __all__ = ["explain_spectral_power", "power_floor", "products_bound", "spectral_
 METHODS = ("auto", "svd", "eigh", "products")
 SMALLEST_FLOOR = 1e-6  # what a float64 Gram matrix resolves with two digits to spare
 FUSED_EPSILON = 0.5  # below it the fused kernels have not been validated
+TURNS, STARTS = 64, 8  # of the power iteration for the largest eigenvalue
 
 
 def power_floor(dtype: torch.dtype, n: int, d: int) -> float:
@@ -314,21 +315,21 @@ class _LargestEigenvalue(torch.autograd.Function):
         return grads[0] * (v @ v.mT)
 
 
-def _top_vector(gram: Tensor, turns: int = 64, starts: int = 8) -> Tensor:
+def _top_vector(gram: Tensor) -> Tensor:
     """Return the eigenvector of λmax by power iteration, (b, m, 1), as a constant.
 
     Of several starts without symmetry the best result counts: a single start may be all but orthogonal to the
-    eigenvector, and `turns` steps would then be too few. The starts depend on the matrix, so that no eigenvector is
+    eigenvector, and TURNS steps would then be too few. The starts depend on the matrix, so that no eigenvector is
     hidden from all.
     """
     side = gram.shape[-1]
     position = torch.arange(side, dtype=gram.dtype, device=gram.device)[:, None]
-    start = torch.arange(starts, dtype=gram.dtype, device=gram.device)
+    start = torch.arange(STARTS, dtype=gram.dtype, device=gram.device)
     with torch.no_grad():
         own = _diagonal(gram)[:, :, None]
         own = 9 * own / own.amax(1, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
         v = 1 + (1 + start) / 2 * torch.cos(12.9898 * position + (0.7 + start) * (1 + position) + own)
-        for _ in range(turns):
+        for _ in range(TURNS):
             v = gram @ v
             length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
             v = v / torch.where(length > 0, length, 1.0)

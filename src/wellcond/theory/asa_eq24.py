@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from wellcond.theory.draws import generator, kappa, tokens, weights
-from wellcond.theory.findings import Case, Example, Line, Lines, compare
-from wellcond.theory.statement import Fact, Statement, median, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [

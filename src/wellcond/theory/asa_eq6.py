@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from wellcond.theory.draws import WEIGHTS, generator, kappa, kappa_at_rank, tokens, weights
-from wellcond.theory.findings import Case, Example, Line, Lines, compare
-from wellcond.theory.statement import Fact, Statement, median, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "bound_of", "cases", "chart", "examples", "summary"]

@@ -36,8 +36,7 @@ from wellcond.theory.draws import (
     tokens,
     weights,
 )
-from wellcond.theory.findings import Case, Example, Line, Lines, compare, rate
-from wellcond.theory.statement import Fact, Statement, median, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, median, rate, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from wellcond.theory.asa_prop41 import mixing
 from wellcond.theory.draws import INDEPENDENT, WEIGHTS, generator, kappa, softmax_attention, tokens, weights
-from wellcond.theory.findings import Case, Example, Line, Lines, Part, compare
-from wellcond.theory.statement import Fact, Statement, median, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Part, Statement, compare, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [
@@ -118,7 +117,7 @@ def drawn_semi_definite(
     return x[met], m[met]
 
 
-def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "gaussian") -> Tensor:
+def semi_definite(family: str, x: Tensor, source: torch.Generator) -> Tensor:
     """Return a symmetric PSD M of norm 1 for each X, (b, d, d). Each has the form W_Q W_Kᵀ XᵀX W_V for some weights.
 
     Any M of rank at most n has that form: with X = UΣVᵀ and M = PQᵀ, P and Q being d × n, take W_Q W_Kᵀ = PΣ⁻¹Vᵀ and
@@ -128,7 +127,7 @@ def semi_definite(family: str, x: Tensor, source: torch.Generator, kind: str = "
     """
     draws, n, d = x.shape
     if family == "tied":
-        a = weights(kind, draws, d, d, source) @ weights(kind, draws, d, d, source).mT
+        a = weights("gaussian", draws, d, d, source) @ weights("gaussian", draws, d, d, source).mT
         half = x @ a.mT
     elif family == "independent":
         half = weights("gaussian", draws, n, d, source)

@@ -1,5 +1,6 @@
-"""What a check of a statement returns: cases, minimal examples, a chart, and the verdict they lead to.
+"""A statement in words, and what a check of it returns: cases, minimal examples, a chart, the verdict they lead to.
 
+    statement = Statement(id="asa-eq6", title=…, claim=…, instead=(Fact(key="product", says=…), …), tested=…, …)
     case = compare("Gaussian weights, n = 64", bound, measured, part="claim", n=64, d=32)   # one inequality, many draws
     case = rate("n = 64, δ = 0.1", failures=3, draws=400, allowed=0.1, part="claim")        # a failure rate against δ
     verdict([case, …])                                                                      # "holds in part"
@@ -19,12 +20,65 @@ from torch import Tensor
 from wellcond.verdicts import clopper_pearson, judgement
 from wellcond.words import Decided, Judgement
 
-__all__ = ["Case", "Example", "Finding", "Line", "Lines", "Part", "compare", "rate", "verdict"]
+__all__ = [
+    "Case",
+    "Example",
+    "Fact",
+    "Finding",
+    "Line",
+    "Lines",
+    "Part",
+    "Statement",
+    "compare",
+    "median",
+    "rate",
+    "share",
+    "verdict",
+]
 
 Part = Literal["claim", "beyond", "instead"]
 
 SEEN = 1e10  # beyond this, rounding in a chain of float64 products decides κ: it counts as "at least this"
 SLACK = 1e-9  # relative; if a bound is attained, rounding must not look like a violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """Something true in place of a claim, or beside it: a theorem if it has a proof, otherwise an observation."""
+
+    says: str
+    proof: str = ""
+    key: str = ""
+    """For a theorem: the cases that check it have this key as their setting `fact`."""
+
+    @property
+    def mark(self) -> str:
+        return "theorem" if self.proof else "observed"
+
+    def as_dict(self) -> dict[str, str]:
+        """Return a dictionary for a JSON file."""
+        return {"mark": self.mark, "says": self.says, "proof": self.proof, "key": self.key}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a paper says, what is true, and what a verdict rests on."""
+
+    id: str
+    title: str
+    plain: str
+    """The outcome, for readers in a hurry."""
+    claim: str
+    """The paper's statement, with its assumptions and constants."""
+    instead: tuple[Fact, ...]
+    """What is true in its place, or how the claim may be sharpened."""
+    tested: str
+    not_tested: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dictionary for a JSON file, without the id, which the finding has."""
+        words = {name: getattr(self, name) for name in ("title", "plain", "claim", "tested", "not_tested")}
+        return {**words, "instead": [fact.as_dict() for fact in self.instead]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +224,21 @@ def verdict(cases: Iterable[Case]) -> Judgement:
     if not outcomes:
         raise ValueError("there is no case inside the claim to judge by")
     return judgement(outcomes)
+
+
+def median(values: Tensor) -> float:
+    return float(values.flatten().median())
+
+
+def share(cases: Sequence[Case]) -> str:
+    """Format the failures of several cases together, among the draws that could be decided: `12 of 400 (3.0 %)`."""
+    failures = sum(case.failures for case in cases)
+    decided = sum(case.draws - case.undecided for case in cases)
+    if not decided:
+        return "none of the (undecidable)"
+    percent = 100 * failures / decided
+    return (
+        f"{failures} of {decided} ({percent:.2g} %)"
+        if 0 < percent < 1
+        else f"{failures} of {decided} ({percent:.1f} %)"
+    )

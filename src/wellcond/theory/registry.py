@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from wellcond.theory.findings import Case, Finding, verdict
-from wellcond.theory.statement import Statement
+from wellcond.theory.findings import Case, Finding, Statement, verdict
 from wellcond.theory.trained import describe, read_blocks
 
 __all__ = ["DRAWS", "STATEMENTS", "check", "statement"]

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from wellcond.theory.draws import generator, kappa
-from wellcond.theory.findings import Case, Example, Line, Lines, compare
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, median, share
 from wellcond.theory.leverage import completion
-from wellcond.theory.statement import Fact, Statement, median, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = [

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from wellcond.numerics.inverse import invert_by_iteration, transposed_start
 from wellcond.theory.draws import generator
-from wellcond.theory.findings import Case, Example, Line, Lines, compare
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, share
 from wellcond.theory.leverage import completion
-from wellcond.theory.statement import Fact, Statement, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "cases", "chart", "examples", "normalized", "sampled_kernel", "summary"]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from wellcond.theory.draws import generator
-from wellcond.theory.findings import Case, Example, Line, Lines, rate
-from wellcond.theory.statement import Fact, Statement, share
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, rate, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "Family", "bernstein", "cases", "chart", "examples", "families", "summary", "threshold"]

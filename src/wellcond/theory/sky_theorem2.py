@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from wellcond.theory.draws import generator
-from wellcond.theory.findings import Case, Example, Line, Lines, compare, rate
+from wellcond.theory.findings import Case, Example, Fact, Line, Lines, Statement, compare, rate, share
 from wellcond.theory.leverage import completion, leverage
 from wellcond.theory.sky_lemma_c2 import sample_counts
-from wellcond.theory.statement import Fact, Statement, share
 from wellcond.theory.trained import TrainedBlock
 
 __all__ = ["STATEMENT", "Instance", "cases", "chart", "examples", "instances", "summary"]

@@ -1,4 +1,4 @@
-"""How a training computes: precision, determinism, the random numbers of a step, and a fix for torch's compiler.
+"""How a training computes: precision, determinism, threads, random numbers, and a fix for torch's compiler.
 
 with deterministic(config), float32_precision(config), autocast(config, device):
     seed_by(device, config.seed, step, rank)        # dropout, masks and landmarks depend only on these numbers
@@ -23,6 +23,7 @@ __all__ = [
     "deterministic",
     "float32_precision",
     "mend_read_back",
+    "one_thread",
     "seed_by",
     "waiting",
     "waits_to_read_back",
@@ -53,6 +54,17 @@ def seed_by(device: torch.device, *numbers: int) -> None:
         torch.cuda.init()  # the generators do not exist before
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Use a single thread inside the context: the rounding of sums depends on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ def gaussian() -> None:
 
 
 def softmax() -> None:
-    from wellcond.numerics.triton import linear_plan, linear_short, nystrom_plan, softmax
+    from wellcond.numerics.triton import linear, nystrom_plan, softmax
 
     keep, ends = torch.ones(2, 1, 2048, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64)
@@ -115,10 +115,10 @@ def softmax() -> None:
         nystrom = nystrom_plan.plan_for(q, k, v, mask, 64, 6)
         out, space, work = nystrom.forward(q, k, v, mask, 0.1, differentiable=True)
         nystrom.backward(out, q, k, v, mask, 0.1, space, work)
-        linear = linear_plan.plan_for(q, k, v)
-        out, small = linear.forward(q, k, v, 0.1)
-        linear.backward(out, q, k, v, 0.1, small)
-        linear_short.backward(linear_short.forward(q, k, v, 0.1), q, k, v, 0.1)
+        plan = linear.plan_for(q, k, v)
+        out, small = plan.forward(q, k, v, 0.1)
+        plan.backward(out, q, k, v, 0.1, small)
+        linear.pull_short(linear.attend_short(q, k, v, 0.1), q, k, v, 0.1)
         for masks in ((None, None, seed), (keep, ends, seed)) if half else ((keep, ends, None),):
             settings = {"dropout_p": 0.0 if masks[2] is None else 0.1, "scale": 0.1}
             out, lse = softmax.forward(q, k, v, *masks, **settings)

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 SOURCES = Path(__file__).parents[3] / "src" / "wellcond" / "numerics" / "triton"
 FILES = {
-    "gaussian": ("gaussian", "half_norms", "landmark_sides"),
-    "softmax": ("linear_short", "linear_sides", "nystrom_inverse", "nystrom_means", "nystrom_sides", "softmax"),
-    "numerics": ("gram", "gray_dct", "narrow_layer", "spectral_power_kernels", "spd_inverse", "split_linear"),
+    "gaussian": ("gaussian", "landmark_sides"),
+    "softmax": ("linear", "nystrom_inverse", "nystrom_means", "nystrom_sides", "softmax"),
+    "numerics": ("gram", "gray_dct", "narrow_layer", "spectral_power", "spd_inverse", "split_linear"),
 }
 PATIENCE = 3600.0  # seconds; it takes a minute of a core of its own
 

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from wellcond.numerics import gaussian as whole
 from wellcond.numerics.gaussian_weights import gaussian_weights
-from wellcond.numerics.triton.gaussian import pull, stream
+from wellcond.numerics.triton.gaussian import half_norms, pull, stream
 from wellcond.numerics.triton.gaussian_plan import plan_for
-from wellcond.numerics.triton.half_norms import half_norms
 
 SHAPES = [  # batch, heads, rows, columns, width, values
     (1, 2, 70, 50, 8, 8),

@@ -6,7 +6,8 @@ from torch.overrides import BaseTorchFunctionMode
 
 from wellcond.attention import softmax_fused
 from wellcond.attention.softmax_fused import fused_softmax
-from wellcond.numerics.triton.softmax import backward, forward, tokens_like
+from wellcond.numerics.fastpaths import tokens_like
+from wellcond.numerics.triton.softmax import backward, forward
 
 SHAPES = [  # batch, heads, queries, keys, width, values
     (1, 2, 70, 50, 8, 8),

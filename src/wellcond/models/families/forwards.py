@@ -12,8 +12,8 @@
     block.__class__ = skipless_class(type(block), frozenset({"sa"}))                          # what remove_skip does
     block.attn.__class__, block.attn.attention_core = replaced_class(type(block.attn)), core  # and replace_attention
 
-A family says which forwards belong to which of its classes. The combined classes are created on demand, one per plain
-class (and set of removed skips), and deepcopy and pickle can recreate them.
+A family says which forwards belong to which of its classes. The combined classes are created on demand (`mixed`), one
+per plain class and set of removed skips, and deepcopy and pickle can recreate them.
 """
 
 import functools
@@ -27,9 +27,12 @@ from wellcond.attention import AttentionCore
 from wellcond.models.families.family import replaced_forward, skipless_forward
 
 __all__ = [
+    "MixedIn",
     "Replaced",
     "Skipless",
     "forward_is_known",
+    "is_mixed",
+    "mixed",
     "plain_attention_class",
     "plain_class",
     "removed_skips",
@@ -40,16 +43,48 @@ __all__ = [
 ]
 
 
+class MixedIn:
+    """Base of the mixins: pickle could not find a class by name that is created on demand, so it makes it again."""
+
+    _plain_class: type
+    _made_of: tuple[Any, ...]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not is_mixed(type(self)):
+            return super().__reduce_ex__(protocol)  # a subclass of one, by fully_shard: left to its own pickling
+        return _new, type(self)._made_of, self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def mixed(word: str, mixin: type[MixedIn], plain: type, removed: frozenset[str] = frozenset()) -> Any:
+    """Return the class `plain` with a mixin before it, named after `word`; `removed` is for `Skipless`."""
+    return _mixed(word, mixin, plain, removed)
+
+
+def is_mixed(cls: type) -> bool:
+    """Whether this class was made by `mixed`, and is no subclass of such a one."""
+    return "_made_of" in vars(cls)
+
+
+@functools.cache
+def _mixed(word: str, mixin: type[MixedIn], plain: type, removed: frozenset[str]) -> Any:
+    own = {"_plain_class": plain, "_removed_skips": removed, "_made_of": (word, mixin, plain, removed)}
+    return type(f"{word}{plain.__name__}", (mixin, plain), {**own, "__module__": __name__})
+
+
+def _new(*made_of: Any) -> Any:
+    made = _mixed(*made_of)
+    return made.__new__(made)
+
+
 # ---- Without a skip
 
 
-class Skipless:
+class Skipless(MixedIn):
     """Mixin for the class of a module that adds skips: its forward, which can leave some of them out.
 
     Drop path goes with the skip, because a branch without a skip must not be dropped. LayerScale stays.
     """
 
-    _plain_class: type
     _removed_skips: frozenset[str] = frozenset()
     _takes: tuple[str, ...] | None = None
     """The arguments of the forward that it reproduces, if that of other library versions returns something else."""
@@ -69,12 +104,6 @@ class Skipless:
     def extra_repr(self) -> str:
         """Show the removed skips in `print(model)`."""
         return f"without the skips: {', '.join(sorted(self._removed_skips))}"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
-        if type(self) is not skipless_class(self._plain_class, self._removed_skips):
-            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
-        return _new_skipless, (self._plain_class, self._removed_skips), self.__getstate__()
 
 
 def removed_skips(module: nn.Module) -> frozenset[str]:
@@ -103,31 +132,19 @@ def skipless_class(plain: type[nn.Module], removed: frozenset[str]) -> type[nn.M
         return plain
     found = skipless_forward(plain)
     assert found is not None
-    return _make_skipless(found[1], plain, removed)
-
-
-@functools.cache
-def _make_skipless(mixin: type[Skipless], plain: type[nn.Module], removed: frozenset[str]) -> type[nn.Module]:
-    own = {"_plain_class": plain, "_removed_skips": removed, "__module__": __name__}
-    return type(f"Skipless{plain.__name__}", (mixin, plain), own)
-
-
-def _new_skipless(plain: type[nn.Module], removed: frozenset[str]) -> nn.Module:
-    made = skipless_class(plain, removed)
-    return made.__new__(made)
+    return mixed("Skipless", found[1], plain, removed)
 
 
 # ---- With another attention
 
 
-class Replaced:
+class Replaced(MixedIn):
     """Mixin for the class of an attention module: its forward (projections, norms, rotations, biases), but with another
     attention.
 
     Parts of the plain forward that another attention cannot use are named in `drops`, or refused.
     """
 
-    _plain_class: type
     _has_forward: ClassVar[bool] = True
     """Whether it brings a forward, so that the plain class must have exactly the forward that it reproduces."""
     drops: ClassVar[str] = ""
@@ -176,12 +193,6 @@ class Replaced:
             out = self.attention_core.with_bias(q, k, v, bias, keep, dropout)
         return out.transpose(1, 2).flatten(2)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
-        if type(self) is not replaced_class(self._plain_class):
-            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
-        return _new_replaced, (self._plain_class,), self.__getstate__()
-
 
 def plain_attention_class(module: nn.Module) -> type[nn.Module]:
     """Return the module's class with its own attention."""
@@ -196,18 +207,7 @@ def replaced_class(plain: type[nn.Module]) -> type[nn.Module] | None:
     known, mixin = found
     if mixin._has_forward and plain.forward is not known.forward:
         return None
-    return _make_replaced(mixin, plain)
-
-
-@functools.cache
-def _make_replaced(mixin: type[Replaced], plain: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Replaced{plain.__name__}", (mixin, plain), {"_plain_class": plain, "__module__": __name__})
-
-
-def _new_replaced(plain: type[nn.Module]) -> nn.Module:
-    made = replaced_class(plain)
-    assert made is not None
-    return made.__new__(made)
+    return mixed("Replaced", mixin, plain)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,6 @@ pickle. Graying sits inside the patch embedding, hence after the padding of timm
 grayed, so for words the embedded sequence is grayed, positions included, and without each sample's padding.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from wellcond.graying import SequenceGraying, TokenGraying
 from wellcond.models.families import by_hand, find_embedding, find_projection
+from wellcond.models.families.forwards import MixedIn, is_mixed, mixed
 from wellcond.models.surgery.swap import class_was_given, forget_compiled_code
 
 __all__ = [
@@ -57,21 +57,14 @@ class GrayedConv2d(nn.Conv2d):
         return super().forward(self.graying(input))
 
 
-class GrayedEmbedding:
+class GrayedEmbedding(MixedIn):
     """Mixin for the class of a word embedding that grays the embedded sequences. Created by `gray`."""
 
-    _plain_class: type
     graying: SequenceGraying
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         embedded = super().forward(tokens, mask)  # pyright: ignore[reportAttributeAccessIssue]
         return self.graying(embedded, mask)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
-        if type(self) is not _grayed_embedding(self._plain_class):
-            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
-        return _new_grayed_embedding, (self._plain_class,), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gray(
@@ -95,7 +88,7 @@ def gray(
     holder, projection = find_projection(model)
     _put(projection, settings)
     if hasattr(holder, "set_input_size") and not isinstance(holder, _KeepsGraying):
-        holder.__class__ = _keeper_class(type(holder))
+        holder.__class__ = mixed("Grayed", _KeepsGraying, type(holder))
     forget_compiled_code()
     return model
 
@@ -109,7 +102,7 @@ def ungray(model: Model) -> Model:
         elif isinstance(module, _KeepsGraying | GrayedEmbedding):
             plain[module] = module._plain_class
     for module in plain:
-        if type(module) not in (GrayedConv2d, _keeper_class(plain[module]), _grayed_embedding(plain[module])):
+        if type(module) is not GrayedConv2d and not is_mixed(type(module)):
             raise ValueError(
                 f"part of the embedding was made a {type(module).__name__} after gray() (by fully_shard, "
                 "parametrize or the like); undo that first, or load the weights into a model that never was grayed"
@@ -142,9 +135,8 @@ def check_grayable(model: nn.Module) -> None:
         _check_plain(model, find_projection(model)[1])
         return
     plain = embedding._plain_class if isinstance(embedding, GrayedEmbedding) else type(embedding)
-    if "forward" in vars(embedding) or class_was_given(embedding) or type(embedding) not in (
-        plain, _grayed_embedding(plain),
-    ):  # fmt: skip
+    known = type(embedding) is plain or is_mixed(type(embedding))
+    if "forward" in vars(embedding) or class_was_given(embedding) or not known:
         raise ValueError(
             f"cannot gray {type(model).__name__}: its embedding, a {type(embedding).__name__}, was changed by a hook, "
             "fully_shard, parametrize or the like; gray before that"
@@ -176,18 +168,8 @@ def _put_behind(embedding: nn.Module, settings: GrayingSettings) -> None:
         raise ValueError("autocast=True is for images: embedded words are grayed in float32")
     graying = SequenceGraying(settings.method, settings.epsilon, restore_scale=settings.restore_scale)
     if not isinstance(embedding, GrayedEmbedding):
-        embedding.__class__ = _grayed_embedding(type(embedding))
+        embedding.__class__ = mixed("Grayed", GrayedEmbedding, type(embedding))
     embedding.graying = graying.train(embedding.training)
-
-
-@functools.cache
-def _grayed_embedding(plain: type) -> type:
-    return type(f"Grayed{plain.__name__}", (GrayedEmbedding, plain), {"_plain_class": plain, "__module__": __name__})
-
-
-def _new_grayed_embedding(plain: type) -> Any:
-    made = _grayed_embedding(plain)
-    return made.__new__(made)  # pyright: ignore[reportCallIssue]
 
 
 def _check_plain(model: nn.Module, projection: nn.Conv2d) -> None:
@@ -200,10 +182,9 @@ def _check_plain(model: nn.Module, projection: nn.Conv2d) -> None:
         raise ValueError(by_hand(model, "the forward of its patch projection was replaced by a hook; gray before that"))
 
 
-class _KeepsGraying:
+class _KeepsGraying(MixedIn):
     """Mixin for a patch embedding: a projection rebuilt by `set_input_size` is grayed like the one it replaces."""
 
-    _plain_class: type
     proj: nn.Conv2d
 
     def set_input_size(self, *args: Any, **kwargs: Any) -> None:
@@ -211,19 +192,3 @@ class _KeepsGraying:
         super().set_input_size(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if self.proj is not before and isinstance(before, GrayedConv2d):
             _put(self.proj, _settings(before))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle could not find this class by name, because it is created on demand; recreate it from the plain class.
-        if type(self) is not _keeper_class(self._plain_class):
-            return super().__reduce_ex__(protocol)  # a subclass of this one: left to its own pickling
-        return _new_keeper, (self._plain_class,), self.__getstate__()
-
-
-@functools.cache
-def _keeper_class(plain: type) -> type:
-    return type(f"Grayed{plain.__name__}", (_KeepsGraying, plain), {"_plain_class": plain, "__module__": __name__})
-
-
-def _new_keeper(plain: type) -> Any:
-    keeper = _keeper_class(plain)
-    return keeper.__new__(keeper)  # pyright: ignore[reportCallIssue]

@@ -13,20 +13,24 @@ With a mask of keys, programs stop at the last key that is kept, `ends_of(keep)`
 where rows are keys, rows that are not kept are stored as zeros. What is skipped would have added zeros: no bit changes.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..constants import kept_constants
-from .half_norms import half_norms
 from .launch import launch, layout
 from .tiles import LOG2E, ceil_div, counting, keep_strides, packed, padded, rows_of, tile_of
 
 __all__ = [
+    "HALF_NORMS_BLOCK",
     "NO_MASK",
     "ends_of",
     "grid_of",
+    "half_norms",
+    "half_norms_kernel",
     "is_even",
     "precision_of",
     "pull",
@@ -38,6 +42,7 @@ __all__ = [
 
 FEW_ROWS, MANY_COLUMNS = 256, 1024  # landmarks against tokens: columns are then divided among programs
 MOST_SHARES = 64
+HALF_NORMS_BLOCK = 128  # tokens per program of half_norms_kernel
 NO_MASK = (0, 0, 0, 0)  # the strides of a missing mask and of its ends
 
 
@@ -313,3 +318,43 @@ def added_shares(buffer: Tensor, shares: int, dtype: torch.dtype) -> Tensor:
 def precision_of(x: Tensor, v: Tensor) -> str:
     """Return the precision of products: three TF32 parts for float32; TF32 keeps every bit of half precision."""
     return "tf32x3" if x.dtype == torch.float32 and v.dtype == torch.float32 else "tf32"
+
+
+@triton.jit
+def half_norms_kernel(
+    x, y, keep, x_out, y_out, n, m, heads, width, factor, xb, xh, xn, yb, yh, yn, kb, kh,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_KEEP: tl.constexpr,
+):  # fmt: skip
+    which = tl.program_id(1).to(tl.int64)
+    b, h = which // heads, which % heads
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(2) == 0:
+        counts = counting(r, m, keep + b * kb + h * kh, HAS_KEEP)
+        wide = rows_of(y + b * yb + h * yh, r, counts, yn, width, WIDTH).to(tl.float32)
+        half = tl.where(counts, tl.sum(wide * wide, axis=1) * (0.5 * factor), float("inf"))
+        tl.store(y_out + which * m + r, half, mask=r < m)
+    else:
+        wide = rows_of(x + b * xb + h * xh, r, r < n, xn, width, WIDTH).to(tl.float32)
+        tl.store(x_out + which * n + r, tl.sum(wide * wide, axis=1) * (0.5 * factor), mask=r < n)
+
+
+def half_norms(x: Tensor, y: Tensor, keep: Tensor | None = None, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Return scale · log₂e · ‖·‖²/2 of x (b, h, n, p) and y (b, h, m, p): (b, h, n) and (b, h, m) float32.
+
+    Infinite for a token of y that `keep` (b, h, m) leaves out.
+    """
+    x, y = packed(x), packed(y)
+    (b, h, n, p), m = x.shape, y.shape[2]
+    of_x = torch.empty(b, h, n, dtype=torch.float32, device=x.device)
+    of_y = torch.empty(b, h, m, dtype=torch.float32, device=x.device)
+    launch(
+        half_norms_kernel,
+        (ceil_div(max(n, m), HALF_NORMS_BLOCK), b * h, 2),
+        layout(x, y, keep),
+        (
+            x, y, x if keep is None else keep, of_x, of_y, n, m, h, p, scale * math.log2(math.e),
+            *x.stride()[:3], *y.stride()[:3], *keep_strides(keep),
+        ),
+        WIDTH=padded(p), BLOCK=HALF_NORMS_BLOCK, HAS_KEEP=keep is not None,
+    )  # fmt: skip
+    return of_x, of_y

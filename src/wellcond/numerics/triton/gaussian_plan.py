@@ -4,7 +4,7 @@
     out, halves = plan.forward(x, y, v, scale)
     dx, dy, dv = plan.backward(grad, x, y, v, scale, halves)
 
-Four launches of the kernels in gaussian.py and half_norms.py, without a mask of keys. `halves` is one buffer with the
+Four launches of the kernels in gaussian.py, without a mask of keys. `halves` is one buffer with the
 half norms of x, then those of y.
 """
 
@@ -14,8 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gaussian import NO_MASK, grid_of, is_even, precision_of, pull_kernel, stream_kernel, tiles_for
-from .half_norms import BLOCK, half_norms_kernel
+from .gaussian import (
+    HALF_NORMS_BLOCK,
+    NO_MASK,
+    grid_of,
+    half_norms_kernel,
+    is_even,
+    precision_of,
+    pull_kernel,
+    stream_kernel,
+    tiles_for,
+)
 from .launch import Launch, dense, layout, placed
 from .plans import Kept, on_device
 from .tiles import ceil_div, packed, padded
@@ -55,8 +64,9 @@ class Plan:
         self.of_x: int = ceil_div(b * h * n, 4) * 4  # so that y's half norms are aligned like x's
         self.halves_size: int = self.of_x + b * h * m
         self.norms: Launch = Launch(
-            half_norms_kernel, (ceil_div(max(n, m), BLOCK), b * h, 2), WIDTH=padded(p), BLOCK=BLOCK, HAS_KEEP=False
-        )
+            half_norms_kernel, (ceil_div(max(n, m), HALF_NORMS_BLOCK), b * h, 2),
+            WIDTH=padded(p), BLOCK=HALF_NORMS_BLOCK, HAS_KEEP=False,
+        )  # fmt: skip
         self.norms_numbers: tuple[int, int, int, int] = (n, m, h, p)
         self.norms_strides: tuple[int, ...] = (*self.strides[0], *self.strides[1], *NO_MASK[:2])
         tiles = tiles_for(p, c)

@@ -15,6 +15,8 @@ from .geometry import Geometry, token_offset, value_offset
 
 __all__ = ["gram", "largest_eigenvalue", "padded"]
 
+TOLERANCE, MOST_STEPS = 1e-3, 1024  # of the power iteration
+
 
 def padded(side: int) -> int:
     """Return the leading dimension of Gram buffers: whole blocks of 32, as the inverse sweeps them."""
@@ -155,9 +157,7 @@ def _largest_eigenvalue_kernel(
         tl.store(g + col * ld + col, tl.where(col < m, diagonal + added, 1.0), mask=col < ld)
 
 
-def largest_eigenvalue(
-    g: Tensor, m: int, *, shift: float | None = None, tolerance: float = 1e-3, most: int = 1024
-) -> tuple[Tensor, Tensor]:
+def largest_eigenvalue(g: Tensor, m: int, *, shift: float | None = None) -> tuple[Tensor, Tensor]:
     """Return λmax of each semidefinite leading (m, m) part of `g`, (b, ld, ld) float64, m ≤ FUSED_SIDE; and 16 vectors.
 
     The vectors, (b, m, 16) float16, are the last of the iteration: among them is the eigenvector, to float16 accuracy.
@@ -168,7 +168,7 @@ def largest_eigenvalue(
     out = torch.empty(batch, dtype=torch.float64, device=g.device)
     scratch = torch.empty(batch, width, 16, dtype=torch.float16, device=g.device)
     _largest_eigenvalue_kernel[(batch,)](
-        g, out, scratch, m, ld, shift or 0.0, tolerance, most,
+        g, out, scratch, m, ld, shift or 0.0, TOLERANCE, MOST_STEPS,
         WIDTH=width, SHIFT=shift is not None, TURN=2, num_warps=4,
     )  # fmt: skip
     return out, scratch[:, :m]

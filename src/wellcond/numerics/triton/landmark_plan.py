@@ -16,11 +16,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .counters import Counters
 from .gaussian import ends_of
 from .landmark_sides import output_kernel, pull_kernel, sums_kernel
 from .launch import Launch, dense, layout, placed
-from .plans import LARGE_BLOCK, Kept, on_device, padded_alike, shares_of, side_by_side
+from .plans import LARGE_BLOCK, Counters, Kept, on_device, padded_alike, shares_of, side_by_side
 from .tiles import packed
 
 __all__ = ["Plan", "padded_sizes", "plan_for", "space_size"]

@@ -1,5 +1,5 @@
-"""What plans have in common: a cache by the layout of their tensors, the device they launch on, shares of tokens, and
-buffers of many parts.
+"""What plans have in common: a cache by the layout of their tensors, the device they launch on, shares of tokens,
+buffers of many parts, and counters by which programs tell which is the last (landmark_solve.is_last).
 
 _plans: Kept["Plan"] = Kept(1024)
 plan = _plans.get(given) or _plans.add(given, Plan(…))
@@ -9,10 +9,12 @@ import contextlib
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from triton.runtime import driver
 
 from .tiles import ceil_div, padded
 
-__all__ = ["LARGE_BLOCK", "Kept", "on_device", "padded_alike", "shares_of", "side_by_side"]
+__all__ = ["LARGE_BLOCK", "Counters", "Kept", "on_device", "padded_alike", "shares_of", "side_by_side"]
 
 LARGE_BLOCK = 128  # tokens at a time
 SHARE = 512  # tokens per program, at least
@@ -65,3 +67,32 @@ def side_by_side(matrices: int, **lengths: int) -> dict[str, int]:
         found[name] = total
         total += matrices * length
     return found | {"end": total}
+
+
+class Counters:
+    """One counter per matrix, zero before each launch and after it: the last program resets its own.
+
+    Allocated once per stream: two streams must not share counters.
+    """
+
+    def __init__(self, matrices: int, device: torch.device):
+        self.matrices: int = matrices
+        self.device: torch.device = device
+        self._of_streams: dict[int, Tensor] = {}
+
+    def __call__(self) -> Tensor:
+        """Return the counters of the current stream."""
+        if self.device.type != "cuda":
+            stream = 0
+        elif torch.cuda.is_current_stream_capturing():  # a graph has its own memory, zeroed at each replay
+            return self.fresh()
+        else:
+            stream = driver.active.get_current_stream(self.device.index)
+        zeros = self._of_streams.get(stream)
+        if zeros is None:
+            zeros = self._of_streams[stream] = self.fresh()
+        return zeros
+
+    def fresh(self) -> Tensor:
+        """Return counters for one launch, where none may be kept: a CUDA graph may reclaim compiled code's memory."""
+        return torch.zeros(self.matrices, dtype=torch.int32, device=self.device)

@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..fastpaths import tokens_like
 from .gaussian import precision_of
 from .launch import dense, launch, layout
 from .plans import padded_alike
-from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tile_of, tokens_like
+from .tiles import LOG2E, ceil_div, counting, packed, rows_of, store_rows, tile_of
 
 __all__ = [
     "attend_kernel",

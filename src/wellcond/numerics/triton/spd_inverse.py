@@ -94,7 +94,7 @@ def _update_kernel(a, out, inverse, next_inverse, pivots, p, ld, LAST: tl.conste
             tl.store(pivots + batch, tl.minimum(smallest, tl.load(pivots + batch)))
 
 
-def negative_inverse(a: Tensor, *, keep: bool = False, num_warps: int = 2) -> tuple[Tensor, Tensor]:
+def negative_inverse(a: Tensor, *, keep: bool = False) -> tuple[Tensor, Tensor]:
     """Return (−A⁻¹, smallest pivot) of each matrix, (b, ld, ld) float64; `a` is overwritten, unless `keep`.
 
     ld must be a multiple of 32. If the smallest pivot is not positive, the matrix is not positive definite in float64,
@@ -108,7 +108,7 @@ def negative_inverse(a: Tensor, *, keep: bool = False, num_warps: int = 2) -> tu
     _first_kernel[(batch,)](a, inverse, pivots, ld, num_warps=1)
     for p in range(blocks):
         _update_kernel[(blocks * (blocks + 1) // 2, batch)](
-            a, rooms[p % 2], inverse, next_inverse, pivots, p, ld, LAST=p == blocks - 1, num_warps=num_warps
+            a, rooms[p % 2], inverse, next_inverse, pivots, p, ld, LAST=p == blocks - 1, num_warps=2
         )
         a, inverse, next_inverse = rooms[p % 2], next_inverse, inverse
     return a, pivots

@@ -17,7 +17,6 @@ __all__ = [
     "rows_of",
     "store_rows",
     "tile_of",
-    "tokens_like",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -59,12 +58,6 @@ def counting(cols, last, keep, HAS_KEEP: tl.constexpr):
 
 def packed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def tokens_like(t: Tensor, tokens: int) -> Tensor:
-    """Return an empty (b, h, tokens, width) with heads side by side in memory, as in the layers before and after."""
-    b, h, _, width = t.shape
-    return t.new_empty(b, tokens, h, width).transpose(1, 2)
 
 
 def padded(width: int) -> int:

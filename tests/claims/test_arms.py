@@ -553,3 +553,14 @@ def test_where_nothing_can_be_written_nothing_is_started(tmp_path):
         with pytest.raises(ValueError, match="nothing can be written to"):
             reproduce("asa-fig1c", scale="smoke", **places)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("scores", "seeds", "confidence"), [(CLEAR, 3, 0.95), (OPEN, 5, 0.975)])
+def test_asking_for_fewer_seeds_than_there_are_takes_none_from_the_record(tmp_path, scores, seeds, confidence):
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), second_look=True, evidence=tmp_path, console=Console(quiet=True))
+    for asked in (options, replace(options, seeds=1, second_look=False)):
+        CLAIM.reproduce(asked, Trainer(scores))  # pyright: ignore[reportArgumentType]
+        found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
+        assert (found["seeds"], found["confidence"]) == (seeds, confidence)
+        assert {len(arm["runs"]) for arm in found["arms"].values()} == {seeds}

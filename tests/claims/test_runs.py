@@ -227,6 +227,10 @@ def test_of_arms_that_are_not_asked_for_nothing_is_trained(tmp_path, monkeypatch
         some.run(plan("digits/vit/both/seed-1"))
     assert some.left == ["digits/vit/both/seed-1"]
     assert some.run(plan("digits/vit/no-sa/seed-0"))["status"] == "finished"
+    one = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept, seeds=1)
+    with pytest.raises(OutOfTime):
+        one.run(plan("digits/vit/both/seed-1", seed=1))
+    assert one.run(plan("digits/vit/no-sa/grid-0.1"))["status"] == "finished"
 
 
 def test_what_is_asked_for_later_is_measured_where_the_weights_are(tmp_path, monkeypatch):

@@ -176,6 +176,10 @@ class TrainedArms(Claim):
 
     def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[Line]:
         late: list[OutOfTime] = []
+        before = self._written(options, data).get("seeds", 0)
+        if before > options.seeds == seeds:  # fewer are asked for than there are: all of them stay
+            seeds = min(before, self.seeds)
+            options = replace(options, seeds=seeds, second_look=before > seeds)
         record = self._record(options, data, runs, seeds=seeds, late=late)
         if (
             options.second_look
@@ -211,8 +215,8 @@ class TrainedArms(Claim):
             late.append(over)
 
     def _write(self, options: Options, data: GivenData, record: dict[str, Any]) -> None:
-        path = options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
-        if lost := self._lost(path, record):
+        path, before = self._path(options, data), self._written(options, data).get("arms", {})
+        if lost := [arm for arm, one in record["arms"].items() if not one["runs"] and before.get(arm, {}).get("runs")]:
             options.say(f"{path} stays as it is: it has runs of {', '.join(lost)}, whose results are no longer there")
             return
         if parts := list(self._parts_on(self._comparison(record))):
@@ -220,12 +224,15 @@ class TrainedArms(Claim):
         write_record(path, record, seed=0)
         options.say(f"wrote {path}")
 
-    def _lost(self, path: Path, record: Record) -> list[str]:
-        """Return the arms of which the existing record has runs and the new one none; their results must be gone."""
-        before: Record = {}
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it is damaged
-            before = read_json(path)["arms"] if record["scale"] != "smoke" else {}  # whose results are not kept
-        return [arm for arm, one in record["arms"].items() if not one["runs"] and before.get(arm, {}).get("runs")]
+    def _path(self, options: Options, data: GivenData) -> Path:
+        return options.evidence / self.id / f"{options.scale}-{data.set.name}.json"
+
+    def _written(self, options: Options, data: GivenData) -> Record:
+        """Return the record that is there; empty if there is none, or it is damaged, or the results are not kept."""
+        if options.scale != "smoke":
+            with contextlib.suppress(OSError, ValueError):
+                return read_json(self._path(options, data))
+        return {}
 
     def _record(
         self, options: Options, data: GivenData, runs: Runs, *, seeds: int, late: list[OutOfTime],

@@ -113,7 +113,7 @@ def reproduce(
     kept = None if scale == "smoke" else evidence / "runs" / scale
     runs = Runs(
         output / scale, console=options.console, device=device, jobs=jobs if training else 1, kept=kept,
-        time_limit=time_limit or "", training=training, arms=arms,
+        time_limit=time_limit or "", training=training, arms=arms, seeds=seeds,
     )  # fmt: skip
     return _run(plan, options, runs)
 

@@ -116,6 +116,7 @@ class Runs:
         time_limit: str = "",
         training: bool = True,
         arms: Sequence[str] = (),
+        seeds: int | None = None,
     ):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
@@ -139,6 +140,8 @@ class Runs:
         """Whether to train and measure what is missing; if not, it is treated as if there were no time for it."""
         self.arms: Sequence[str] = arms
         """If not empty, only these arms are trained; others are treated as if there were no time for them."""
+        self.seeds: int | None = seeds
+        """If given, only seeds below it are trained, likewise."""
         self._speeds: dict[str, float] = {}  # images per second so far on this device, by arm and by recipe
         self._jobs = Jobs(jobs, device=device) if jobs > 1 else None
         self._counting = threading.Lock()
@@ -238,7 +241,7 @@ class Runs:
             if first:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
-        if not self.training or (self.arms and plan.name.split("/")[-2] not in self.arms):
+        if not self._trains(plan):
             self.left.append(plan.name)
             raise OutOfTime(f"{plan.name} is not trained")
         plan = self._started(plan)
@@ -257,6 +260,11 @@ class Runs:
         self.trained += 1
         self._say(number, plan, _words(result))
         return self._keep(plan)
+
+    def _trains(self, plan: Planned) -> bool:
+        arm = plan.name.split("/")[-2]
+        wanted = (not self.arms or arm in self.arms) and (self.seeds is None or plan.config.seed < self.seeds)
+        return self.training and wanted
 
     def _started(self, plan: Planned) -> Planned:
         """Return the plan with its start weights as checkpoint. Raises OutOfTime if these have not been trained."""

@@ -233,3 +233,11 @@ def test_what_was_given_on_the_command_line_is_known() -> None:
     config = configure("mae_base", scale="smoke", options={"lr": 1e-3, "epochs": None}, settings=["batch-size=64"])
     assert config.given == {"lr", "batch_size"}
     assert (config.compile, config.amp_dtype) == (False, "float32")
+
+
+def test_a_place_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file" / "run", Path("/proc/run")):
+        told = CliRunner().invoke(cli.app, ["train", "digits", "--output", str(output)])
+        assert told.exit_code == 2
+        assert "nothing can be written to" in told.output

@@ -62,7 +62,7 @@ def summary(found: Comparison) -> Iterable[Line]:
     for arm in ("no-sa", "no-mlp"):
         drops = {name: found.interval(found.drops(arm, name).values()) for name in metrics}
         said = ", ".join(f"{name[:3]}-{name[3:]} {drop}" for name, drop in drops.items())
-        ours = f"{said} points; {100 * drops['top1'].mean / plain:.0f} % of its top-1"
+        ours = f"{said} points; {written(100 * drops['top1'].mean / plain, 'z.0f')} % of its top-1"
         paper = found.paper.get(arm)
         paper = FAILS.get((found.set.name, arm), "") if paper is None else f"{-paper:g} points"
         yield beside(f", drop with {found.arms[arm].title}", ours, paper)

@@ -1,11 +1,11 @@
 """asa-fig4: graying lowers κ of attention's output (`+sa`) through training, more for lower ε.
 
     wellcond reproduce asa-fig4 --scale smoke                                         # the digits, on a CPU
-    wellcond reproduce asa-fig4 --scale lab --data-dir tiny-imagenet=data/tiny        # reads the runs of asa-table3
+    wellcond reproduce asa-fig4 --scale lab --data-dir tiny-imagenet=data/tiny        # shares the runs of asa-table3
 
-It trains nothing itself: it reads runs of asa-table3 and asa-table2. Every run records κ at 5 %, 10 %, 20 %, … of its
-steps, on 64 validation images in float64; these marks stand for the epochs of the claim. The random start is shown, but
-not judged: training has no part in it. The paper shows curves without numbers.
+Its runs are those of asa-table3 and asa-table2; it trains what is missing of them. Every run records κ at 5 %, 10 %,
+20 %, … of its steps, on 64 validation images in float64; these marks stand for the epochs of the claim. The random
+start is shown, but not judged: training has no part in it. The paper shows curves without numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -98,6 +98,7 @@ def train(
 ) -> None:
     """Train a recipe, or resume it where it stopped; with torchrun, on several processes."""
     from wellcond.cli import training
+    from wellcond.records import check_writable
     from wellcond.train.processes import check_device
 
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "model": model, "checkpoint": checkpoint}
@@ -107,6 +108,8 @@ def train(
     folder, world = output or Path("runs") / recipe, int(os.environ.get("WORLD_SIZE", "1"))
     try:
         check_device(device)
+        if not dry_run and os.environ.get("RANK", "0") == "0":
+            check_writable(folder / "file")
         everything = [*(settings or []), *(more or [])]
         config = training.configure(
             recipe, scale=scale, options=options, settings=everything, device=device, output=folder, world=world

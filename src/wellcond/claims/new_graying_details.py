@@ -29,7 +29,7 @@ from wellcond.data import Images, open_data
 from wellcond.graying import gray_tokens
 from wellcond.models.build import create_model
 from wellcond.numerics.fused import tokens_of, untokens
-from wellcond.verdicts import Interval, Part, interval, within, written
+from wellcond.verdicts import Interval, Part, interval, listed, within, written
 
 __all__ = ["CLAIM", "VARIANTS", "grayed_images"]
 
@@ -126,16 +126,15 @@ def published(record: Record, name: str) -> float | None:
 
 
 def says(records: Mapping[str, Record]) -> str:
-    printed = [name for name in CHANGED if not VARIANTS[name].restore_scale]
-    others = [fmean(moved(record, name)) for record in records.values() for name in CHANGED if name not in printed]
-    rises = [
-        f"{written(fmean(moved(record, name)), '+z.2f')} on {SETS[key].title}"
-        for key, record in records.items()
-        for name in printed
-    ]
+    def most(*names: str) -> str:
+        return f"{max(abs(fmean(moved(record, name))) for record in records.values() for name in names):.2f}"
+
+    printed = {SETS[key].title: fmean(moved(record, "svd-0.7-printed")) for key, record in records.items()}
+    said = listed(f"{written(value, '+z.2f')} on {title}" for title, value in printed.items())
     return (
-        "The order of a patch's values, and graying before normalising, move log κ after attention by at most "
-        f"{max(map(abs, others)):.2f}; making the largest singular value 1, as printed, moves it by {', '.join(rises)}."
+        f"The order of a patch's values moves log κ after attention by at most {most('dct-0.95-by-pixel')}, graying "
+        f"before normalising by at most {most('svd-0.7-before', 'dct-0.95-before')}; making the largest singular value "
+        f"1, as printed, moves it by {said}."
     )
 
 

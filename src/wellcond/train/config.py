@@ -428,7 +428,7 @@ class Config(
     @staticmethod
     def problems(config: "Config", world: int) -> Iterator[str]:
         for name, other in config.takes_the_place_of.items():
-            if name in config.given and getattr(config, other):  # given too, or it would be 0
+            if name in config.given and getattr(config, name) and getattr(config, other):  # given too, or it would be 0
                 yield f"{name} and {other} are two spellings of one thing; give one of them"
         if config.kind == "linear_probe" and not (config.checkpoint or config.pretrained):
             yield "a linear probe needs trained features: give checkpoint=… or pretrained=true"

@@ -95,8 +95,8 @@ def summary(found: Comparison) -> Iterable[Line]:
         yield Beside(f", {ARMS[arm].title}", f"{ours}{gain}; {found.reached(arm)}", f"of a ViT-Base: {paper}")
     yield (
         f": means over {found.record['seeds']} seeds; asa-table2 has more of the arms that it shares. The best ε is "
-        "chosen by the same accuracies that it is then judged by, which favours it. Whether details that the paper leaves "
-        "open change how far κ falls is tested in new-graying-details"
+        "chosen by the same accuracies that it is then judged by, which favours it. Whether details that the paper "
+        "leaves open change how far κ falls is tested in new-graying-details"
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from wellcond.numerics import layer_map
 from wellcond.numerics.layer_map import NEAR_UNIT, near_unit_share, near_unit_shares
 
 EPSILON = 1e-5
@@ -132,18 +131,3 @@ def test_many_at_once():
 def test_no_gradient_is_needed_nor_made():
     x = torch.randn(3, 6, 4, requires_grad=True)
     assert near_unit_share(x, x * 1.0) == 1.0
-
-
-def test_blocks_side_by_side_take_one_core_each(monkeypatch):
-    """Otherwise every block would start as many threads as there are cores, and all would wait for each other."""
-    seen: list[int] = []
-    monkeypatch.setattr(layer_map, "_share", lambda a: seen.append(torch.get_num_threads()) or 0.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        x = torch.randn(2, 5, 4)
-        assert near_unit_shares([(x, x)] * 5) == [0.0] * 5
-        assert seen == [1] * 5
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)

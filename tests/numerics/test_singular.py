@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from wellcond.numerics import singular
+from wellcond.numerics.cores import on_cores
 from wellcond.numerics.fastpaths import plain_twins
 from wellcond.numerics.singular import (
     CHUNK_BYTES,
@@ -279,6 +281,41 @@ def test_chunks_change_nothing(monkeypatch):
         monkeypatch.setitem(CHUNK_BYTES, "cpu", size)
         for expected, found in zip(whole, everything(), strict=True):
             assert_close(found, expected, rtol=1e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["svd", "gram"])
+def test_several_cores_change_nothing(monkeypatch, method):
+    x = torch.randn(11, 20, 33)
+    x[3], x[5, 0, 0] = 0, math.nan
+    needs = torch.randn(5, 130, 131, requires_grad=True)
+
+    def everything() -> list[Tensor]:
+        found = measure_conditioning(x, method=method)
+        results = [found.kappa, found.sigma_min, found.status, singular_values(x, method=method), effective_rank(x)]
+        with torch.no_grad():
+            results.append(condition_number(needs, method=method))
+        with torch.inference_mode():
+            results.append(condition_number(needs, method=method))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results.append(condition_number(x, method=method))
+        (gradient,) = torch.autograd.grad(measure_conditioning(needs, method=method).log_kappa.sum(), needs)
+        return [*results, gradient]
+
+    expected, split = everything(), list[int]()  # on one thread, as all tests are
+
+    def counted(function, parts):
+        split.append(len(parts))
+        return on_cores(function, parts)
+
+    monkeypatch.setattr(singular, "on_cores", counted)
+    monkeypatch.setattr(singular, "LEAST_FOR_CORES", 0)
+    torch.set_num_threads(4)
+    try:
+        for one, found in zip(expected, everything(), strict=True):
+            assert_close(found, one, rtol=1e-7, atol=0, equal_nan=True)
+    finally:
+        torch.set_num_threads(1)
+    assert split == [4, 4, 4, 3, 3, 4]  # 11 matrices, then 5; no derivative is split
 
 
 # Precision

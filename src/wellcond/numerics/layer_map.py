@@ -15,10 +15,11 @@ eigendecomposition of a general matrix runs on the CPU and takes a second for d 
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+
+from wellcond.numerics.cores import on_cores
 
 __all__ = ["NEAR_UNIT", "near_unit_share", "near_unit_shares"]
 
@@ -28,20 +29,8 @@ RANK = 256
 
 
 def near_unit_shares(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """Return `near_unit_share` of each pair, in parallel, one core each.
-
-    LAPACK gains little from more cores for one matrix, and a dozen matrices that use all cores wait for each other.
-    """
-    maps = [_layer_map(x, y, RANK) for x, y in pairs]
-    if not maps:
-        return []
-    threads = torch.get_num_threads()
-    workers = min(len(maps), threads)
-    try:
-        with ThreadPoolExecutor(max_workers=workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(_share, maps))
-    finally:
-        torch.set_num_threads(threads)  # for threads to come: existing ones keep their own number
+    """Return `near_unit_share` of each pair, in parallel, one core each."""
+    return on_cores(_share, [_layer_map(x, y, RANK) for x, y in pairs])
 
 
 def near_unit_share(x: Tensor, y: Tensor, *, near: tuple[float, float] = NEAR_UNIT, rank: int = RANK) -> float:

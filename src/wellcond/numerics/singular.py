@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from wellcond.numerics.cores import on_cores
 from wellcond.numerics.device_memory import free_memory
 from wellcond.numerics.extremes import (
     RESOLVABLE,
@@ -31,6 +32,7 @@ from wellcond.numerics.extremes import (
     prefers_eigvalsh,
     scaled_gram,
 )
+from wellcond.numerics.fastpaths import may_look
 from wellcond.numerics.spectral_sums import effective_rank_by_products
 from wellcond.words import STATUSES
 
@@ -50,6 +52,7 @@ METHODS = ("auto", "svd", "gram")
 OK, CEILING, LOW_PRECISION, NON_FINITE, ZERO, SINGLE = range(6)
 # Float64 workspace for the matrices taken at a time. On a CPU little is faster than much: it stays in the cache.
 CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**30}
+LEAST_FOR_CORES = 2**22  # of such workspace in all, from which a CPU's cores take a chunk each
 
 
 def singular_values(x: Tensor, *, method: str = "auto") -> Tensor:
@@ -237,10 +240,14 @@ def explain_method(
 
 
 def _choose(x: Tensor, method: str, *, extremes: bool) -> str:
-    derivative = (x.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(x).tangent is not None
+    derivative = _derivative(x)
     if method == "auto":
         return explain_method(x.shape, x.device, extremes=extremes, derivative=derivative).method
     return "svd" if derivative else method
+
+
+def _derivative(x: Tensor) -> bool:
+    return (x.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(x).tangent is not None
 
 
 def _as_batch(x: Tensor, method: str) -> Tensor:
@@ -333,11 +340,22 @@ def _like(per_matrix: Tensor, value: Tensor) -> Tensor:
 
 
 def _in_chunks(function: Callable[[_MatrixPart], tuple[Tensor, ...]], x: Tensor) -> list[Tensor]:
-    """Return the results of `function` for (b, n, d), each of length b, for as many matrices at a time as fit."""
+    """Return the results of `function` for (b, n, d), each of length b, for as many matrices at a time as fit; on a CPU
+    side by side, if no derivative is asked for."""
     short, long = sorted(x.shape[1:])
     matrix_bytes = 8 * (3 * short * long + 8 * short * short)
-    budget = CHUNK_BYTES["cpu" if x.device.type == "cpu" else "cuda"]
+    on_cpu = x.device.type == "cpu"
+    budget = CHUNK_BYTES["cpu" if on_cpu else "cuda"]
     if x.is_cuda and x.shape[0] * matrix_bytes > budget:
         budget = max(budget, free_memory(x.device) // 8)
-    parts = [function(_MatrixPart(part)) for part in x.split(max(1, budget // matrix_bytes))]
+    chunk = max(1, budget // matrix_bytes)
+    side_by_side = on_cpu and x.shape[0] * matrix_bytes > LEAST_FOR_CORES and may_look(x) and not _derivative(x)
+    if side_by_side:
+        chunk = min(chunk, -(-x.shape[0] // torch.get_num_threads()))
+    split = x.split(chunk)
+    parts = (on_cores if side_by_side else _one_by_one)(lambda part: function(_MatrixPart(part)), split)
     return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]
+
+
+def _one_by_one(function: Callable[[Tensor], tuple[Tensor, ...]], parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    return [function(part) for part in parts]

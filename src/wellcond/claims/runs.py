@@ -262,7 +262,7 @@ class Runs:
         return self._keep(plan)
 
     def _trains(self, plan: Planned) -> bool:
-        arm = plan.name.split("/")[-2]
+        arm = Path(plan.name).parent.name
         wanted = (not self.arms or arm in self.arms) and (self.seeds is None or plan.config.seed < self.seeds)
         return self.training and wanted
 

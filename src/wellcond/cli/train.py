@@ -31,7 +31,10 @@ def train(
         ),
     ],
     more: More = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; by default runs/RECIPE.", file_okay=False)] = None,
+    output: Annotated[
+        Path | None,  # not checked to be readable: another process may be trying whether it can be written
+        typer.Option(help="Run folder; by default runs/RECIPE.", file_okay=False, readable=False),
+    ] = None,
     scale: Scale = "lab",
     settings: Settings = None,
     epochs: Annotated[

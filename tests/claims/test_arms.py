@@ -42,7 +42,7 @@ class Trainer:
     """In the place of `Runs`: every training is done at once, with an accuracy that the test chooses."""
 
     def __init__(self, top1, speed=50_000.0):
-        self.top1, self.speed, self.names = top1, speed, []
+        self.top1, self.speed, self.names, self.left = top1, speed, [], []
 
     def expect(self, number):
         pass
@@ -84,6 +84,49 @@ def test_two_more_seeds_where_three_leave_it_open_and_runs_are_quick(tmp_path, t
     shown = Comparison(found, SKIPS, "both").interval([1.0, 2.0, 3.0])
     truth = stats.t.interval(found["confidence"], 2, loc=2.0, scale=1 / math.sqrt(3))
     assert (shown.low, shown.high) == pytest.approx(truth)
+
+
+@pytest.mark.parametrize(("first", "confidence"), [({"second_look": True}, 0.975), ({"seeds": 5}, 0.95)])
+@pytest.mark.parametrize("then", [{"seeds": 1}, {"second_look": True}, {"seeds": 5}])
+def test_what_has_been_looked_at_stays(tmp_path, first, confidence, then):
+    """Neither seeds nor the wider intervals of a second look go when fewer seeds are asked for."""
+    data = parse_data(["cifar10=hf:x"])[0]
+    for asked in (first, then):
+        options = Options(scale="lab", data=(data,), evidence=tmp_path, console=Console(quiet=True), **asked)
+        CLAIM.reproduce(options, Trainer(OPEN))  # pyright: ignore[reportArgumentType]
+        found = read_json(tmp_path / "asa-fig1c" / "lab-cifar10.json")
+        assert (found["seeds"], found["confidence"]) == (5, confidence)
+        assert {len(arm["runs"]) for arm in found["arms"].values()} == {5}
+
+
+@pytest.mark.parametrize(("late", "last"), [(False, "seed-2"), (True, "seed-0")])
+def test_a_round_waits_for_what_there_is_no_time_for_but_not_for_what_is_not_asked_for(tmp_path, late, last):
+    class Some(Trainer):
+        def run(self, plan):
+            if "/no-sa/" in plan.name:
+                self.left += [plan.name] * late
+                raise OutOfTime("not trained")
+            return super().run(plan)
+
+        def finished(self, plan):
+            return None
+
+    claim = replace(CLAIM, in_rounds=True, judge=lambda found: (), summary=lambda found: (), between=None)
+    data = parse_data(["cifar10=hf:x"])[0]
+    options = Options(scale="lab", data=(data,), evidence=tmp_path, console=Console(quiet=True))
+    trainer = Some(CLEAR)
+    with pytest.raises(OutOfTime):
+        claim.reproduce(options, trainer)  # pyright: ignore[reportArgumentType]
+    assert trainer.names[-1] == f"cifar10/vit_tiny/no-mlp/{last}-lr-0.0003"
+
+
+def test_what_was_asked_for_is_done(tmp_path):
+    console, settings = told(), {"scale": "smoke", "seeds": 1, "settings": QUICK, "device": "cpu"}
+    places = {"output": tmp_path / "runs", "evidence": tmp_path, "console": console}
+    assert reproduce("asa-fig1c", arms=["both"], **settings, **places) == 0
+    said = console.export_text()
+    assert "What --arm and --seeds asked for is done. Not complete: asa-fig1c on Digits." in said
+    assert "The time is over" not in said
 
 
 @pytest.mark.parametrize("given", [("steps=40", "eval_steps=20"), ("warmup_steps=5",)])
@@ -203,7 +246,7 @@ def test_a_second_look_counts_once_it_is_complete(tmp_path):
     assert (found["seeds"], found["confidence"]) == (3, 0.95)
 
 
-def test_the_scores_of_rates_are_evidence_before_any_seed_is_trained(tmp_path):
+def test_the_scores_of_rates_are_evidence_before_any_seed_is_trained(tmp_path, cells):
     class Late(Trainer):
         def run(self, plan):
             if not plan.config.holdout or plan.name.endswith("no-skip/grid-0.01"):
@@ -223,11 +266,24 @@ def test_the_scores_of_rates_are_evidence_before_any_seed_is_trained(tmp_path):
         "So far only the trainings that choose the learning rates: on held-out images of CIFAR-10, after 10 epochs, "
         "top-1 is at best 30.0 % with its skip, 29.7 % without its skip."
     )
-    skip, without = claim.lines(found)
-    assert skip.startswith("CIFAR-10, with its skip: no seeds yet; held out, after 10 epochs: 0.0001 → 30.0, 0.0003 →")
-    assert without.endswith("0.003 → 29.7; the best so far is the last that was tried")
+    tuned = cells(claim.lines(found), "Top-1 in % on held-out images by learning rate, after 10 epochs")
+    assert list(tuned) == [
+        "CIFAR-10, with its skip (no seeds yet)",
+        "CIFAR-10, without its skip (no seeds yet, and the best is the last that was tried)",
+    ]
+    skip, without = tuned.values()
+    assert (skip["0.0001"], skip["0.0003"], without) == ("30.0", "**30.0**", {"0.003": "29.7"})  # in bold the chosen
     rows = claim.draw([found]).to_dict()["data"]["values"]
     assert {(row["arm"], row["lr"], row["top1"]) for row in rows} > {("without its skip", 3e-3, 29.73)}
+
+
+def test_rates_that_all_diverged_are_shown(cells):
+    rates = [{"lr": lr, "status": "diverged", "top1": 10.0} for lr in (3e-4, 1e-3)]
+    arms = {"both": {"runs": [], "grid": {"epochs": 10, "rates": rates}}}
+    lines = CLAIM.lines({"data": "cifar10", "scale": "lab", "epochs": 100, "seeds": 3, "arms": arms})
+    assert cells(lines, "Top-1 in % on held-out images by learning rate, after 10 epochs") == {
+        "CIFAR-10, both skips (no seeds yet)": {"0.0003": "diverged", "0.001": "diverged"}
+    }
 
 
 @pytest.mark.parametrize("in_time", [True, False])

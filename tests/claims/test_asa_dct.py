@@ -6,7 +6,7 @@ from scipy import fft
 
 from wellcond.bench.photographs import photographs
 from wellcond.claims.asa_dct import CLAIM, low_energies, lowest
-from wellcond.claims.claim import Beside, Options
+from wellcond.claims.claim import Options
 from wellcond.claims.reproduce import reproduce
 from wellcond.records import read_json
 
@@ -78,7 +78,7 @@ def test_the_rule_decides_set_by_set():
     assert CLAIM.verdict([record("cifar10")]).verdict == "undecided"  # the other sets are missing
 
 
-def test_the_finding_spans_the_sets_that_there_are():
+def test_the_finding_spans_the_sets_that_there_are(cells):
     sets = [record("cifar10", every=0.3, first=0.87), record("imagenette", every=0.55)]
     assert CLAIM.finding(sets) == (
         "The dominant singular direction of image tokens is of low frequency: the lowest 10 % of the DCT's frequencies "
@@ -87,11 +87,12 @@ def test_the_finding_spans_the_sets_that_there_are():
     assert "(of the ten leading directions 30 %)" in CLAIM.finding(sets[:1])
     high = CLAIM.finding([record("cifar10", every=0.3, first=0.4)])
     assert high.startswith("The dominant singular direction of image tokens is not of low frequency: the lowest 10 %")
-    beside = [line for line in CLAIM.lines(sets[0]) if isinstance(line, Beside)]
-    assert [line.ours.partition(" ")[0] for line in beside] == ["87.00"]
+    first, every = cells(CLAIM.lines(sets[0])).values()
+    assert {cell.partition(" ")[0] for column, cell in first.items() if column != "the paper"} == {"87.00"}
+    assert {cell.partition(" ")[0] for cell in every.values()} == {"30.00"}  # of which the paper says nothing
 
 
-def test_smoke_needs_no_data_and_goes_on(tmp_path):
+def test_smoke_needs_no_data_and_goes_on(tmp_path, cells):
     places = {"output": tmp_path / "runs", "evidence": tmp_path / "evidence"}
     assert reproduce("asa-dct", scale="smoke", console=Console(quiet=True), **places) == 0
     records = [
@@ -100,9 +101,8 @@ def test_smoke_needs_no_data_and_goes_on(tmp_path):
     assert CLAIM.verdict(records).verdict == "undecided"
     drawn = CLAIM.draw(records).to_dict()
     assert len(drawn["hconcat"]) == 2
-    line = str(CLAIM.lines(records[1])[0])
-    assert line.startswith("Photographs, energy of the dominant direction in the lowest tenth")
-    assert line.endswith("the paper: typically low frequencies")
+    first = cells(CLAIM.lines(records[1]))["Photographs, energy of the dominant direction in the lowest tenth"]
+    assert first["the paper"] == "typically low frequencies"
     again = Console(record=True, width=200)
     assert reproduce("asa-dct", scale="smoke", console=again, **places) == 0
     assert again.export_text().count("done before") == 2

@@ -1,6 +1,7 @@
 import pytest
 
 from wellcond.claims.asa_fig1b import CLAIM
+from wellcond.claims.measurements import FLOAT64_CEILING
 from wellcond.words import DEFAULT_SITES as SITES
 
 
@@ -82,13 +83,36 @@ def test_a_set_that_was_not_run_is_said():
     assert CLAIM.verdict([]).verdict == "undecided"
 
 
-def test_the_figure_has_both_ends_and_the_papers_numbers():
+def test_figure_and_lines_have_both_ends_and_the_papers_numbers(cells):
     rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
     assert {(row["site"], row["when"]) for row in rows if "site" in row} == {
         (site, when) for site in SITES for when in ("trained", "random start")
     }
     assert [row["paper"] for row in rows if "paper" in row] == [6.0, 3.0]
-    lines = list(map(str, CLAIM.lines(record())))
-    assert any("9 matrices beyond float32" in line for line in lines)
-    assert any("they would be 13.8 and 6.9 here" in line for line in lines)
-    assert not any("decimal" in line or "does not name" in line for line in lines)
+    lines = CLAIM.lines(record())
+    log_kappa = {"sa": "9.01", "+sa": "4.00", "mlp": "4.00", "+mlp": "4.00"}
+    assert cells(lines) == {
+        "CIFAR-10, both skips, trained: log κ": {**log_kappa, "the paper": "near 6 (sa) and 3 (the others)"},
+        "CIFAR-10, both skips, untrained: log κ": {**log_kappa, "at the ceiling (lower bounds)": "9 matrices"},
+    }
+    assert any("they would be 13.8 and 6.9 here" in str(line) for line in lines)
+    assert not any("decimal" in str(line) or "does not name" in str(line) for line in lines)
+
+
+def test_the_other_arms_are_folded_and_have_the_ceiling_of_float64_by_block(cells):
+    found = record()
+    run = {**found["arms"]["both"]["runs"][0], "in float64": {}}
+    for when, blocks in (("trained", [4.0] * 12), ("untrained", [FLOAT64_CEILING] * 3 + [4.0] * 9)):
+        run["in float64"][when] = {site: blocks if site in ("sa", "+sa") else [4.0] * 12 for site in SITES}
+    found["arms"]["no-sa"]["runs"] = [run]
+    lines = CLAIM.lines(found)
+    assert all("both skips" in what for what in cells(lines))
+    high = f"{(3 * FLOAT64_CEILING + 9 * 4) / 12:.2f}"
+    assert cells(lines, "The other arms")["CIFAR-10, no attention skip, untrained: log κ, in float64 on 64 images"] == {
+        "sa": high, "+sa": high, "mlp": "4.00", "+mlp": "4.00",
+        "at the ceiling (lower bounds)": "3 of 12 blocks (sa), 3 of 12 blocks (+sa)",
+    }  # fmt: skip
+    run["in float64"]["untrained"] = dict.fromkeys(SITES, [FLOAT64_CEILING] * 3 + [4.0] * 9)
+    rows = cells(CLAIM.lines(found), "The other arms")
+    (alike,) = [row for what, row in rows.items() if "untrained" in what and "float64" in what]
+    assert alike["at the ceiling (lower bounds)"] == "3 of 12 blocks"

@@ -178,30 +178,33 @@ def test_a_rate_at_the_edge_leaves_it_undecided():
     assert "the best rate of no-sa is the last" in CLAIM.verdict([edge], sets=["cifar10"]).parts[0].why
 
 
-def test_figure_and_summary_have_the_papers_numbers_beside_ours():
+def test_figure_and_summary_have_the_papers_numbers_beside_ours(cells):
     rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
     shown = {row["arm"]: row for row in rows}
     assert shown["both skips"]["mean"] == pytest.approx(90.333333)
     assert shown["no attention skip"]["paper"] == pytest.approx(68.333333)  # our both skips, less the paper's 22 points
     assert shown["both skips"]["paper"] is None
-    lines = list(map(str, CLAIM.lines(record())))
-    (drop,) = [line for line in lines if "CIFAR-10, drop with no attention skip: top-1 22.33" in line]
-    assert drop.endswith("points; 25 % of its top-1; the paper: 22 points")
-    assert any(", by top-1: drop(sa) is" in line and "above 3 × drop(mlp)" in line for line in lines)
+    rows = cells(CLAIM.lines(record()))
+    assert rows["CIFAR-10, drop with no attention skip"] == {
+        "top-1": "22.33 [20.90, 23.77] points", "top-5": "0.00 [0.00, 0.00] points", "share of top-1": "25 %",
+        "the paper": "22 points",
+    }  # fmt: skip
+    assert rows["CIFAR-10, drop(sa) − drop(mlp)"]["top-1"] == "20.33 [18.90, 21.77] points"
+    assert rows["CIFAR-10, drop(sa) − 3 × drop(mlp)"]["top-1"] == "16.33 [14.90, 17.77] points"
 
 
-def test_the_summary_says_what_one_rate_for_all_would_have_had():
+def test_the_summary_says_what_one_rate_for_all_would_have_had(cells):
     found = record()
     for arm, top1 in (("both", 65.0), ("no-sa", 10.0)):
         found["arms"][arm] |= {
             "lr": 1e-3,
             "grid": {"epochs": 10, "rates": [{"lr": 1e-3, "status": "finished", "top1": top1}]},
         }
-    lines = list(map(str, CLAIM.lines(found)))
+    lines = CLAIM.lines(found)
     shared = "had both skips 65.0 %, no attention skip 10.0 %, no MLP skip 80.0 %;"
-    assert any("at one rate for all, 0.001, " in line and shared in line for line in lines)
-    tiny = list(map(str, CLAIM.lines({**found, "data": "tiny-imagenet", "paper": {}})))
-    assert any("drop with no attention skip" in line and line.endswith("the paper: fails to train") for line in tiny)
+    assert any("at one rate for all, 0.001, " in str(line) and shared in str(line) for line in lines)
+    tiny = cells(CLAIM.lines({**found, "data": "tiny-imagenet", "paper": {}}))
+    assert tiny["Tiny-ImageNet, drop with no attention skip"]["the paper"] == "fails to train"
 
 
 def test_a_second_look_that_is_allowed_and_was_not_taken_is_said():

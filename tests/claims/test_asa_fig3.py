@@ -4,7 +4,7 @@ from rich.console import Console
 from wellcond.claims.asa_fig1c import CLAIM as FIG1C
 from wellcond.claims.asa_fig3 import ARMS, CLAIM, SITES
 from wellcond.claims.asa_table2 import CLAIM as TABLE2
-from wellcond.claims.claim import Beside, Options
+from wellcond.claims.claim import Options
 from wellcond.claims.comparison import ends_of
 from wellcond.claims.reproduce import reproduce
 from wellcond.claims.sets import parse_data
@@ -64,21 +64,24 @@ def test_runs_that_were_not_measured_decide_nothing():
     assert CLAIM.lines(old)
     for run in old["arms"]["linear"]["runs"]:
         run["kappa"] = None
-    assert CLAIM.finding([old]) == ""
+    said = "Nothing can be said yet; there are runs of softmax and linear attention."
+    assert CLAIM.finding([old]) == said
 
 
-def test_figure_and_lines_have_the_papers_numbers_beside_ours():
+def test_figure_and_lines_have_the_papers_numbers_beside_ours(cells):
     rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
     shown = {(row["set"], row["site"], row["when"]): row["value"] for row in rows if "site" in row}
     assert shown["linear attention", "sa", "trained"] == pytest.approx(9.1)
     assert len(shown) == 2 * 3 * 2
     assert [(row["set"], row["paper"]) for row in rows if "paper" in row] == [("linear attention", v) for v in (3, 6)]
-    beside = [line for line in CLAIM.lines(record()) if isinstance(line, Beside)]
-    assert [(line.what, line.paper) for line in beside] == [
-        ("Tiny-ImageNet, linear attention, trained: mean log κ", "in 3, sa 6; 2 × in")
+    lines = cells(CLAIM.lines(record()))
+    assert [what for what, row in lines.items() if "the paper" in row] == [
+        "Tiny-ImageNet, linear attention, trained: log κ"
     ]
-    assert beside[0].ours.startswith("in 3.10 [2.85, 3.35], sa 9.10")
-    assert beside[0].ours.endswith("sa is 2.94 × in")
+    assert lines["Tiny-ImageNet, linear attention, trained: log κ"] == {
+        "in": "3.10 [2.85, 3.35]", "sa": "9.10 [8.85, 9.35]", "+sa": "3.50 [3.25, 3.75]", "sa ÷ in": "2.94",
+        "the paper": "in 3, sa 6; 2 × in",
+    }  # fmt: skip
 
 
 def test_the_finding_has_each_attention_before_and_after():

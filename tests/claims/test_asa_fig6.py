@@ -52,14 +52,15 @@ def test_the_finding_has_the_drop_on_each_set():
     assert "0.0 on CIFAR-10" in CLAIM.finding([record(without=(94.11, 94.21, 94.01))])
 
 
-def test_figure_and_lines_have_the_papers_word_for_it():
+def test_figure_and_lines_have_the_papers_word_for_it(cells):
     rows = CLAIM.draw([record()]).to_dict()["data"]["values"]
     assert {row["arm"]: row["paper"] for row in rows} == {
         "with its skip": None,
         "without its skip": pytest.approx(94.1),
     }
-    assert str(CLAIM.lines(record())[-1]).startswith("CIFAR-10, drop without its skip: 0.07")
-    assert str(CLAIM.lines(record())[-1]).endswith("the paper: within ± 0.2")
+    assert cells(CLAIM.lines(record()))["CIFAR-10, drop without its skip"] == {
+        "top-1": "0.07 [−0.08, 0.21] points", "top-5": "0.00 [0.00, 0.00] points", "the paper": "within ± 0.2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLAIM.sets)

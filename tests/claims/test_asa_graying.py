@@ -98,16 +98,18 @@ def test_table2_shows_what_there_is():
     panels = {row["set"] for chart in drawn["hconcat"] for row in chart["data"]["values"]}
     assert panels == {"softmax: top-1", "softmax: top-5"}
     found["arms"]["svd-0.7"]["runs"] = []
-    assert TABLE2.finding([found]) == ""
+    assert TABLE2.finding([found]) == "Nothing can be said yet; there are runs of softmax and linear."
 
 
-def test_table2_has_the_papers_numbers_beside_ours():
+def test_table2_has_the_papers_numbers_beside_ours(cells):
     found = record(TABLE2, GAIN)
-    lines = list(map(str, TABLE2.lines(found)))
-    gain = next(line for line in lines if "gain of softmax + SVD over" in line)
-    assert "top-1 1.50" in gain
-    assert gain.endswith("the paper: 1.7 and 2.4")
-    assert sum("exploration" in line for line in lines) == 2 * 2 + 1
+    lines = cells(TABLE2.lines(found))
+    assert lines["Tiny-ImageNet, gain of softmax + SVD over softmax"] == {
+        "top-1": "1.50 [1.50, 1.50] points", "top-5": "0.00 [0.00, 0.00] points", "the paper": "1.7 and 2.4",
+    }  # fmt: skip
+    explored = [row for what, row in lines.items() if what.endswith("(exploration)")]
+    assert len(explored) == 2 * 2 + 1
+    assert not any("the paper" in row for row in explored)
     rows = [row for chart in TABLE2.draw([found]).to_dict()["hconcat"] for row in chart["data"]["values"]]
     shown = {(row["set"], row["arm"]): row for row in rows}
     assert shown["linear: top-5", "plain"]["paper"] == 62.7
@@ -129,7 +131,7 @@ def test_table3_asks_for_falling_kappa_and_a_best_in_the_middle():
     ]
 
 
-def test_table3_takes_the_best_of_those_inside_the_range():
+def test_table3_takes_the_best_of_those_inside_the_range(cells):
     names = [part.name for part in TABLE3.verdict([record(TABLE3, {"dct-0.9": 46.0})]).parts]
     assert any("the best in the middle, DCT ε 0.9, over DCT ε 0.85" in name for name in names)
     assert not any("SVD ε 0.6" in name for name in names)  # one seed, exploration
@@ -137,7 +139,8 @@ def test_table3_takes_the_best_of_those_inside_the_range():
     for run in unseen["arms"]["both"]["runs"]:
         run["kappa"] = None
     assert {part.outcome for part in TABLE3.verdict([unseen]).parts} == {"holds", "not run"}
-    assert any("κ_in not seen" in str(line) for line in TABLE3.lines(unseen))
+    seen = {what: row["κ_in"] for what, row in cells(TABLE3.lines(unseen)).items()}
+    assert [what for what, kappa in seen.items() if kappa == "not seen"] == ["Tiny-ImageNet, plain"]
 
 
 def only(claim, *arms):
@@ -159,7 +162,7 @@ def test_table3_shows_what_there_is():
     assert len(TABLE3.lines(found)) == 3 + 1
     assert TABLE3.draw([found])
     plain = only(TABLE3, PLAIN)
-    assert TABLE3.finding([plain]) == ""
+    assert TABLE3.finding([plain]) == "Nothing can be said yet; there are runs of plain."
     assert len(TABLE3.lines(plain)) == 1 + 1
     assert {part.outcome for part in TABLE3.verdict([plain]).parts} == {"not run"}
 
@@ -171,13 +174,14 @@ def test_fig4_shows_what_there_is():
         "At the end of training, log κ after attention is 6.51 with SVD ε 0.7 and 6.70 with DCT ε 0.95, against 7.11 "
         "without graying."
     )
-    assert FIG4.finding([only(FIG4, PLAIN)]) == ""
+    assert FIG4.finding([only(FIG4, PLAIN)]) == "Nothing can be said yet; there are runs of plain."
     assert "Means over 2 to 3 seeds" in str(FIG4.draw([found]).to_dict())
 
 
-def test_table3_shows_the_papers_vit_base():
-    lines = list(map(str, TABLE3.lines(record(TABLE3, BEST))))
-    assert any("SVD ε 0.5: κ_in" in line and "top-1 81 %, κ_in 5.29, κ_out 5.25" in line for line in lines)
+def test_table3_shows_the_papers_vit_base(cells):
+    row = cells(TABLE3.lines(record(TABLE3, BEST)))["Tiny-ImageNet, SVD ε 0.5"]
+    assert (row["κ_in"], row["κ_out"], row["gain"]) == (*["6.11 [6.09, 6.13]"] * 2, "0.00 [0.00, 0.00] points")
+    assert row["the paper"] == "ViT-Base: top-1 81 %, κ_in 5.29, κ_out 5.25"
     rows = TABLE3.draw([record(TABLE3, BEST)]).to_dict()["data"]["values"]
     gains = {(row["arm"], row["epsilon"]): row for row in rows if row["set"].startswith("gain")}
     assert gains["DCT graying", 0.95]["paper"] == 0.3
@@ -199,12 +203,14 @@ def test_fig4_asks_for_nine_tenths_of_the_marks(broken, verdict):
     assert FIG4.verdict([record(FIG4, fall=-0.1)]).verdict == "does not hold"
 
 
-def test_fig4_shows_every_mark_of_every_seed():
+def test_fig4_shows_every_mark_of_every_seed(cells):
     found = record(FIG4)
     rows = FIG4.draw([found]).to_dict()["data"]["values"]
     assert len(rows) == (4 + 4) * 3 * MARKS
     assert {row["arm"] for row in rows if row["set"] == "DCT graying"} == {"plain", "ε 0.97", "ε 0.95", "ε 0.9"}
-    assert any("plain: log κ of +sa 6.01 at the random start" in line for line in FIG4.lines(found))
+    assert cells(FIG4.lines(found))["Tiny-ImageNet, plain: log κ of +sa"] == {
+        "at the random start": "6.01", "over training": "6.61", "at its end": "7.11",
+    }  # fmt: skip
     for run in found["arms"][PLAIN]["runs"]:
         run["kappa"] = None
     assert {part.outcome for part in FIG4.verdict([found]).parts} == {"not run"}
@@ -238,7 +244,7 @@ def test_findings_have_the_numbers_with_their_signs():
     found = record(TABLE2, GAIN | {"linear-dct-0.95": 44.0})
     assert TABLE2.finding([found]) == (
         "On Tiny-ImageNet, graying a ViT-Tiny raises top-1 with softmax + SVD (+1.5 points), softmax + DCT (+1.4) and "
-        "linear + SVD (+1.3) and lowers it with linear + DCT (−1.0); the paper's gain lies above our interval in 3 "
+        "linear + SVD (+1.3) and lowers top-1 with linear + DCT (−1.0); the paper's gain lies above our interval in 3 "
         "of 4 cases."  # 1.3 is the paper's, too
     )
     assert "the paper" not in TABLE2.finding([found | {"paper": {}}])  # as of the digits
@@ -278,7 +284,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_smoke_run_of_all_three_trains_each_arm_once(folder):
+def test_a_smoke_run_of_all_three_trains_each_arm_once(folder, cells):
     results = sorted((folder / "runs" / "smoke").rglob("result.json"))
     arms = {path.parent.parent.name for path in results}
     assert arms == {*TABLE2.arms, *TABLE3.arms, *FIG4.arms}
@@ -294,11 +300,12 @@ def test_a_smoke_run_of_all_three_trains_each_arm_once(folder):
         assert {part.outcome for part in whole.parts} == {"undecided"}
     found = read_json(folder / "evidence" / TABLE2.id / "smoke-digits.json")
     assert {arm for arm, one in found["arms"].items() if "other_graying" in one["runs"][0]} == fixed
-    tested = [line for line in map(str, TABLE2.lines(found)) if "by the graying at test time" in line]
+    tested = cells(TABLE2.lines(found), "Top-1 in % by the graying at test time (exploration)")
     assert len(tested) == 4
     at_home = found["arms"]["svd-0.7-fast"]["runs"][0]["top1"]
-    assert "Digits, softmax + SVD at 0.003, top-1 in % by the graying at test time, exploration: plain " in tested[1]
-    assert f", svd-0.7 {at_home:.1f}, " in tested[1]
+    top1 = tested["Digits, softmax + SVD at 0.003"]
+    assert list(top1) == ["plain", "svd-0.7", "dct-0.95"]
+    assert top1["svd-0.7"] == f"{at_home:.1f}"
 
 
 def test_kappa_is_that_of_the_blocks_inputs_and_of_attention_after_the_add(folder):

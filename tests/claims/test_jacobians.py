@@ -83,12 +83,16 @@ def test_a_probe_sees_the_upper_decile_of_the_exact_spectrum():
 
 
 @pytest.mark.parametrize("id_", IDS)
-def test_smoke(smoke, id_):
+def test_smoke(smoke, id_, cells):
     record, claim = smoke[id_], CLAIMS[id_]
     assert (record["tokens"], record["exact"], record["graying"]) == (16, True, "svd" if id_ == "asa-fig7" else "dct")
     assert all(len(record["rows"][kind][epsilon]) == 2 for kind in KINDS for epsilon in record["rows"][kind])
     assert claim.verdict([record]).verdict == "undecided"
-    assert any("log κ" in line and "at ε 0.9" in line for line in claim.lines(record))
+    means = cells(claim.lines(record), "Means over the seeds")
+    asked = "16 tokens, with its skip, by its input: log κ"
+    (log_kappa,) = [row for what, row in means.items() if what.endswith(asked)]
+    mean = sum(row["log κ"] for row in record["rows"]["skip"]["0.9"]) / 2
+    assert log_kappa["ε 0.9"] == f"{mean:.3g}"
     drawn = claim.draw([record]).to_dict()
     assert len(drawn["data"]["values"]) == 3 * 4 * 33
     assert "Nothing was run" in claim.plan_paper(Options(scale="paper"))[0]
@@ -177,11 +181,13 @@ def test_a_second_look_has_wider_intervals_and_is_not_for_exact_spectra():
         next(iter(claim.judge({"imagenette": made(exact=False) | more}))) for more in ({}, {"confidence": SECOND_LOOK})
     )
     assert second.found.low < first.found.low < first.found.high < second.found.high
-    assert any("chosen after a look" in line for line in claim.lines(made(exact=False)))
+    assert any("chosen after a look" in str(line) for line in claim.lines(made(exact=False)))
 
 
-def test_what_lies_beyond_float64_is_counted():
+def test_what_lies_beyond_float64_is_counted(cells):
     record = copy.deepcopy(made())
     record["rows"]["bare"]["1"][0]["capped"] = True
-    lines = CLAIMS["asa-fig7"].lines(record)
-    assert sum("1 beyond float64" in line for line in lines) == 1
+    rows = cells(CLAIMS["asa-fig7"].lines(record), "Means over the seeds")
+    (beyond,) = [what for what in rows if "beyond float64" in what]
+    said = "64 tokens, without its skip, by its normed input: log κ (1 beyond float64, counted as its ceiling)"
+    assert beyond == f"Tiny-ImageNet, {said}"

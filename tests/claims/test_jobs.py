@@ -265,8 +265,9 @@ def test_no_run_goes_on_alone_when_its_parent_is_killed(tmp_path, launcher):
     wait_for(lambda: all("stopped at step" in (folder / "log.txt").read_text() for folder in folders))
 
 
-def job(name, turn=1, form=None, started=lambda compiled: None):
-    return Job(name=name, log=Path("log.txt"), turn=turn, form=form, tell=bytes, started=started, done=bool)
+def job(name, turn=1, form=None, started=lambda compiled: None, order=()):
+    places = {"log": Path("log.txt"), "tell": bytes, "started": started, "done": bool}
+    return Job(name=name, turn=turn, form=form, order=order, **places)
 
 
 def waits_for(jobs, one, order):
@@ -301,6 +302,12 @@ def order_of(wanted, *, number=1, running=None, forms=()):
 def test_those_that_others_wait_for_come_first():
     wanted = [job("exploration", 2), job("seed 0", 1), job("seed 1", 1), job("grid", 0)]
     assert [name for name, _ in order_of(wanted)] == ["grid", "seed 0", "seed 1", "exploration"]
+
+
+def test_of_one_turn_smaller_numbers_come_first():
+    """As of two arms: the first seed of each, then the next, whichever thread has asked first."""
+    wanted = [job("seed 1", order=(1, 0)), job("other arm", order=(0, 1)), job("one arm", order=(0, 0))]
+    assert [name for name, _ in order_of(wanted)] == ["one arm", "other arm", "seed 1"]
 
 
 def test_a_process_goes_on_with_what_it_has_compiled():

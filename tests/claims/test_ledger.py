@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 import sys
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from rich.console import Console
 
 from wellcond.claims import ledger
 from wellcond.claims.catalogue import CLAIMS, OURS
-from wellcond.claims.claim import Measured, Options
+from wellcond.claims.claim import THE_PAPER, Measured, Options, TableRow
 from wellcond.claims.figures import altair, svg
 from wellcond.claims.overview import overview, overview_rows
 from wellcond.claims.runs import Runs
 from wellcond.records import read_json, write_record
-from wellcond.verdicts import Interval, Part, not_run
+from wellcond.verdicts import Interval, Part, interval, not_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,39 @@ def evidence(tmp_path):
 
 def verdicts(evidence):
     return {entry.id: entry.verdict for entry in ledger.entries(evidence)}
+
+
+def section(folder, *lines):
+    """What the page says of a claim with these lines: what is in sight, and what is folded."""
+    entry = ledger.Entry(id="asa-fig1c", verdict="holds", lines=lines, files=(folder / "lab.json",))
+    return ledger.page(folder, folder / "claims.md", [entry]).split("## asa-fig1c")[1].split("<details>")
+
+
+def table(text):
+    """The cells of a text's first table, row by row, without the line under its head."""
+    lines = takewhile(is_row, dropwhile(lambda line: not is_row(line), text.splitlines()))
+    head, under, *rows = ([cell.strip() for cell in line[2:-2].split(" | ")] for line in lines)
+    assert under == ["---"] * len(head)
+    assert {len(row) for row in rows} == {len(head)}
+    return [head, *rows]
+
+
+def is_row(line):
+    return line.startswith("|")
+
+
+def test_what_cannot_be_drawn_has_no_figure(evidence, tmp_path):
+    """Such as a comparison of which only the rates have been tried, and all of them diverged."""
+    record = {**lab_record("tiny-imagenet"), "claim": "asa-table5", "epochs": 50, "seeds": 1}
+    rates = [{"lr": 1e-3, "status": "diverged", "top1": 0.5}]
+    record["arms"] = {"finetune": {"runs": [], "grid": {"epochs": 10, "rates": rates}}}
+    write_record(evidence / "asa-table5" / "lab-tiny-imagenet.json", record, seed=0)
+    page, figure = tmp_path / "claims.md", evidence / "asa-table5" / "lab.svg"
+    figure.write_text("of an earlier record")
+    ledger.run(evidence, page)
+    assert not figure.exists()
+    assert "lab.svg" not in page.read_text().split("## asa-table5")[1]
+    assert ledger.check(evidence, page) == ""
 
 
 def test_without_evidence_every_claim_is_listed_as_such(evidence, tmp_path):
@@ -75,7 +109,11 @@ def test_verdicts_come_from_the_rows(evidence, tmp_path):
     assert verdicts(evidence)["asa-fig1c"] == "holds in part"
     text = ledger.page(evidence, tmp_path / "claims.md")
     assert "**holds in part**" in text
-    assert "drop with no attention skip: top-1 22.00 [22.00, 22.00], top-5 0.00 [0.00, 0.00] points" in text
+    head, *rows = table(text.split("## asa-fig1c")[1])
+    assert head == ["", "top-1", "top-5", "share of top-1", "learning rate", "the paper"]
+    zero = "0.00 [0.00, 0.00] points"
+    assert ["CIFAR-10, drop with no attention skip", "22.00 [22.00, 22.00] points", zero, "24 %", "", ""] in rows
+    assert ["CIFAR-100, drop with no attention skip", "30.00 [30.00, 30.00] points", zero, "33 %", "", ""] in rows
     lost = "22.0 points of top-1 on CIFAR-10, 30.0 on CIFAR-100 and 20.0 on Tiny-ImageNet, against 2.0, 2.0 and 2.0"
     assert f"Attention skips matter more than MLP skips: without them a ViT-Tiny loses {lost} without its MLP" in text
     write_record(path, lab_record(drop=2.0), seed=0)
@@ -89,12 +127,57 @@ def test_the_papers_number_stands_beside_ours(evidence, tmp_path):
     paper = {"paper": {"no-sa": -21.5, "no-mlp": -2.0}}
     write_record(evidence / "asa-fig1c" / "lab-cifar10.json", lab_record() | paper, seed=0)
     text = ledger.page(evidence, tmp_path / "claims.md")
-    section = text.split("## asa-fig1c")[1]
-    ours = "top-1 22.00 [22.00, 22.00], top-5 0.00 [0.00, 0.00] points; 24 % of its top-1"
-    assert f"| CIFAR-10, drop with no attention skip | {ours} | 21.5 points |" in section
-    folded = section.split("<details>")[1]
-    assert "CIFAR-10, both skips: top-1 90.10" in folded
+    seen, folded = text.split("## asa-fig1c")[1].split("<details>")
+    ours = ["22.00 [22.00, 22.00] points", "0.00 [0.00, 0.00] points", "24 %", ""]
+    assert ["CIFAR-10, drop with no attention skip", *ours, "21.5 points"] in table(seen)
     assert "21.5" not in folded  # said once
+    reached = ["90.10 [89.85, 90.35] %", "99.00 [99.00, 99.00] %", "", "0.001", ""]
+    assert ["CIFAR-10, both skips", *reached] in table(seen)
+    tuned = folded.split("Top-1 in % on held-out images by learning rate, after 10 epochs:")[1]
+    assert table(tuned)[:2] == [["", "0.001"], ["CIFAR-10, both skips", "**80.0**"]]
+
+
+def test_columns_are_merged_in_their_order_with_the_papers_last_and_no_empty_one(tmp_path):
+    seen, _ = section(
+        tmp_path,
+        TableRow("a", {"top-1": "1", "rate": "2", "diverged": "", THE_PAPER: "3"}),
+        TableRow("b", {"top-1": "4", "share": "5", "rate": "", "diverged": ""}),
+        TableRow("c", {"first": "6", "share": "7", THE_PAPER: "", "last": "8"}),
+    )
+    assert table(seen) == [
+        ["", "first", "top-1", "share", "rate", "last", "the paper"],
+        ["a", "", "1", "", "2", "", "3"],
+        ["b", "", "4", "5", "", "", ""],
+        ["c", "6", "", "7", "", "8", ""],
+    ]
+
+
+def test_a_table_without_intervals_says_one_seed_once(tmp_path):
+    single, several = interval([1.0]), interval([1.0, 2.0, 3.0])
+    rows = [TableRow(name, {"top-1": single.with_unit(" %"), "loss": f"{single}"}) for name in "ab"]
+    seen, folded = section(tmp_path, *rows)
+    assert table(seen) == [["one seed", "top-1", "loss"], ["a", "1.00 %", "1.00"], ["b", "1.00 %", "1.00"]]
+    assert (seen + folded).count("one seed") == 1
+    mixed, _ = section(tmp_path, *rows, TableRow("c", {"loss": f"{several}"}))
+    head, first, *_ = table(mixed)
+    assert (head, first) == (["", "top-1", "loss"], ["a", "1.00 % (one seed)", "1.00 (one seed)"])
+
+
+def test_folded_tables_stand_under_their_titles_and_the_results_are_in_sight(tmp_path):
+    one, other, main = TableRow("a", {"x": "1"}, "One"), TableRow("b", {"y": "2"}, "Other"), TableRow("c", {"z": "3"})
+    seen, folded = section(tmp_path, one, "A sentence.", other, main, one._replace(what="d"))
+    assert table(seen) == [["", "z"], ["c", "3"]]
+    before, first, second = re.split("^(?:One|Other):$", folded, flags=re.MULTILINE)
+    assert "|" not in before
+    assert table(first) == [["", "x"], ["a", "1"], ["d", "1"]]
+    assert table(second) == [["", "y"], ["b", "2"]]
+    assert second.index("| b |") < second.index("- A sentence.") < second.index("</details>")
+    alone, folded = section(tmp_path, one)
+    assert "|" not in alone
+
+
+def test_in_a_terminal_a_row_is_a_line_of_what_it_has():
+    assert str(TableRow("a", {"x": "**1**", "y": "", THE_PAPER: "2"})) == "a: x 1; the paper 2"
 
 
 def test_the_chart_has_every_statement_with_its_interval_and_what_was_asked(evidence):

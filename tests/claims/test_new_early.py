@@ -94,7 +94,7 @@ def early_record(top1):
     return {"scale": "lab", "rows": rows_of(results)}
 
 
-def test_kappa_predicts_what_the_loss_does_not():
+def test_kappa_predicts_what_the_loss_does_not(cells):
     claim = CLAIMS["new-kappa-predicts"]
     whole = claim.verdict([early_record(lambda kappa, loss: 60 - kappa - loss)])
     assert whole.verdict == "holds"
@@ -106,9 +106,11 @@ def test_kappa_predicts_what_the_loss_does_not():
         "At equal loss, lower κ early goes with higher final accuracy: rank correlation −1.00 at the random start and "
         "−1.00 after 5 % of training (16 arms on Tiny-ImageNet)."
     )
-    assert "16 trainings: rank correlation with the accuracy" in str(
-        claim.lines(early_record(lambda kappa, loss: kappa))
-    )
+    rows = cells(claim.lines(early_record(lambda kappa, loss: kappa)))
+    group = "Tiny-ImageNet, vit_tiny, 10 epochs, mixed, a part held out"
+    assert list(rows) == [f"{group}, at the random start", f"{group}, after 5 % of training"]
+    for row in rows.values():
+        assert (row["rank correlation of log κ"], row["trainings"]) == ("1.00 [1.00, 1.00]", "16")
     rises = claim.finding([early_record(lambda kappa, loss: 40 + kappa)])
     assert rises.startswith(
         "At equal loss, lower κ early does not go with higher final accuracy: rank correlation 1.00"
@@ -153,8 +155,32 @@ def test_groups_that_are_not_judged_are_counted():
     assert "not judged: Tiny-ImageNet, vit_tiny, 50 epochs, mixed, a part held out (2)" in said
 
 
+def test_a_run_that_was_given_up_has_a_row():
+    given_up = {"status": "diverged", "metrics": None}
+    (old,) = rows_of([result(**given_up, steps=None)])  # as results were kept at first
+    assert (old["early"]["log_kappa"], old["early"]["loss"]) == (4.0, None)
+    (new,) = rows_of([result(**given_up, steps=1000)])
+    assert new["early"]["loss"] == 4.0
+    for id_ in IDS:
+        record = {"scale": "lab", "rows": rows_of([result(), result(seed=1, steps=None, **given_up)])}
+        assert CLAIMS[id_].verdict([record]).verdict == "undecided"
+        assert CLAIMS[id_].lines(record)
+
+
+def test_runs_without_a_quantity_or_a_partner_do_not_count():
+    record = warned(by=True, lost=15)
+    for row in record["rows"][:3]:
+        row["early"]["log_kappa"] = None  # given up before it was measured
+    few = CLAIMS["new-early-warning"].verdict([record])
+    assert "of 60 runs 12 diverged and can be compared with others" in few.parts[0].why
+    for row in record["rows"][:15]:
+        row["set"] = "cifar10"  # where all diverged
+    assert CLAIMS["new-early-warning"].verdict([record]).parts[0].found is None
+
+
 def test_without_comparable_arms_nothing_is_said():
     claim = CLAIMS["new-kappa-predicts"]
+    assert claim.draw([{"scale": "lab", "rows": []}]) is None
     whole = claim.verdict([{"scale": "lab", "rows": []}])
     assert {part.why for part in whole.parts} == {"no arms can be compared yet"}
     assert claim.finding([{"scale": "lab", "rows": []}]) == ""
@@ -171,7 +197,7 @@ def warned(*, by, lost=15):
     return {"scale": "lab", "rows": rows_of(results)}
 
 
-def test_a_warning_is_judged_by_the_area_under_its_curve():
+def test_a_warning_is_judged_by_the_area_under_its_curve(cells):
     claim = CLAIMS["new-early-warning"]
     assert claim.verdict([warned(by=True)]).verdict == "holds"
     assert new_early_warning.area(warned(by=True), "log_kappa").mean == 1.0
@@ -179,8 +205,11 @@ def test_a_warning_is_judged_by_the_area_under_its_curve():
     assert new_early_warning.area(warned(by=False), "log_kappa").mean == 0.0
     few = claim.verdict([warned(by=True, lost=14)])
     assert few.verdict == "undecided"
-    assert "14 of 60 runs diverged, and 15 are asked for" in few.parts[0].why
+    assert "of 60 runs 14 diverged and can be compared with others, and 15 are asked for" in few.parts[0].why
     assert "Of 60 runs 15 diverged" in claim.finding([warned(by=True)])
+    rows = cells(claim.lines(warned(by=True)))
+    assert rows["log κ(+sa) after 5 % of training"] == {"AUC": "1.00 [1.00, 1.00]"}
+    assert rows["attention entropy after 5 % of training (a low value warns)"] == {"AUC": "0.50 [0.50, 0.50]"}
     assert claim.draw([warned(by=True)]).to_dict()["config"]
 
 

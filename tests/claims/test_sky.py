@@ -17,7 +17,7 @@ import sky_records as made
 from wellcond.claims import ledger, sky_approx, sky_fig1, sky_fig2, sky_lra, sky_table1, sky_time
 from wellcond.claims import runs as runs_module
 from wellcond.claims.catalogue import CLAIMS
-from wellcond.claims.claim import Beside, Options
+from wellcond.claims.claim import Options
 from wellcond.claims.lra import ARMS, STAND_IN, TASKS
 from wellcond.claims.lra_measurements import spectrum
 from wellcond.claims.reproduce import reproduce
@@ -67,13 +67,16 @@ def test_lra_waits_for_seeds_tasks_and_steps():
     assert "500 of 50000 steps" in CLAIMS["sky-lra"].verdict(short).parts[0].why
 
 
-def test_lra_without_an_arm_is_shown_and_not_judged():
+def test_lra_without_an_arm_is_shown_and_not_judged(cells):
     found = made.records("sky-lra")
     for one in found:
         one["arms"]["skyformer"]["runs"] = []
     verdict = CLAIMS["sky-lra"].verdict(found)
     assert (verdict.verdict, {part.outcome for part in verdict.parts}) == ("undecided", {"not run"})
-    assert any("kernelized over softmax" in line for line in CLAIMS["sky-lra"].lines(found[0]))
+    rows = cells(CLAIMS["sky-lra"].lines(found[0]))
+    assert rows["Text, kernelized"]["over softmax"] == "1.00 [1.00, 1.00] points"
+    assert "over softmax" not in rows["Text, softmax"]
+    assert "Text, Skyformer" not in rows
 
 
 def test_findings_have_the_numbers_of_the_tasks_that_there_are():
@@ -101,7 +104,8 @@ def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     assert lra.finding([*found[1:], *guessing]).endswith(
         "; without Pathfinder, where softmax only guesses, by −0.5, +1.2 and +2.0."
     )
-    assert lra.finding([one for one in found if one["data"] == STAND_IN]) == ""
+    said = lra.finding([one for one in found if one["data"] == STAND_IN])
+    assert said.startswith("Nothing can be said yet; there are runs of softmax, kernelized, Nyströmformer")
     assert CLAIMS["sky-time"].finding([made.steps("lra_listops", time=6.25)]) == (
         "Against softmax by SDPA, a step of Skyformer takes less time on none of 1 tasks (1.25 times) and less memory "
         "on 1 of 1 tasks (0.56 times); our own softmax is faster than Skyformer on 1 of 1."
@@ -138,19 +142,44 @@ def test_findings_of_curves_spectra_and_errors():
     )
 
 
-def test_the_papers_numbers_stand_beside_ours():
-    lines = {id_: CLAIMS[id_].lines(made.record(id_, "lra_text")) for id_ in ("sky-fig1", "sky-fig2", "sky-approx")}
-    beside = {id_: [line for line in found if isinstance(line, Beside)] for id_, found in lines.items()}
-    assert [line.paper for line in beside["sky-fig1"]] == [f"last loss near {loss}" for loss in (1.4, 1.7, 1.8)]
-    assert [line.paper for line in beside["sky-fig2"]] == ["σ1 140 to 280, σ10 ≈ 0.2, σ64 ≈ 0.0005"]
-    assert [line.paper for line in beside["sky-approx"]][:2] == ["Skyformer 0.36, of BERT", "Skyformer 0.54, of BERT"]
+def test_the_papers_numbers_stand_beside_ours(cells):
+    def beside(id_, task="lra_text"):
+        rows = cells(CLAIMS[id_].lines(made.record(id_, task)))
+        return {what: row["the paper"] for what, row in rows.items() if "the paper" in row}
+
+    assert beside("sky-fig1") == {
+        f"Text, {arm}": f"last loss near {loss}"
+        for arm, loss in (("softmax", 1.4), ("kernelized", 1.7), ("Skyformer", 1.8))
+    }
+    assert beside("sky-fig2") == {"Text, softmax, layer 2": "σ1 140 to 280, σ10 ≈ 0.2, σ64 ≈ 0.0005"}
+    assert list(beside("sky-approx").items())[:2] == [
+        ("Text, fresh weights, n = 512, 256 landmarks", "Skyformer 0.36, of BERT"),
+        ("Text, fresh weights, n = 1024, 256 landmarks", "Skyformer 0.54, of BERT"),
+    ]
+    softmax = cells(CLAIMS["sky-lra"].lines(made.record("sky-lra", "lra_text")))["Text, softmax"]
+    assert softmax == {
+        "test accuracy": "62.10 [61.85, 62.35] %",
+        "of the last state": "61.10 %",
+        "the paper": "61.95 %",
+    }
+
+
+def test_the_stand_in_of_lra_is_folded_and_has_no_number_of_the_paper(cells):
+    lines = CLAIMS["sky-lra"].lines(made.record("sky-lra", STAND_IN))
+    assert cells(lines) == {}
+    rows = cells(lines, "Not Retrieval, and apart from the verdict")
+    assert rows["Pairs of reviews, Skyformer"] == {
+        "test accuracy": "82.10 [81.85, 82.35] %", "of the last state": "81.10 %",
+        "over softmax": "2.00 [2.00, 2.00] points",
+    }  # fmt: skip
+    assert not any("the paper" in row for row in rows.values())
 
 
 @pytest.mark.parametrize(
     ("time", "memory", "verdict"),
     [(2.0, 500.0, "holds"), (6.0, 500.0, "holds in part"), (6.0, 2000.0, "does not hold")],
 )
-def test_time_and_memory_on_four_of_five_tasks(time, memory, verdict):
+def test_time_and_memory_on_four_of_five_tasks(time, memory, verdict, cells):
     found = [made.steps(task, time=time, memory=memory) for task in TASKS]
     assert outcome("sky-time", found) == verdict
     # One task may say otherwise.
@@ -162,9 +191,17 @@ def test_time_and_memory_on_four_of_five_tasks(time, memory, verdict):
     parts = CLAIMS["sky-time"].verdict(found[:3]).parts
     assert {part.outcome for part in parts} == {"undecided", "not run"}
     assert "not measured yet on Pathfinder, Image" in parts[0].why
-    said = " ".join(map(str, CLAIMS["sky-time"].lines(found[0])))
-    assert "softmax by SDPA" in said
-    assert "30.0 ms a step of Skyformer, 60.0 of checkpointed softmax, 0.50 ×" in said
+    lines = CLAIMS["sky-time"].lines(found[0])
+    rows = cells(lines)
+    assert rows["Text, softmax by SDPA"] == {
+        "time of a step": "5.12 ms (5 to 5.25)", "50,000 steps": "4.3 minutes", "peak memory": "0.88 GiB",
+        "the paper": "4.3 h, 10.37 GB on a V100",
+    }  # fmt: skip
+    assert "the paper" not in rows["Text, softmax, ours"]
+    assert rows["Text, Skyformer's over that of SDPA"] == {
+        "time of a step": f"{time / 5:.2f} ×", "peak memory": f"{memory / 900:.2f} ×", "the paper": "0.24 × and 0.15 ×",
+    }  # fmt: skip
+    assert any("30.0 ms a step of Skyformer, 60.0 of checkpointed softmax, 0.50 ×" in str(line) for line in lines)
 
 
 def test_memory_that_was_not_measured_is_not_judged():
@@ -181,7 +218,7 @@ def test_fig1_asks_who_is_earlier_at_softmax_s_best_loss(slow, verdict):
     assert sky_fig1.reached(run, 9.0) == 500
 
 
-def test_fig1_counts_steps_by_what_they_take_alone():
+def test_fig1_counts_steps_by_what_they_take_alone(cells):
     first = CLAIMS["sky-fig1"]._comparison(made.record("sky-fig1", "lra_listops"))
     in_steps, in_seconds = sky_fig1.earlier(first, "steps"), sky_fig1.earlier(first)
     assert in_steps is not None
@@ -192,7 +229,10 @@ def test_fig1_counts_steps_by_what_they_take_alone():
     assert CLAIMS["sky-fig1"].finding([untimed]) == (
         "Skyformer reaches softmax's best validation loss in fewer steps on none of 1 tasks (ListOps 1.00 × softmax's)."
     )
-    assert any("in steps" in str(line) for line in CLAIMS["sky-fig1"].lines(untimed))
+    when = "When Skyformer reaches softmax's best loss (1 − ratio is −1 if it takes twice as long or more)"
+    assert cells(CLAIMS["sky-fig1"].lines(untimed), when) == {
+        "ListOps, Skyformer": {"in steps": "1.00 × softmax's; 1 − ratio 0.00 [0.00, 0.00]"}
+    }
 
 
 def test_fig1_says_whether_the_paper_s_remarks_are_seen():
@@ -269,7 +309,7 @@ def test_fig2_says_nothing_of_models_that_guess():
         assert part.why.endswith("softmax is at chance on Pathfinder (50.1 %)") == guesses
 
 
-def test_fig2_asks_for_the_published_order():
+def test_fig2_asks_for_the_published_order(cells):
     assert outcome("sky-fig2", made.records("sky-fig2")) == "holds"
     swapped = made.records("sky-fig2", tasks=[task for task in TASKS if task != "lra_text"])
     swapped.append(made.record("sky-fig2", "lra_text", softmax={"decay": 0.5}))
@@ -277,13 +317,16 @@ def test_fig2_asks_for_the_published_order():
     turned = [made.record("sky-fig2", task, softmax={"decay": 0.5 - made.DECAY[task]}) for task in TASKS]
     assert outcome("sky-fig2", turned) == "does not hold"
     assert outcome("sky-fig2", made.records("sky-fig2", seeds=2)) == "undecided"
-    assert "σ64" in str(CLAIMS["sky-fig2"].lines(made.record("sky-fig2", "lra_text"))[0])
+    record = made.record("sky-fig2", "lra_text", seeds=1)
     values = made.run("lra_text", "softmax", 0)["attention_spectrum"]["values"]
-    found = sky_fig2.depths(CLAIMS["sky-fig2"]._comparison(made.record("sky-fig2", "lra_text")), 64)
+    (row,) = cells(CLAIMS["sky-fig2"].lines(record)).values()
+    assert (row["σ1"], row["σ64"]) == ("200", f"{values[63]:.3g}")
+    assert row["ln σ1/σ64"] == f"{math.log(values[0] / values[63]):.1f}"
+    found = sky_fig2.depths(CLAIMS["sky-fig2"]._comparison(record), 64)
     assert found[0] == pytest.approx(torch.tensor(values[0] / values[63]).log().item(), rel=1e-5)
 
 
-def test_approx_asks_for_the_order_from_128_landmarks_on():
+def test_approx_asks_for_the_order_from_128_landmarks_on(cells):
     claim = CLAIMS["sky-approx"]
     assert outcome("sky-approx", made.records("sky-approx")) == "holds"
     worse = made.records("sky-approx", softmax={"errors": 10.0})
@@ -292,7 +335,9 @@ def test_approx_asks_for_the_order_from_128_landmarks_on():
     for run in lost["arms"]["softmax"]["runs"]:
         run["approximations"]["trained"]["512"]["skyformer"] = [None] * 5
     assert [part.outcome for part in claim.verdict([lost], sets=["lra_text"]).parts] == ["does not hold"] * 3
-    assert "without a value" in " ".join(map(str, claim.lines(lost)))
+    said = cells(claim.lines(lost))["Text, trained, n = 512, 256 landmarks"]
+    assert "without a value" in said["Skyformer"]
+    assert "without a value" not in said["Nyströmformer"]
     run = made.run("lra_text", "softmax", 0)["approximations"]
     assert sky_approx.advantages(run, 256) > sky_approx.advantages(run, 128) > 0
 
@@ -310,13 +355,17 @@ def test_table1_is_judged_after_the_final_norm(ratios, verdict):
     assert outcome("sky-table1", [made.stability(task, **ratios) for task in TASKS]) == verdict
 
 
-def test_table1_waits_for_every_task_and_for_finite_ratios():
+def test_table1_waits_for_every_task_and_for_finite_ratios(cells):
     assert outcome("sky-table1", [made.stability("lra_text")]) == "undecided"
     broken = made.stability("lra_text")
     broken["ratios"]["skyformer"]["after"][0] = None
     parts = sky_table1.CLAIM.verdict([broken]).parts
     assert [part.outcome for part in parts][:3] == ["holds", "holds", "undecided"]
-    assert any("not finite" in str(line) for line in sky_table1.CLAIM.lines(broken))
+    assert cells(sky_table1.CLAIM.lines(broken))["Text, Skyformer"] == {
+        "after the final norm": "not finite", "before the final norm": "236.00 [234.04, 237.96]", "the paper": "0.81",
+    }  # fmt: skip
+    stand_in = cells(sky_table1.CLAIM.lines(made.stability(STAND_IN)))
+    assert all(row["the paper"].endswith(" (of Retrieval)") for row in stand_in.values())
 
 
 @pytest.mark.parametrize("id_", [*TRAINED, "sky-table1", "sky-time"])
@@ -339,7 +388,10 @@ def test_the_ledger_has_them_with_their_figures(tmp_path):
     write_json(tmp_path / "sky-table1" / "lab-lra_text.json", made.stability("lra_text"))
     page = ledger.run(tmp_path, tmp_path / "claims.md").read_text()
     assert page.count("1 of 3 seeds") >= 2
-    assert "not Retrieval; apart from the verdict" in page
+    seen, folded = page.split("## sky-lra")[1].split("## ")[0].split("<details>")
+    assert "| Text, softmax |" in seen
+    assert "Pairs of reviews, softmax" not in seen
+    assert "| Pairs of reviews, softmax |" in folded.split("Not Retrieval, and apart from the verdict:\n")[1]
     for id_ in ("sky-lra", "sky-fig2", "sky-table1"):
         assert f"![{id_}" in page
         assert (tmp_path / id_ / "lab.svg").exists()

@@ -6,15 +6,16 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from wellcond.data import DataSet, ImageFiles, Images, open_data
 from wellcond.data import cache as module
-from wellcond.data.files import ImageFile
+from wellcond.data.files import FilePart, ImageFile
 from wellcond.data.workers import in_interpreters
 from wellcond.records import read_json
 
@@ -124,6 +125,7 @@ def in_processes(monkeypatch: pytest.MonkeyPatch, together: int = 4) -> None:
     monkeypatch.setattr(module, "WORTH", -9.0)
     monkeypatch.setattr(module, "EACH", 1e-9)
     monkeypatch.setattr(module, "CHUNK", together)
+    monkeypatch.setattr(module, "WAITING", 0.0)
     monkeypatch.setattr(module, "cores", lambda: 2)
 
 
@@ -217,14 +219,14 @@ def test_without_memory_for_more_processes_the_rest_is_decoded(
 @pytest.mark.parametrize(
     ("seconds", "work", "cores", "processes"),
     [(2.0, 2.0, 64, []), (4.0, 4.0, 64, [5]), (100.0, 100.0, 64, [16]), (4.0, 4.0, 2, []), (5.0, 5.0, 2, [2]),
-     (5.0, 10.0, 2, []), (100.0, 100.0, 1, [])],
+     (5.0, 10.0, 2, []), (100.0, 100.0, 1, []), (100.0, 40.0, 64, [])],
 )  # fmt: skip
 def test_there_are_as_many_processes_as_are_worth_their_start(
     make_tree, cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, work: float, cores: int,
     processes: list[int],
 ) -> None:  # fmt: skip
     """The first 4 of 18 images take `seconds`, 3.5 times as much is left, and 2 cores have to save 6 of 14 seconds.
-    Nothing is saved where 2 threads were as busy: `work` is of all cores."""
+    Nothing is saved where 2 threads were as busy (`work` is of all cores), nor where most of the time they waited."""
     clock, busy = iter([0.0, seconds, 0.0, 0.0]), iter([0.0, work, 0.0, 0.0])
     stopped = SimpleNamespace(monotonic=lambda: next(clock), process_time=lambda: next(busy))
     monkeypatch.setattr(module, "time", stopped)
@@ -234,6 +236,23 @@ def test_there_are_as_many_processes_as_are_worth_their_start(
     monkeypatch.setattr(module, "in_interpreters", lambda function, jobs, **how: started.append(len(jobs)))
     open_small(make_tree(train=9), cache)
     assert started == processes
+
+
+class Negative(FilePart):
+    def read(self, row: int) -> Any:
+        return ImageOps.invert(super().read(row))
+
+
+def test_a_part_that_reads_its_files_in_its_own_way_is_not_left_to_processes(
+    make_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_processes(monkeypatch)
+    files = [ImageFile(file.name, str(file)) for file in sorted(make_tree(train=9).glob("train/china/*"))]
+    part, expected = Negative(files, [0] * len(files)), np.zeros((len(files), 3, SIZE, SIZE), np.uint8)
+    module._decode_rows(part, range(len(files)), expected, 1, lambda done: None)
+    pixels = np.lib.format.open_memmap(tmp_path / "pixels.npy", mode="w+", dtype=np.uint8, shape=expected.shape)
+    module._decode(part, pixels, None)
+    assert np.array_equal(pixels, expected)
 
 
 def test_new_interpreters_import_what_this_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,11 +282,13 @@ import os, signal, sys
 from pathlib import Path
 from wellcond.data import cache, open_data
 
-cache.WORTH, cache.EACH, cache.CHUNK, cache.cores = -9.0, 1e-9, 4, lambda: 2
+sys.path.insert(0, str(Path(os.environ["HERE"]).parent))
+cache.WORTH, cache.EACH, cache.CHUNK, cache.WAITING, cache.cores = -9.0, 1e-9, 4, 0.0, lambda: 2
 run = cache.in_interpreters
 
 def stop():
-    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    if len(os.listdir(os.environ["HERE"])) == 2:
+        os.kill(os.getpid(), getattr(signal, sys.argv[3]))
 
 cache.in_interpreters = lambda function, jobs, meanwhile: run("test_cache_worker:wait", jobs, meanwhile=stop)
 open_data(sys.argv[1], image_size=16, cache_dir=Path(sys.argv[2]))
@@ -285,16 +306,17 @@ def wait(job, alive):
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_no_process_outlives_the_one_that_started_it(
-    make_tree, cache: Path, launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    make_tree, cache: Path, launcher, tmp_path: Path, how: str
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (tmp_path / "test_cache_worker.py").write_text(WAITING)
-    monkeypatch.setenv("HERE", str(here))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = launcher.program(STOPPED, make_tree(train=9), cache, how, log=tmp_path / "log.txt")
+    process = launcher.program(
+        STOPPED, make_tree(train=9), cache, how, log=tmp_path / "log.txt", env={"HERE": str(here)}
+    )
     (code,) = process.wait()
     assert code == (1 if how == "SIGINT" else -signal.SIGKILL) or code == -signal.SIGINT, process.output()
+    assert len(list(here.iterdir())) == 2
     until = time.monotonic() + 20
     while any(Path("/proc", one.name).exists() for one in here.iterdir()) and time.monotonic() < until:
         time.sleep(0.05)

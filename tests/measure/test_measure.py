@@ -24,9 +24,9 @@ from torch import nn
 
 from wellcond import cli
 from wellcond.data import sample_images
-from wellcond.measure.measure import Measurement, measure
+from wellcond.measure.measure import Measurement, images_for, measure
 from wellcond.measure.table import kappa_table, kappa_tables, legend
-from wellcond.models import gray, graying_of, replace_attention, save
+from wellcond.models import gray, graying_of, load, replace_attention, save
 from wellcond.models.build import build_model
 from wellcond.models.pretrained import Pretrained
 from wellcond.numerics import singular_values
@@ -34,6 +34,8 @@ from wellcond.probe import Probe
 from wellcond.records import read_json, read_rows, write_json
 from wellcond.report import report_runs
 from wellcond.report.reference import reference
+from wellcond.train import recipe
+from wellcond.train.loop import train
 
 NAME = "vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -450,32 +452,35 @@ def test_mistakes_at_the_command_line_are_wrong_usage(wellcond: Run, wrong: list
     assert not list(Path().glob("measure-*/*"))
 
 
-def test_a_run_is_answered_with_the_command_that_measures_it(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "config.json",
-        {
-            "what": "wellcond train",
-            "version": 1,
-            "config": {"model": NAME, "model_kwargs": {"depth": 2, "img_size": 8}},
-        },
+def test_a_run_is_measured_as_its_last_state_has_it(tmp_path: Path) -> None:
+    """Digits have one channel and ten classes, which the configuration does not name."""
+    config = recipe("digits", scale="smoke", epochs=1, gray="dct", remove_skips=["mlp"], batch_size=512)
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    found = measure(str(tmp_path / "run"), samples=2, output=tmp_path / "page", device="cpu")
+    assert "10 classes, as its head has them, pictures of 1 channel, as its first layer takes them" in found.notes[0]
+    assert "grayed as when it was saved: dct, epsilon 0.95, the skip mlp is removed in 4 blocks" in found.notes[0]
+    state = sorted((tmp_path / "run" / "checkpoints").glob("*/model.safetensors"))[-1]
+    built = build_model(NAME, model_kwargs={"in_chans": 1, "num_classes": 10, **config.model_kwargs})
+    load(built.model, state)
+    with Probe(built.model, sites="+sa", max_samples=2) as probe, torch.no_grad():
+        built.model(images_for(built, None, 2, 0).images)
+    expected, kappa = (
+        {row["block"]: row["value"] for row in rows if (row["site"], row["name"]) == ("+sa", "log_kappa")}
+        for rows in (probe.rows(), found.rows)
     )
-    weights = tmp_path / "checkpoints" / "step-00000020" / "model.safetensors"
-    for file in (weights, tmp_path / "checkpoints" / "step-00000010" / "model.safetensors"):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    told = f"wellcond measure {NAME} --model-kwargs depth=2,img_size=8 --checkpoint {weights}"
-    with pytest.raises(ValueError, match=f"is a run.*{re.escape(told)}$"):
+    assert len(expected) == 4
+    assert kappa == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_run_that_cannot_be_measured_says_why(tmp_path: Path) -> None:
+    about = {"what": "wellcond train", "version": 1, "config": {"model": NAME, "model_kwargs": {}}}
+    write_json(tmp_path / "config.json", about)
+    with pytest.raises(ValueError, match="is a run without saved weights"):
         measure(str(tmp_path))
-    write_json(
-        tmp_path / "config.json",
-        {
-            "what": "wellcond train",
-            "version": 1,
-            "config": {"model": "lra_text", "model_kwargs": {}, "task": "sequence"},
-        },
-    )
-    with pytest.raises(ValueError, match=r"is a run.*image models, wellcond\.Probe sequence models$"):
-        measure(str(tmp_path))
+    for other in ({"model": "lra_text", "task": "sequence"}, {"task": "mae"}, {"task": "from another package"}):
+        write_json(tmp_path / "config.json", about | {"config": about["config"] | other})
+        with pytest.raises(ValueError, match=r"is a run whose model classifies no pictures.*wellcond report"):
+            measure(str(tmp_path))
 
 
 def test_blocks_from_the_end(wellcond: Run) -> None:

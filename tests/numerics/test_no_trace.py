@@ -1,6 +1,7 @@
 """Whatever a module writes, buffers, tensors, counters and caches are afterwards what they were, and caches are made
 anew."""
 
+import collections
 import copy
 from typing import Any
 
@@ -110,6 +111,34 @@ def test_modules_that_keep_things_in_another_way() -> None:
         norm(torch.randn(4, 3))
     assert itself[0] is itself
     assert torch.equal(norm.get_buffer("running_mean"), torch.zeros(3))
+
+
+class Remembers(nn.Module):
+    """Its caches are no plain dicts: one makes what is missing, the other drops what is oldest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.made_cache = collections.defaultdict(lambda: 2 * self.weight.detach())
+        self.recent_cache: collections.OrderedDict[str, Tensor] = collections.OrderedDict()
+
+    def forward(self) -> Tensor:
+        if "last" in self.recent_cache:
+            self.recent_cache.move_to_end("last")
+        else:
+            self.recent_cache["last"] = 3 * self.weight.detach()
+        if len(self.recent_cache) > 1:
+            self.recent_cache.popitem(last=False)
+        return self.made_cache["twice"] + self.recent_cache["last"]
+
+
+def test_caches_of_other_kinds_are_filled_anew() -> None:
+    module = Remembers()
+    assert module().tolist() == [5.0] * 3
+    module.weight.data.mul_(10)
+    with no_trace(module.modules()):
+        assert module().tolist() == module().tolist() == [50.0] * 3
+    assert module().tolist() == [5.0] * 3  # its own caches are as they were
 
 
 def test_lazy_modules_keep_the_shape_that_a_pass_has_given_them() -> None:

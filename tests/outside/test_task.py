@@ -95,6 +95,12 @@ def test_a_task_like_none_gets_its_data_as_they_are(tmp_path: Path) -> None:
     train(config, tmp_path / "run", device="cpu", quiet=True)
 
 
+def test_changes_of_the_model_that_a_task_does_not_make_are_told(tmp_path: Path) -> None:
+    config = recipe("digits", scale="smoke", epochs=1, task="brightness", gray="dct")
+    with pytest.warns(RuntimeWarning, match="gray=dct has changed nothing: the build.. of task=brightness does not"):
+        train(config, tmp_path / "run", device="cpu", quiet=True)
+
+
 def test_pictures_of_any_size_need_a_task_that_is_like_one_of_images(tmp_path: Path) -> None:
     write_photographs(tmp_path, size=8, classes=2, each=2)
     config = recipe("digits", scale="smoke", task="brightness", data=str(tmp_path))

@@ -33,7 +33,7 @@ from wellcond.records import read_json, write_record
 from wellcond.train.config import Config
 from wellcond.train.recipes import recipe
 from wellcond.train.stopping import OutOfTime
-from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, not_run, undecided
+from wellcond.verdicts import CONFIDENCE, SECOND_LOOK, Part, Whole, combine, listed, not_run, undecided
 
 __all__ = ["GRID", "HELD_OUT", "LADDER", "Between", "TrainedArms", "Tuned", "scores", "tune"]
 
@@ -169,18 +169,27 @@ class TrainedArms(Claim):
             for arm in (*self.starts, *self.arms):
                 self.configure(options, data, arm)
         lines: list[Line] = []
+        missing: OutOfTime | None = None
         for seeds in range(1, options.seeds + 1) if self.in_rounds else (options.seeds,):
             calls = [partial(self._reproduce_on, options, data, runs, seeds) for data in options.data]
-            lines = list(chain(*runs.together(calls)))
+            try:
+                lines = list(chain(*runs.together(calls)))
+            except OutOfTime as over:
+                missing = over
+                if runs.left:
+                    break
+        if missing is not None:
+            raise missing
         return lines
 
     def _reproduce_on(self, options: Options, data: GivenData, runs: Runs, seeds: int) -> list[Line]:
         late: list[OutOfTime] = []
-        before = self._written(options, data).get("seeds", 0)
-        if before > options.seeds == seeds:  # fewer are asked for than there are: all of them stay
-            seeds = min(before, self.seeds)
-            options = replace(options, seeds=seeds, second_look=before > seeds)
-        record = self._record(options, data, runs, seeds=seeds, late=late)
+        before = self._written(options, data)
+        confidence = before.get("confidence", CONFIDENCE)
+        if before.get("seeds", 0) > options.seeds or confidence != CONFIDENCE:  # what has been looked at stays
+            options = replace(options, seeds=max(before["seeds"], options.seeds), second_look=False)
+        seeds = seeds if self.in_rounds else options.seeds
+        record = self._record(options, data, runs, seeds=seeds, late=late, confidence=confidence)
         if (
             options.second_look
             and seeds == options.seeds
@@ -284,7 +293,7 @@ class TrainedArms(Claim):
             final = config.changed(_unless_in_steps(config, data.set.final(config)))
             return Planned(
                 name=self._start_name(data, start, seed), config=final,
-                images=data.set.samples(config), keep_weights=True, turn=0,
+                images=data.set.samples(config), keep_weights=True, turn=0, order=self._order(start, seed),
             )  # fmt: skip
 
         def train(start: str, seed: int) -> None:
@@ -316,7 +325,7 @@ class TrainedArms(Claim):
             final = config.changed({"lr": tuned.lr, "seed": seed, **own})
             name = f"{folder}/seed-{seed}-lr-{tuned.lr:g}"
             return Planned(
-                name=name, config=final, images=data.set.samples(config), measure=measure,
+                name=name, config=final, images=data.set.samples(config), measure=measure, order=self._order(arm, seed),
                 start=self._start_name(data, self.arms[arm].start, seed), turn=1 if self.arms[arm].seeds is None else 2,
             )  # fmt: skip
 
@@ -359,7 +368,7 @@ class TrainedArms(Claim):
             start = self._start_name(data, self.arms[arm].start, config.seed)
             plan = Planned(
                 name=f"{folder}/grid-{lr:g}", config=changed, images=images, start=start,
-                turn=0 if self.arms[arm].seeds is None else 2,
+                turn=0 if self.arms[arm].seeds is None else 2, order=self._order(arm),
             )  # fmt: skip
             tried[lr] = self._trained(options, data, runs, plan)
             return tried[lr]["metrics"]["top1"] if tried[lr]["metrics"] else -math.inf
@@ -371,6 +380,10 @@ class TrainedArms(Claim):
             return ()
         own = () if options.scale == "smoke" else self.arms[arm].grid
         return own or self.grid.get(options.scale, ())
+
+    def _order(self, arm: str, seed: int = 0) -> tuple[int, ...]:
+        """Return what a run's `order` is: the first seed of every arm, in the order of arms, then the next."""
+        return seed, [*self.starts, *self.arms].index(arm)
 
     def _folder(self, data: GivenData, arm: str) -> str:
         return f"{data.set.name}/{self.recipe_of(data, arm)}/{arm}"
@@ -456,7 +469,7 @@ class TrainedArms(Claim):
                 yield self._by_the_rules(self.between.judge(name, *pair), *pair)
 
     def _has_runs(self, found: Comparison) -> bool:
-        return bool(found.runs(self.plain) if self.as_a_whole else found.trained)
+        return bool(found.runs(self.plain) if self.as_a_whole and not self.in_part else found.trained)
 
     def _comparison(self, record: Record) -> Comparison:
         return Comparison(record, self.arms, self.plain)
@@ -482,7 +495,9 @@ class TrainedArms(Claim):
             problems.append(f"{seeds} of {self.seeds} seeds")
         if record[set_.unit] < set_.length:
             problems.append(f"{record[set_.unit]} of {set_.length} {set_.unit}")
-        if self.as_a_whole and (reached := found.mean(self.plain)) < 100 * set_.respectable:
+        if self.as_a_whole and not found.runs(self.plain):
+            problems.append(f"{self.arms[self.plain].title} has not run")
+        elif self.as_a_whole and (reached := found.mean(self.plain)) < 100 * set_.respectable:
             plain, asked = self.arms[self.plain].title, 100 * set_.respectable
             problems.append(f"{plain} reach {reached:.1f} % on {set_.title}, below the {asked:.0f} % asked")
         edges = [arm for arm in about if record["arms"][arm].get("lr at the edge of the grid")]
@@ -495,7 +510,8 @@ class TrainedArms(Claim):
     def lines(self, record: Record) -> list[Line]:
         found = self._comparison(record)
         compared = (self.summary, self._other_data, self._open) if self._has_runs(found) else ()
-        said = chain(*(lines(found) for lines in compared), found.only_tuned(), self._other_grid(found))
+        tuned = () if self.same_runs_as else chain(found.tuned(), self._other_grid(found))
+        said = chain(*(lines(found) for lines in compared), tuned)
         return with_title(found.title, said)
 
     def _other_grid(self, found: Comparison) -> Iterable[Line]:
@@ -531,8 +547,11 @@ class TrainedArms(Claim):
         tuned = [said for found in sets.values() if (said := found.best_tuned())]
         sets = {name: found for name, found in sets.items() if self._has_runs(found)}
         said = self.says(sets) if sets else ""
-        if not said and tuned:
+        if not said and tuned and not sets:
             return f"So far only the trainings that choose the learning rates: {'; '.join(tuned)}."
+        if not said and sets:
+            titles = {self.arms[arm].title: None for found in sets.values() for arm in found.trained}
+            return f"Nothing can be said yet; there are runs of {listed(titles)}."
         counts = {len(found.runs(arm)) for found in sets.values() for arm in self.needed if found.runs(arm)}
         if not said or 1 not in counts or self.seeds == 1:
             return said
@@ -543,9 +562,10 @@ class TrainedArms(Claim):
         ordered = sorted(records, key=lambda record: order.index(record["data"]))
         found = [self._comparison(record) for record in ordered]
         trained = [one for one in found if self._has_runs(one)]
-        if trained:
-            return self.figure(trained) if self.figure else None
-        return tuning(found) if self.figure and any(one.best_tuned() for one in found) else None
+        chart = self.figure(trained) if self.figure and trained else None
+        if chart is None and self.figure and any(one.best_tuned() for one in found):
+            return tuning(found)
+        return chart
 
     def plan_paper(self, options: Options) -> list[str]:
         if self.paper_scale:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.claim import Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.measurements import at_ceiling
 from wellcond.claims.sets import GivenData
@@ -78,21 +78,25 @@ def _above(record: Record, kind: str) -> float:
     return median(network - worst for training in pairs(record, kind) for worst, network in training)
 
 
-def summary(record: Record) -> Iterable[str]:
+def summary(record: Record) -> Iterable[Line]:
     for kind, title in BY.items():
         states = [state[kind] for row in record["rows"] for state in row["states"] if kind in state]
         found = correlation(record, kind)
         attention = sum(state["site"] == "sa" for state in states)
         larger = sum(state["network"] > state["worst"] for state in states)
-        yield (
-            f", {title}: rank correlation {found} over {len(states)} states of {found.count} trainings; the worst is "
-            f"an attention in {attention}; the network's κ is above its worst block's in {larger}"
-        )
+        cells = {
+            "rank correlation": f"{found}",
+            "states": f"{len(states)} of {found.count} trainings",
+            "the worst block is an attention": f"in {attention}",
+            "the network's κ is above it": f"in {larger}",
+        }
+        yield TableRow(f", {title}", cells)
     full = sum(at_ceiling(worst) for training in pairs(record, "params") for worst, _ in training)
     if full:
         yield f", by parameters: {full} of the worst blocks are beyond float64, and counted as its ceiling"
     whole = {**record, "rows": [row for row in record["rows"] if row["model"] not in SKIPLESS]}
-    yield f", by parameters, of models with all their skips alone: rank correlation {correlation(whole, 'params')}"
+    cells = {"rank correlation": f"{correlation(whole, 'params')}"}
+    yield TableRow(", by parameters, models with all their skips", cells)
     lost = [f"{row['model']} (seed {row['seed']})" for row in record["rows"] if row["status"] == "diverged"]
     if lost:
         yield f": diverged, and not measured: {', '.join(lost)}"

@@ -12,7 +12,7 @@ makes no difference). The interval comes from resampling the trainings.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from wellcond.claims.claim import MeasuredOn, Options, Record
+from wellcond.claims.claim import Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.jacobians import KINDS, SHORT
 from wellcond.claims.sets import GivenData
@@ -79,11 +79,12 @@ def says(records: Mapping[str, Record]) -> str:
     return f"κ of a block's output {yes}{no}: rank correlations of {listed(TITLES.values())}."
 
 
-def summary(record: Record) -> Iterable[str]:
+def summary(record: Record) -> Iterable[Line]:
     for site, kind, words, found in correlations(record):
         points = [pair for group in pairs(record, site, kind) for pair in group]
         ends = " to ".join(f"{end(pair[1] for pair in points):.1f}" for end in (min, max))
-        yield f", {words}: rank correlation {found} over {len(points)} blocks; the Jacobians' log κ is {ends}"
+        cells = {"rank correlation": f"{found}", "blocks": f"{len(points)}", "log κ of their Jacobians": ends}
+        yield TableRow(f", {words}", cells)
 
 
 def figure(records: Sequence[Record]) -> Any:

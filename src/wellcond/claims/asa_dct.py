@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.claims.claim import THE_PAPER, Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import PHOTOGRAPHS, SETS, GivenData, ImageSet
@@ -98,11 +98,12 @@ def says(records: Mapping[str, Record]) -> str:
 
 
 def summary(record: Record) -> Iterable[Line]:
-    def said(which: str) -> str:
-        return ", ".join(f"{interval(percent(record, where, which))} % {title}" for where, title in WHERE.items())
-
-    yield Beside(", energy of the dominant direction in the lowest tenth", said("first"), "typically low frequencies")
-    yield f", energy of the ten leading directions there: {said('all')}"
+    for which, title, paper in (
+        ("first", "of the dominant direction", "typically low frequencies"),
+        ("all", "of the ten leading directions", ""),
+    ):
+        cells = {name: interval(percent(record, where, which)).with_unit(" %") for where, name in WHERE.items()}
+        yield TableRow(f", energy {title} in the lowest tenth", {**cells, THE_PAPER: paper})
 
 
 def figure(records: Sequence[Record]) -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.asa_table3 import PAPER as TABLE3
-from wellcond.claims.claim import Beside, Line
-from wellcond.claims.comparison import SKIPS, Comparison, ends_of
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
+from wellcond.claims.comparison import CEILING, SKIPS, Comparison, ends_of
 from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
-from wellcond.claims.measurements import FLOAT64_CEILING, at_ceiling
+from wellcond.claims.measurements import at_ceiling
 from wellcond.verdicts import Interval, Part, in_most, listed, out_of, written
 from wellcond.words import BRANCH_SITES
 from wellcond.words import DEFAULT_SITES as SITES
@@ -73,14 +73,15 @@ def summary(found: Comparison) -> Iterable[Line]:
         runs = found.measurements(arm)
         for when in ("trained", "untrained") if runs else ():
             means = {site: fmean(map(fmean, found.log_kappa(arm, site, when))) for site in SITES}
-            said = ", ".join(f"{site} {value:.2f}" for site, value in means.items())
             capped = sum(run["capped"][when] for run in runs)
-            beyond = f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)" if capped else ""
-            what, ours = f", {found.arms[arm].title}, {when}: mean log κ", f"{said}{beyond}"
-            paper = f"near {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others)"
-            yield Beside(what, ours, paper) if (arm, when) == ("both", "trained") else f"{what} {ours}"
+            cells = {site: f"{value:.2f}" for site, value in means.items()}
+            cells |= {CEILING: f"{capped:,} matrices" if capped else ""}
+            if (arm, when) == ("both", "trained"):
+                cells[THE_PAPER] = f"near {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others)"
+            what, table = f", {found.arms[arm].title}, {when}: log κ", "" if arm == "both" else "The other arms"
+            yield TableRow(what, cells, table)
             if capped and (doubles := found.measurements(arm, "in float64")):
-                yield f", {found.arms[arm].title}, {when}, in float64, on 64 images: {_in_float64(doubles, when)}"
+                yield TableRow(f"{what}, in float64 on 64 images", _in_float64(doubles, when), table)
     unseen = {site for run in found.measurements("both") for site, off in
               run["largest distance from float64"].items() if off is None}  # fmt: skip
     if unseen:
@@ -106,14 +107,13 @@ def summary(found: Comparison) -> Iterable[Line]:
     )
 
 
-def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> str:
+def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> dict[str, str]:
     """Return the means over blocks and runs, and how many blocks are at the ceiling even of float64."""
     blocks = {site: [value for run in runs for value in run[when][site]] for site in SITES}
-    said = ", ".join(f"{site} {fmean(values):.2f}" for site, values in blocks.items())
-    full = {site: sum(map(at_ceiling, values)) for site, values in blocks.items()}
-    worst = ", ".join(f"{site} in {number} of {len(blocks[site])}" for site, number in full.items() if number)
-    ceiling = f"; at the ceiling of float64 itself, {FLOAT64_CEILING:.1f}, by block and seed: {worst}"
-    return f"{said}{ceiling if worst else ''}"
+    full = {site: f"{at} of {len(of)} blocks" for site, of in blocks.items() if (at := sum(map(at_ceiling, of)))}
+    everywhere = len(full) == len(SITES) and len({*full.values()}) == 1
+    said = full["sa"] if everywhere else ", ".join(f"{count} ({site})" for site, count in full.items())
+    return {**{site: f"{fmean(values):.2f}" for site, values in blocks.items()}, CEILING: said}
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import Between, TrainedArms
-from wellcond.claims.claim import Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.verdicts import Part, at_least, listed, written
@@ -56,20 +56,19 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        yield f", {found.arms[arm].title}: {found.reached(arm)}"
-    plain = found.mean("both")
-    metrics = [name for name in ("top1", "top5") if name in found.runs("both")[0]]
+        yield TableRow(f", {found.arms[arm].title}", found.reached(arm))
     for arm in ("no-sa", "no-mlp"):
-        drops = {name: found.interval(found.drops(arm, name).values()) for name in metrics}
-        said = ", ".join(f"{name[:3]}-{name[3:]} {drop}" for name, drop in drops.items())
-        ours = f"{said} points; {written(100 * drops['top1'].mean / plain, 'z.0f')} % of its top-1"
+        drops = {title: found.told(found.drops(arm, name), " points") for name, title in found.metrics.items()}
+        share = f"{written(100 * fmean(found.drops(arm).values()) / found.mean('both'), 'z.0f')} %"
         paper = found.paper.get(arm)
         paper = FAILS.get((found.set.name, arm), "") if paper is None else f"{-paper:g} points"
-        yield beside(f", drop with {found.arms[arm].title}", ours, paper)
-    for name in metrics:
-        once, thrice = (found.interval(excess(found, factor, name)) for factor in (1, RATIO))
-        by = f", by {name[:3]}-{name[3:]}"
-        yield f"{by}: drop(sa) is {once} points above drop(mlp), and {thrice} points above {RATIO:g} × drop(mlp)"
+        yield TableRow(f", drop with {found.arms[arm].title}", {**drops, "share of top-1": share, THE_PAPER: paper})
+    for times, factor in (("", 1.0), (f"{RATIO:g} × ", RATIO)):
+        more = {
+            title: found.interval(excess(found, factor, name)).with_unit(" points")
+            for name, title in found.metrics.items()
+        }
+        yield TableRow(f", drop(sa) − {times}drop(mlp)", more)
     lr = found.record["arms"]["both"]["lr"]
     tuning = {found.arms[arm].title: found.rates(arm).get(lr) for arm in SKIPS}
     shared = ", ".join(f"{title} {top1:.1f} %" for title, top1 in tuning.items() if top1 is not None)

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import SKIPS, Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, titled
 from wellcond.verdicts import Part, at_least, out_of
@@ -58,7 +58,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     distances = list(smallest_distances(found).values())
     if not distances:
         stays = "cannot be compared with the others'"
-    elif (nearest := fmean(distances)) > 0:
+    elif (nearest := min(distances)) > 0:
         stays = f"stays above the others' (by {nearest:.2f} where they are nearest)"
     else:
         stays = f"does not stay above the others' (it is up to {-nearest:.2f} below)"
@@ -70,9 +70,13 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         ends = [end for run in found.runs(arm) if run["losses"] and math.isfinite(end := end_of(run["losses"]))]
-        end, lr = found.interval(ends) if ends else "not finite", found.record["arms"][arm]["lr"]
-        ours = f"training loss {end} over the last tenth of the epochs, lr {lr:g}; {_divergence(found, arm)}"
-        yield beside(f", {found.arms[arm].title}", ours, PAPER if arm == "no-sa" else "")
+        cells = {
+            "training loss over the last tenth of the epochs": f"{found.interval(ends)}" if ends else "not finite",
+            "learning rate": f"{found.record['arms'][arm]['lr']:g}",
+            "divergence": _divergence(found, arm),
+            THE_PAPER: PAPER if arm == "no-sa" else "",
+        }
+        yield TableRow(f", {found.arms[arm].title}", cells)
 
 
 def end_of(losses: Sequence[Sequence[float]]) -> float:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Arm, Comparison, ends_of
 from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
 from wellcond.claims.grayed import QUICK_GRID, WATCHED
@@ -74,11 +74,11 @@ def summary(found: Comparison) -> Iterable[Line]:
             means = {site: mean_log_kappa(found, arm, site, when) for site in SITES}
             if not means["in"]:
                 continue
-            said = ", ".join(f"{site} {found.interval(values)}" for site, values in means.items())
+            cells = {site: f"{found.interval(values)}" for site, values in means.items()}
             times = fmean(sa / before for sa, before in zip(means["sa"], means["in"], strict=True))
-            what, ours = f", {ARMS[arm].title}, {when}: mean log κ", f"{said}; sa is {times:.2f} × in"
             paper = ", ".join(f"{site} {value:g}" for site, value in PAPER.get(arm, {}).items())
-            yield Beside(what, ours, f"{paper}; 2 × in") if paper and when == "trained" else f"{what} {ours}"
+            cells |= {"sa ÷ in": f"{times:.2f}", THE_PAPER: f"{paper}; 2 × in" if paper and when == "trained" else ""}
+            yield TableRow(f", {ARMS[arm].title}, {when}: log κ", cells)
     yield ": to cube κ is to multiply log κ by 3; asked is 2, which the paper's figure has"
 
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line
+from wellcond.claims.claim import Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
 from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
@@ -60,10 +60,8 @@ def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         if seen := found.measurements(arm, "kappa"):
             means = [fmean(values) for values in zip(*(one["out"] for one in seen), strict=True)]
-            yield (
-                f", {ARMS[arm].title}: log κ of +sa {means[0]:.2f} at the random start, "
-                f"{fmean(means[1:]):.2f} on average over training, {means[-1]:.2f} at its end"
-            )
+            ends = {"at the random start": means[0], "over training": fmean(means[1:]), "at its end": means[-1]}
+            yield TableRow(f", {ARMS[arm].title}: log κ of +sa", {when: f"{mean:.2f}" for when, mean in ends.items()})
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

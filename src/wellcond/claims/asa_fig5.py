@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line, beside
-from wellcond.claims.comparison import Comparison
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
+from wellcond.claims.comparison import CEILING, Comparison
 from wellcond.claims.figures import WHEN, arm_color, by_block, by_set, paper_lines, titled
 from wellcond.claims.five_models import ARMS, PAPER_KAPPA, SETTINGS, SIDES, lowered
 from wellcond.verdicts import Part, in_most, interval, out_of
@@ -47,12 +47,11 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         for when in ("trained", "untrained") if found.measurements(arm) else ():
-            means = {site: fmean(found.log_kappa(arm, site, when)[0]) for site in SITES}
-            said = f"mean log κ {', '.join(f'{site} {value:.2f}' for site, value in means.items())}"
-            if capped := found.measurements(arm)[0]["capped"][when]:
-                said += f"; {capped:,} matrices beyond float32, counted as its ceiling (lower bounds)"
-            paper = f"+sa {PAPER_KAPPA[arm]}" if when == "trained" else ""
-            yield beside(f", {ARMS[arm].title}, {when}", said, paper)
+            cells = {site: f"{fmean(found.log_kappa(arm, site, when)[0]):.2f}" for site in SITES}
+            capped = found.measurements(arm)[0]["capped"][when]
+            cells |= {CEILING: f"{capped:,} matrices" if capped else ""}
+            cells |= {THE_PAPER: f"+sa {PAPER_KAPPA[arm]}" if when == "trained" else ""}
+            yield TableRow(f", {ARMS[arm].title}, {when}: log κ", cells)
     if groups := lowered(found, MODEL):
         blocks = enumerate(zip(*groups, strict=True))
         higher = [f"block {block}" for block, values in blocks if fmean(values) < 0]

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.verdicts import Part, listed, within, written
@@ -49,13 +49,9 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        yield f", {ARMS[arm].title}: {found.reached(arm)}"
-    held, other = found.rates(SKIP), found.rates(NO_SKIP)
-    if both := sorted(held.keys() & other.keys()):
-        drops = ", ".join(f"{written(held[lr] - other[lr])} at {lr:g}" for lr in both)
-        yield f": in the short trainings that chose the rates, one seed, it loses {drops}"
-    if lost := _drops(found):
-        yield Beside(", drop without its skip", f"{found.interval(lost)} points", f"within ± {PAPER:g}")
+        yield TableRow(f", {ARMS[arm].title}", found.reached(arm))
+    if _drops(found):
+        yield TableRow(", drop without its skip", {**found.gained(SKIP, of=NO_SKIP), THE_PAPER: f"within ± {PAPER:g}"})
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from wellcond.bench.graying import dct_errors
 from wellcond.bench.timing import chosen_device
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line, rounded
+from wellcond.claims.claim import Line, TableRow, rounded
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import QUICK_GRID
@@ -75,12 +75,11 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        gain = found.paired(arm, of=WHOLE) if arm != WHOLE else {}
-        over = f"; over float32: {found.interval(gain.values())} points" if gain else ""
-        yield f", {ARMS[arm].title}: {found.reached(arm)}{over}"
+        over = found.told(found.paired(arm, of=WHOLE), " points") if arm != WHOLE else ""
+        yield TableRow(f", {ARMS[arm].title}", {**found.reached(arm), "over float32": over})
     for ours, naive in ((OURS, NAIVE), ("dct-float16", "dct-float16-naive")):
-        if lost := found.paired(ours, of=naive):
-            yield f", {ARMS[naive].title}: it loses {found.interval(lost.values())} points against our DCT"
+        if found.paired(ours, of=naive):
+            yield TableRow(f", gain of our DCT over {ARMS[naive].title}", found.gained(ours, of=naive))
     if errors := found.measurements(OURS, "dct_errors"):
         said = ", ".join(f"{path} {error:.1e}" for path, error in errors[0].items())
         yield f", largest error of the grayed tokens of an image, relative to float64: {said}"

@@ -21,7 +21,7 @@ from torch import nn
 
 from wellcond.bench.graying import STEPS, Changed, grayed_copies, published_grayings, step_times
 from wellcond.bench.timing import chosen_device
-from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
+from wellcond.claims.claim import THE_PAPER, Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import INK, altair, paper_marks, titled
 from wellcond.claims.measurements import images_of
 from wellcond.claims.sets import PHOTOGRAPHS, GivenData
@@ -105,9 +105,9 @@ def summary(record: Record) -> Iterable[Line]:
     )
     for arm, title in list(TITLES.items())[1:]:
         found = ratios(record, arm)
-        spread = f"{min(found):.4g} to {max(found):.4g} in {len(found)} rounds"
-        ours, paper = f"{median(found):.4g} × a plain step (the median; {spread})", record["paper"].get(arm)
-        yield beside(f", {title}", ours, f"{paper:g} ×" if paper else "")
+        paper, spread = record["paper"].get(arm), f"{min(found):.4g} to {max(found):.4g}"
+        cells = {"× a plain step, the median": f"{median(found):.4g}", f"in {len(found)} rounds": spread}
+        yield TableRow(f", {title}", {**cells, THE_PAPER: f"{paper:g}" if paper else ""})
     svd = median(record["ms"]["svd"]) - median(plain)
     yield (
         f": the SVD takes {svd:,.0f} ms of its own, whatever the step; one of {svd / (PAPER['svd'] - 1):.0f} ms would "

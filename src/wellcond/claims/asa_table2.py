@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, altair, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import PLAIN, QUICK_GRID, TESTED, WATCHED, grayed
@@ -58,6 +58,7 @@ ARMS = {
         *SVD, title="softmax + SVD as printed", seeds=1, measures=OTHER, lr=BEST, restore_scale=False
     ),
 }
+TUNING_GAINS = "Gain in points of top-1 in the trainings that chose the rates, by learning rate (one seed, exploration)"
 PAPER = {
     PLAIN: (43.0, 67.3), "svd-0.7": (44.7, 69.7), "dct-0.95": (44.8, 69.7),
     "linear": (43.0, 62.7), "linear-svd-0.7": (44.3, 68.8), "linear-dct-0.95": (44.2, 68.8),
@@ -82,8 +83,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
         plain, arm = part.about
         said.setdefault(part.outcome, []).append(f"{ARMS[arm].title} ({written(part.found.mean, '+z.1f')})")
         below += bool(found.paper) and part.found.high < PAPER[arm][0] - PAPER[plain][0]
-    words = {"holds": "raises top-1 with", "does not hold": "lowers it with", "undecided": "shows no clear effect with"}
-    told = [f"{words[outcome]} {listed(said[outcome])}" for outcome in words if outcome in said]
+    words = {"holds": "raises", "does not hold": "lowers", "undecided": "has no clear effect on"}
+    told = [f"{words[outcome]} top-1 with {listed(said[outcome])}" for outcome in words if outcome in said]
     less = f"; the paper's gain lies above our interval in {below} of {len(arms)} cases" if below else ""
     return f"On {found.title}, graying a ViT-Tiny {listed(told)}{less}.".replace(")", " points)", 1) if told else ""
 
@@ -91,30 +92,27 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         paper = "{:g} and {:g} %".format(*PAPER[arm]) if arm in PAPER else ""
-        yield beside(f", {ARMS[arm].title}", found.reached(arm), paper)
+        yield TableRow(f", {ARMS[arm].title}", {**found.reached(arm), THE_PAPER: paper})
     for plain, *others in KINDS.values():
         for arm in [arm for arm in others if found.paired(arm, plain)]:
-            top1, top5 = (found.interval(found.paired(arm, plain, name).values()) for name in ("top1", "top5"))
             paper = [f"{PAPER[arm][i] - PAPER[plain][i]:.1f}" for i in (0, 1)] if arm in PAPER else []
-            what, ours = f", gain of {ARMS[arm].title} over {ARMS[plain].title}", f"top-1 {top1}, top-5 {top5} points"
-            yield Beside(what, ours, " and ".join(paper)) if paper else f"{what}: {ours}; exploration"
+            what = f", gain of {ARMS[arm].title} over {ARMS[plain].title}{'' if paper else ' (exploration)'}"
+            yield TableRow(what, {**found.gained(arm, of=plain), THE_PAPER: " and ".join(paper)})
     for plain, *others in KINDS.values():
         for arm in others:
             if tuned := _tuning_gains(found, arm, plain):
-                pair = f"{ARMS[arm].title} over {ARMS[plain].title}"
-                yield f", gain of {pair} in the short trainings that chose the rates, one seed, exploration: {tuned}"
+                yield TableRow(f", {ARMS[arm].title} over {ARMS[plain].title}", tuned, TUNING_GAINS)
     for arm in found.trained:
         if tested := found.measurements(arm, "other_graying"):
-            top1 = ", ".join(f"{how} {100 * fmean(one[how]['top1'] for one in tested):.1f}" for how in TESTED)
-            yield f", {ARMS[arm].title}, top-1 in % by the graying at test time, exploration: {top1}"
+            top1 = {how: f"{100 * fmean(one[how]['top1'] for one in tested):.1f}" for how in TESTED}
+            yield TableRow(f", {ARMS[arm].title}", top1, "Top-1 in % by the graying at test time (exploration)")
 
 
-def _tuning_gains(found: Comparison, arm: str, plain: str) -> str:
+def _tuning_gains(found: Comparison, arm: str, plain: str) -> dict[str, str]:
     """Return the gain at each rate that both arms tried: a shared rate may show a gain that tuning removes."""
     mine, theirs = found.rates(arm), found.rates(plain)
-    return ", ".join(
-        f"{written(mine[lr] - theirs[lr], '+z.1f')} at {lr:g}" for lr in sorted(mine.keys() & theirs.keys())
-    )
+    shared = sorted(mine.keys() & theirs.keys())
+    return {f"{lr:g}": written(mine[lr] - theirs[lr], "+z.1f") for lr in shared}
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
-from wellcond.claims.figures import altair, arm_color, by_set, seeds_in_words, titled, with_interval
+from wellcond.claims.figures import altair, arm_color, by_set, from_to, seeds_in_words, titled, with_interval
 from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
 from wellcond.verdicts import Interval, Part, at_least, listed, written
 
@@ -88,13 +88,13 @@ def says(sets: Mapping[str, Comparison]) -> str:
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        ours = ", ".join(f"{title} {kappa(found, arm, where) or 'not seen'}" for where, title in ENDS.items())
-        paper = "top-1 {:g} %, κ_in {:g}, κ_out {:g}".format(*PAPER[arm])
-        over = found.paired(arm) if arm != PLAIN else {}
-        gain = f", gain {found.interval(over.values())} points" if over else ""
-        yield Beside(f", {ARMS[arm].title}", f"{ours}{gain}; {found.reached(arm)}", f"of a ViT-Base: {paper}")
+        ours = {title: f"{kappa(found, arm, where) or 'not seen'}" for where, title in ENDS.items()}
+        gain = {"gain": found.told(found.paired(arm), " points") if arm != PLAIN else ""}
+        paper = {THE_PAPER: "ViT-Base: top-1 {:g} %, κ_in {:g}, κ_out {:g}".format(*PAPER[arm])}
+        yield TableRow(f", {ARMS[arm].title}", {**ours, **gain, **found.reached(arm), **paper})
+    seeds = from_to(len(found.runs(arm)) for arm in found.trained)
     yield (
-        f": means over {found.record['seeds']} seeds; asa-table2 has more of the arms that it shares. The best ε is "
+        f": means over {seeds} seeds; asa-table2 has more of the arms that it shares. The best ε is "
         "chosen by the same accuracies that it is then judged by, which favours it. Whether details that the paper "
         "leaves open change how far κ falls is tested in new-graying-details"
     )

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, paper_marks, titled
 from wellcond.claims.five_models import ARMS, MODELS, PAPER_KAPPA, SETTINGS, SIDES, lowered
@@ -65,7 +65,7 @@ def says(sets: Mapping[str, Comparison]) -> str:
     if not falls:
         return ""
     said = listed(f"{written(-fall, '+z.2f')} in {title}" for title, fall in falls.items())
-    left = len(MODELS) - len(falls)
+    left = sum(not any(found.runs(f"{model}{side}") for side in SIDES) for model in MODELS)
     missing = f"; {left} of {len(MODELS)} models are missing" if left else ""
     return f"DCT graying changes mean log κ after attention by {said} (one seed each{missing})."
 
@@ -77,12 +77,14 @@ def summary(found: Comparison) -> Iterable[Line]:
             continue
         after, before = (fmean(found.log_kappa(arm, "+sa", when)[0]) for when in ("trained", "untrained"))
         kappa = f"log κ of `+sa` {PAPER_KAPPA[arm]}, " if arm in PAPER_KAPPA else ""
-        yield Beside(
-            f", {ARMS[arm].title}",
-            f"mean log κ of `+sa` {after:.2f}, {before:.2f} at the random start; top-1 {run['top1']:.1f} %, top-5 "
-            f"{run['top5']:.1f} %",
-            f"{kappa}top-1 {PAPER[arm][0]} %, top-5 {PAPER[arm][1]} % (ImageNet-1K)",
-        )
+        cells = {
+            "log κ of `+sa`": f"{after:.2f}",
+            "at the random start": f"{before:.2f}",
+            "top-1": f"{run['top1']:.1f} %",
+            "top-5": f"{run['top5']:.1f} %",
+            THE_PAPER: f"{kappa}top-1 {PAPER[arm][0]} %, top-5 {PAPER[arm][1]} % (ImageNet-1K)",
+        }
+        yield TableRow(f", {ARMS[arm].title}", cells)
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

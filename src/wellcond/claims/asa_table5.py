@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, TrainedArms
-from wellcond.claims.claim import Beside, Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least, listed, written
@@ -71,11 +71,11 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         paper = "top-1 {top1} %, top-5 {top5} % (ViT-B, ImageNet-1K)".format(**PAPER[arm]) if arm in PAPER else ""
-        yield beside(f", {found.arms[arm].title}", found.reached(arm), paper)
+        yield TableRow(f", {found.arms[arm].title}", {**found.reached(arm), THE_PAPER: paper})
     for kind, title in KINDS.items():
-        if gains := _gains(found, kind):
-            gain = f"{found.interval(gains.values())} points of top-1"
-            yield Beside(f", gain of graying, {title}", gain, f"{_paper_gain(kind, 'top1') or 'not tried'}")
+        if _gains(found, kind):
+            paper = f"{_paper_gain(kind, 'top1') or 'not tried'}"
+            yield TableRow(f", gain of graying, {title}", {**found.gained(f"{kind}-dct", of=kind), THE_PAPER: paper})
 
 
 def _paper_gain(kind: str, metric: str) -> float | None:
@@ -91,6 +91,8 @@ def figure(sets: Sequence[Comparison]) -> Any:
             if gains := _gains(found, kind, metric):
                 gain = with_interval(found.interval(gains.values()))
                 rows.append({"kind": title, "metric": name, **gain, "paper": _paper_gain(kind, metric)})
+    if not rows:
+        return None
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("kind:N", sort=list(KINDS.values()), title=None),
         yOffset=alt.YOffset("metric:N", sort=list(METRICS.values())),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MORE_SEEDS",
     "SMOKE_RULE",
-    "Beside",
+    "THE_PAPER",
     "Claim",
     "Line",
     "Measured",
@@ -39,7 +39,7 @@ __all__ = [
     "Options",
     "Record",
     "Statement",
-    "beside",
+    "TableRow",
     "rounded",
     "say",
     "with_title",
@@ -47,26 +47,25 @@ __all__ = [
 
 Record = Mapping[str, Any]
 """The content of one evidence file."""
+THE_PAPER = "the paper"
 
 
-class Beside(NamedTuple):
-    """One of our numbers beside the paper's."""
+class TableRow(NamedTuple):
+    """A row of a table."""
 
     what: str
-    ours: str
-    paper: str
+    cells: Mapping[str, str]
+    """Numbers in words, by column; the paper's in the column THE_PAPER. Empty ones need not be there."""
+    table: str = ""
+    """The title of its table; none for the results themselves, which are never folded."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.ours}; the paper: {self.paper}"
+        said = "; ".join(f"{column} {cell}" for column, cell in self.cells.items() if cell)
+        return f"{self.what}: {said.replace('**', '')}"
 
 
-Line = str | Beside
-"""A result: a sentence with numbers, or our number beside the paper's."""
-
-
-def beside(what: str, ours: str, paper: str) -> Line:
-    """Return our number beside the paper's, or alone if the paper has none."""
-    return Beside(what, ours, paper) if paper else f"{what}: {ours}"
+Line = str | TableRow
+"""A result: a sentence with numbers, or a row of them."""
 
 
 def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
@@ -75,7 +74,7 @@ def with_title(title: str, lines: Iterable[Line]) -> list[Line]:
     def after(text: str) -> str:
         return f"{title}{text}" if text[:1] in (",", ":") else text
 
-    return [line._replace(what=after(line.what)) if isinstance(line, Beside) else after(line) for line in lines]
+    return [line._replace(what=after(line.what)) if isinstance(line, TableRow) else after(line) for line in lines]
 
 
 SMOKE_RULE = "a smoke run shows that it runs, and nothing else"

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wellcond.claims.claim import Record
+from wellcond.claims.claim import Record, TableRow
 from wellcond.claims.sets import SETS, ClaimSet
 from wellcond.verdicts import CONFIDENCE, Interval, differences, interval
 
-__all__ = ["SKIPS", "Arm", "Comparison", "ends_of"]
+__all__ = ["CEILING", "SKIPS", "Arm", "Comparison", "ends_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,9 @@ class Arm:
     """The entry of the claim's `starts` whose weights it starts from, seed by seed."""
 
 
+CEILING = "at the ceiling (lower bounds)"
+"""The column that says how much of a mean of log κ counts as the ceiling of its dtype."""
+TITLES = {"top1": "top-1", "top5": "top-5"}
 SKIPS = {
     "both": Arm(title="both skips"),
     "no-sa": Arm(title="no attention skip", settings={"remove_skips": ["sa"]}),
@@ -120,15 +123,23 @@ class Comparison:
         epochs = next((one["grid"]["epochs"] for one in self.record["arms"].values() if "grid" in one), 0)
         return f"on held-out images of {self.title}, after {epochs} epochs, top-1 is at best {best}" if best else ""
 
-    def only_tuned(self) -> Iterable[str]:
-        """Yield, for each arm with trainings on the grid and no runs, the scores of these."""
+    def tuned(self) -> Iterable[TableRow]:
+        """Yield, for each arm with trainings on the grid, their scores by learning rate, the chosen one in bold."""
         for arm, one in self.record["arms"].items():
-            if "grid" in one and not one["runs"]:
-                tried, rates = ", ".join(map(_tried, one["grid"]["rates"])), self.rates(arm)
-                last = rates and max(rates, key=lambda lr: rates[lr]) in (min(rates), max(rates))
-                edge = "; the best so far is the last that was tried" if last else ""
-                epochs = one["grid"]["epochs"]
-                yield f", {self.arms[arm].title}: no seeds yet; held out, after {epochs} epochs: {tried}{edge}"
+            if "grid" not in one:
+                continue
+            rates, tried = self.rates(arm), [rate["lr"] for rate in one["grid"]["rates"]]
+            best = max(rates, key=lambda lr: rates[lr], default=None)
+            edge = ", and the best is the last that was tried" if best in (min(tried), max(tried)) else ""
+            missing = f" (no seeds yet{edge})" if not one["runs"] else ""
+            cells = {
+                f"{(lr := rate['lr']):g}": (f"**{rates[lr]:.1f}**" if lr == one.get("lr") else f"{rates[lr]:.1f}")
+                if lr in rates
+                else "diverged"
+                for rate in one["grid"]["rates"]
+            }
+            table = f"Top-1 in % on held-out images by learning rate, after {one['grid']['epochs']} epochs"
+            yield TableRow(f", {self.arms[arm].title}{missing}", cells, table)
 
     def interval(self, values: Iterable[float]) -> Interval:
         """Return the interval of `values`, with this comparison's confidence."""
@@ -138,18 +149,27 @@ class Comparison:
         """Return the mean of a metric over an arm's seeds."""
         return self.interval(self.values(arm, name).values()).mean
 
-    def reached(self, arm: str) -> str:
-        """Say in words what an arm's seeds reached, at which learning rate, and the scores that chose the rate."""
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The accuracies that its runs have, with their titles."""
+        have = next((self.runs(arm)[0] for arm in self.trained), {})
+        return {name: title for name, title in TITLES.items() if name in have}
+
+    def reached(self, arm: str) -> dict[str, str]:
+        """Return the cells of a table that say what an arm's seeds reached, and at which learning rate."""
         one, runs = self.record["arms"][arm], self.runs(arm)
-        names = [name for name in ("top1", "top5") if name in runs[0]]
         lr = one["lr"] if "lr" in one else runs[0]["lr"]  # of an arm that another claim has trained
-        reached = [f"{name[:3]}-{name[3:]} {self.interval(self.values(arm, name).values())} %" for name in names]
         lost = sum(run["status"] == "diverged" for run in runs)
-        tried = ", ".join(map(_tried, one["grid"]["rates"])) if "grid" in one else ""
-        return (
-            f"{', '.join(reached)}, at lr {lr:g}{f', {lost} diverged' if lost else ''}"
-            f"{f'; held out: {tried}' if tried else ''}"
-        )
+        reached = {title: self.told(self.values(arm, name), " %") for name, title in self.metrics.items()}
+        return {**reached, "learning rate": f"{lr:g}", "diverged": f"{lost} of {len(runs)}" if lost else ""}
+
+    def gained(self, arm: str, of: str = "") -> dict[str, str]:
+        """Return the cells that say how many points an arm gains over the plain arm or the arm `of`."""
+        return {title: self.told(self.paired(arm, of, name), " points") for name, title in self.metrics.items()}
+
+    def told(self, values: Mapping[int, float], unit: str = "") -> str:
+        """Return in words the interval of values by seed, with a unit; empty if there are none."""
+        return self.interval(values.values()).with_unit(unit) if values else ""
 
 
 def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, list[float]]] | None:
@@ -159,7 +179,3 @@ def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str,
     if run["status"] != "finished" or not all(found.get(site) for site in sites):
         return None
     return {when: {site: found[site][mark] for site in sites} for when, mark in (("untrained", 0), ("trained", -1))}
-
-
-def _tried(rate: Mapping[str, Any]) -> str:
-    return f"{rate['lr']:g} → " + ("diverged" if rate["status"] == "diverged" else f"{rate['top1']:.1f}")

@@ -129,8 +129,10 @@ def _at(run: Result, mark: int) -> dict[str, float | None]:
         blocks = measured.get(of or name, {}).get(site, [])
         values = [value for value in (blocks[mark] if mark < len(blocks) else []) if _finite(value)]
         found[name] = (max if name == "largest_logit" else fmean)(values) if values else None
-    epoch = run["losses"][-1][0] * (measured["steps"][mark] + 1) / max(1, run["steps"])
-    _, found["loss"] = min(run["losses"], key=lambda logged: abs(logged[0] - epoch))
+    found["loss"] = None
+    if run["steps"]:  # older results do not have it of runs that were given up
+        epoch = run["losses"][-1][0] * (measured["steps"][mark] + 1) / run["steps"]
+        _, found["loss"] = min(run["losses"], key=lambda logged: abs(logged[0] - epoch))
     return {name: None if (value := found[name]) is None else round(value, 5) for name in QUANTITIES}
 
 

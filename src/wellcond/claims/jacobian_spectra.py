@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from wellcond.bench.timing import chosen_device
-from wellcond.claims.claim import MeasuredOn, Options, Record, rounded
+from wellcond.claims.claim import Line, MeasuredOn, Options, Record, TableRow, rounded
 from wellcond.claims.figures import altair, arm_color, from_to, titled
 from wellcond.claims.jacobians import KINDS, SHORT, Half, halves, image_for, small_vit
 from wellcond.claims.sets import GivenData, ImageSet
 from wellcond.models.build import create_model
 from wellcond.models.surgery import gray, ungray
-from wellcond.verdicts import CONFIDENCE, Part, at_least, interval, listed
+from wellcond.verdicts import CONFIDENCE, Part, at_least, listed
 
 __all__ = ["exact_row", "probed_row", "spectra_claim"]
 
@@ -153,24 +153,25 @@ def says(records: Mapping[str, Record]) -> str:
     def at(sizes: Sequence[str]) -> str:
         return f" (at {listed(sizes)})" if len(sizes) < len(records) else ""
 
+    graying = next(iter(records.values()))["graying"].upper()
+    told = f"the lower ε of {graying} graying, the better conditioned is an untrained attention's Jacobian"
     words = {"holds": "this is so", "does not hold": "it is not so", "undecided": "it is undecided"}
     said = "; ".join(
         f"{words[outcome]} {listed(title + at(sizes) for title, sizes in kinds.items())}"
         for outcome, kinds in found.items()
         if kinds
     )
-    graying = next(iter(records.values()))["graying"].upper()
-    return f"The lower ε of {graying} graying, the better conditioned is an untrained attention's Jacobian: {said}."
+    return f"{'T' if found['holds'] else 'Not shown: t'}{told[1:]}: {said}."
 
 
-def summary(record: Record) -> Iterable[str]:
+def summary(record: Record) -> Iterable[Line]:
     for kind, title in KINDS.items():
         for name in MEASURES if record["exact"] else ("tenth", "hundredth", "rms"):
-            means = {e: interval([row[name] for row in rows]) for e, rows in record["rows"][kind].items()}
-            said = ", ".join(f"{found.mean:.3g} at ε {epsilon}" for epsilon, found in means.items())
+            means = {f"ε {e}": f"{fmean(row[name] for row in rows):.3g}" for e, rows in record["rows"][kind].items()}
             capped = sum(row.get("capped", False) for rows in record["rows"][kind].values() for row in rows)
-            beyond = f"; {capped} beyond float64, counted as its ceiling" if capped and name == "log κ" else ""
-            yield f", {record['tokens']} tokens, {title}: {MEASURES[name]} {said}{beyond}"
+            beyond = f" ({capped} beyond float64, counted as its ceiling)" if capped and name == "log κ" else ""
+            what = f", {record['tokens']} tokens, {title}: {MEASURES[name]}{beyond}"
+            yield TableRow(what, means, "Means over the seeds")
     if not record["exact"]:
         yield (
             f", {record['tokens']} tokens: the upper decile is judged. It was chosen after a look at one image and "

@@ -65,8 +65,9 @@ class Job:
     log: Path
     """The file that its output is appended to."""
     turn: int
-    """Runs with a lower number start first, and of equal ones those that were asked for first. But between 0 and 1, a
-    process prefers a run that it need not compile."""
+    """Runs with a lower number start first. But between 0 and 1, a process prefers a run that it need not compile."""
+    order: tuple[int, ...] = ()
+    """Of the runs of one turn, those with smaller numbers start first, and of equal ones those asked for first."""
     form: Any
     """What its code is compiled for: a process whose last run had the same form need not compile."""
     tell: Callable[[], bytes]
@@ -309,7 +310,7 @@ class Jobs:
         if self._deciding or not self._waiting:
             return {}
         place, first = min((place, job.turn) for job, place in self._waiting.items())
-        its = [job for job in self._waiting if self._waiting[job] == place]
+        its = sorted((job for job in self._waiting if self._waiting[job] == place), key=lambda job: job.order)
         for job in its:  # turns 0 and 1 alike: a grid can wait for a compiled seed
             ready = [worker for worker in self._idle if _is_ready(worker, job)]
             if ready and job.turn <= max(first, 1):

@@ -13,19 +13,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from wellcond.claims.catalogue import CLAIMS, OURS
-from wellcond.claims.claim import Beside, Claim, Line, Statement
+from wellcond.claims.claim import THE_PAPER, Claim, Line, Statement, TableRow
 from wellcond.claims.figures import can_draw, is_current, titled, write_svg
 from wellcond.claims.overview import CAPTION, TITLE, overview, overview_rows
 from wellcond.claims.reference import reference as reference_of
 from wellcond.claims.sets import IMAGE_SETS
 from wellcond.progress import steps
 from wellcond.records import read_json, write_text
-from wellcond.verdicts import Part
+from wellcond.verdicts import ONE_SEED, Part
 from wellcond.words import VERDICTS
 
 __all__ = ["Entry", "check", "entries", "overview", "overview_rows", "page", "run"]
@@ -96,7 +96,7 @@ class Entry:
     finding: str = ""
     """What was found, in one sentence."""
     lines: tuple[Line, ...] = ()
-    """Results in sentences with numbers, the paper's beside ours if it has any."""
+    """Results, as sentences and as rows of tables."""
     files: tuple[Path, ...] = ()
     figures: tuple[Path, ...] = ()
     made: str = ""
@@ -138,7 +138,11 @@ def run(evidence: Path, target: Path, reference: Path | None = None, readme: Pat
             begin(f"drawing {figure}")
             if can_draw() or not is_current(figure, made_from=files):
                 with _naming(one):
-                    write_svg(one.draw([_read(path) for path in files]), figure, made_from=files)
+                    chart = one.draw([_read(path) for path in files])
+                    if chart is not None:
+                        write_svg(chart, figure, made_from=files)
+                    else:
+                        figure.unlink(missing_ok=True)
     found, chart = entries(evidence), evidence / OVERVIEW
     rows = overview_rows(found)
     if can_draw() or not is_current(chart, made_from=rows):
@@ -168,7 +172,11 @@ def check(evidence: Path, target: Path, reference: Path | None = None, readme: P
                 f"{target} is not what {evidence} says, from line {number} on: {there!r} there, {ours!r} by the "
                 "evidence; wellcond ledger writes it anew"
             )
-    drawn = [(figure, files) for _, figure, files in _figures(evidence)]
+    drawn = [
+        (figure, files)
+        for one, figure, files in _figures(evidence)
+        if figure.exists() or not can_draw() or one.draw([_read(path) for path in files]) is not None
+    ]
     for figure, rows in [*drawn, (evidence / OVERVIEW, overview_rows(now))]:
         if not is_current(figure, made_from=rows):
             return f"{figure} shows other rows than {evidence} has; wellcond ledger draws it anew"
@@ -231,7 +239,7 @@ def _claim(evidence: Path, one: Claim) -> Entry:
         finding=one.finding(records),
         lines=tuple(line for record in records for line in one.lines(record)),
         files=files,
-        figures=(evidence / one.id / f"{scale}.svg",) if getattr(one, "figure", None) else (),
+        figures=tuple(figure for figure in [evidence / one.id / f"{scale}.svg"] if figure.exists()),
         made=made,
         waits={part.outcome for part in whole.parts} == {"not run"},
     )
@@ -371,24 +379,49 @@ def _section(entry: Entry, target: Path) -> str:
         lines += ["The machinery has been run at smoke scale. That is a test of the program and says nothing here.", ""]
     for figure in entry.figures:
         lines += [f"![{entry.id}: {claim.claim}]({_link(figure, target)})", ""]
-    beside = [line for line in entry.lines if isinstance(line, Beside)]
-    if beside:
-        lines += ["| | ours | the paper |", "|---|---|---|"]
-        lines += [f"| {' | '.join(map(_cell, line))} |" for line in beside]
-        lines += [""]
+    tables: dict[str, list[TableRow]] = {}
+    for line in entry.lines:
+        if isinstance(line, TableRow):
+            tables.setdefault(line.table, []).append(line)
+    lines += _rows(tables.pop("", []))
     lines += [
-        "<details><summary>It holds if, statement by statement, all numbers, and how they were made</summary>",
+        "<details><summary>When it holds, statement by statement; more numbers, and how they were made</summary>",
         "",
     ]
     lines += [f"It holds if: {claim.holds_if}. Tested on: {entry.tested or claim.test}.", ""]
     lines += [f"- {part.name}: **{part.outcome}** ({part.why})" for part in entry.parts]
     lines += [""] if entry.parts else []
-    plain = [line for line in entry.lines if not isinstance(line, Beside)]
+    for title, rows in tables.items():
+        lines += [f"{title}:", "", *_rows(rows)]
+    plain = [line for line in entry.lines if not isinstance(line, TableRow)]
     lines += [f"- {line}" for line in plain]
     lines += [""] if plain else []
     files = ", ".join(f"[{path.name}]({_link(path, target)})" for path in entry.files)
     lines += [f"Evidence: {files}; {entry.made}.", "", "</details>", ""]
     return "\n".join(lines)
+
+
+def _rows(rows: Sequence[TableRow]) -> list[str]:
+    """Return a table of all columns that the rows have, in their order, the paper's last. If no cell has an interval,
+    it says once that all are of one seed."""
+    columns: list[str] = []
+    for row in rows:
+        at = 0
+        for column in row.cells:
+            if column not in columns:
+                columns.insert(at, column)
+            at = columns.index(column) + 1
+    columns = [column for column in columns if any(row.cells.get(column) for row in rows)]
+    columns.sort(key=lambda column: column == THE_PAPER)
+    with contextlib.suppress(ValueError):  # learning rates, which no row need have all of
+        columns.sort(key=float)
+    lines = [[row.what, *(row.cells.get(column, "") for column in columns)] for row in rows]
+    cells = "".join(chain(*lines))
+    single = ONE_SEED in cells and "[" not in cells
+    if single:
+        lines = [[cell.replace(ONE_SEED, "") for cell in line] for line in lines]
+    lines = [["one seed" if single else "", *columns], ["---"] * (1 + len(columns)), *lines]
+    return [*(f"| {' | '.join(map(_cell, line))} |" for line in lines), ""] if rows else []
 
 
 def _cell(text: str) -> str:

@@ -11,10 +11,10 @@ resampled whole.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from wellcond.claims.claim import Measured, Record
+from wellcond.claims.claim import Line, Measured, Record, TableRow
 from wellcond.claims.early import QUANTITIES, diverges, measure
 from wellcond.claims.figures import INK, altair, titled
 from wellcond.claims.sets import SETS
@@ -32,10 +32,12 @@ BETTER = "it warns better than the loss at the same step: AUC's difference ≥ 0
 
 
 def judge(record: Record) -> Iterable[Part]:
-    diverged = sum(map(diverges, record["rows"]))
     for name, parts, bound in ((ASKS, ("log_kappa",), BOUND), (BETTER, ("log_kappa", "loss"), 0.0)):
-        found = area(record, *parts)
-        few = f"{diverged} of {len(record['rows'])} runs diverged, and {LEAST_DIVERGED} are asked for"
+        found, diverged = area(record, *parts), sum(map(diverges, _compared(record, parts)))
+        few = (
+            f"of {len(record['rows'])} runs {diverged} diverged and can be compared with others, and {LEAST_DIVERGED} "
+            "are asked for"
+        )
         if found is None:
             yield Part(name=name, outcome="undecided", why=few)
         else:
@@ -48,12 +50,10 @@ def area(record: Record, quantity: str, less: str = "") -> Interval | None:
     comparable runs some diverged and some did not."""
     names = [name for name in (quantity, less) if name]
     arms, numbers = dict[str, list[tuple[float, ...]]](), dict[Any, int]()
-    for row in record["rows"]:
-        values = [row["early"][name] for name in names]
-        if None not in values:
-            values = [-value if name in LOW_WARNS else value for name, value in zip(names, values, strict=True)]
-            group = numbers.setdefault((row["set"], row["recipe"], row["mixed"]), len(numbers))
-            arms.setdefault(f"{row['set']}/{row['arm']}", []).append((float(diverges(row)), group, *values))
+    for row in _compared(record, names):
+        values = [-row["early"][name] if name in LOW_WARNS else row["early"][name] for name in names]
+        group = numbers.setdefault(_group(row), len(numbers))
+        arms.setdefault(f"{row['set']}/{row['arm']}", []).append((float(diverges(row)), group, *values))
 
     def statistic(rows: Any) -> float:
         first, *others = (_area(rows[:, 0] > 0, rows[:, 1], rows[:, at]) for at in range(2, rows.shape[1]))
@@ -61,6 +61,17 @@ def area(record: Record, quantity: str, less: str = "") -> Interval | None:
 
     found = resampled(list(arms.values()), statistic)
     return found if math.isfinite(found.mean) else None
+
+
+def _compared(record: Record, names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the runs with all of these quantities in whose group some diverged and some did not."""
+    rows = [row for row in record["rows"] if None not in [row["early"][name] for name in names]]
+    ends = {end: {_group(row) for row in rows if diverges(row) is end} for end in (True, False)}
+    return [row for row in rows if _group(row) in ends[True] & ends[False]]
+
+
+def _group(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["set"], row["recipe"], row["mixed"]
 
 
 def _area(diverged: Any, groups: Any, values: Any) -> float:
@@ -82,11 +93,11 @@ def says(record: Record) -> str:
     return f"Of {len(rows)} runs {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
 
 
-def summary(record: Record) -> Iterable[str]:
+def summary(record: Record) -> Iterable[Line]:
     for quantity, title in QUANTITIES.items():
         if found := area(record, quantity):
-            low = ", where a low value warns" if quantity in LOW_WARNS else ""
-            yield f"{title} after 5 % of training: AUC {found}{low}"
+            low = " (a low value warns)" if quantity in LOW_WARNS else ""
+            yield TableRow(f"{title} after 5 % of training{low}", {"AUC": f"{found}"})
     for what, rows in (
         ("diverged", [row for row in record["rows"] if diverges(row)]),
         (

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from wellcond.bench.timing import chosen_device
 from wellcond.claims.asa_table3 import PAPER
-from wellcond.claims.claim import Line, MeasuredOn, Options, Record, beside
+from wellcond.claims.claim import THE_PAPER, Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import INK, altair, arm_color, by_set, from_to, paper_marks, titled, with_interval
 from wellcond.claims.measurements import by_site, images_of, log_kappa_rows
 from wellcond.claims.sets import SETS, GivenData, ImageSet
@@ -139,11 +139,12 @@ def says(records: Mapping[str, Record]) -> str:
 
 
 def summary(record: Record) -> Iterable[Line]:
-    yield f", {record['model']}, untrained: log κ of +sa {interval(record['+sa']['plain'])}"
+    yield TableRow(f", {record['model']} without graying", {"log κ of +sa": f"{interval(record['+sa']['plain'])}"})
     for name, variant in VARIANTS.items():
-        paper, lower = published(record, name), fall(record, name)
-        said = f"lower by {paper:g}, trained on ImageNet-1K" if paper else ""
-        yield beside(f", {variant.title}", f"log κ of +sa lower by {lower} than without graying", said)
+        paper, after = published(record, name), interval(record["+sa"][name])
+        cells = {"log κ of +sa": f"{after}", "lower than without graying by": f"{fall(record, name)}"}
+        cells |= {THE_PAPER: f"{paper:g}, trained on ImageNet-1K" if paper else ""}
+        yield TableRow(f", {variant.title}", cells)
 
 
 def figure(records: Sequence[Record]) -> Any:

@@ -12,7 +12,7 @@ arms, and a group of fewer than 15 arms decides nothing, however many rates they
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wellcond.claims.claim import Measured, Record
+from wellcond.claims.claim import Line, Measured, Record, TableRow
 from wellcond.claims.early import MARKS, ArmAtRate, Group, arms_of, measure
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.grayed import PLAIN
@@ -82,19 +82,18 @@ def says(record: Record) -> str:
 
 
 def _counted(record: Record) -> str:
-    group, arms = next(iter(_largest(record, "early").items()))
+    group, arms = next(iter((_largest(record, "early") or _largest(record, "start")).items()))
     asked = "" if _number(arms) >= LEAST_ARMS else f", not the {LEAST_ARMS} asked for"
     return f"{_number(arms)} arms on {SETS[group.set].title}{asked}"
 
 
-def summary(record: Record) -> Iterable[str]:
+def summary(record: Record) -> Iterable[Line]:
     for mark, when in MARKS.items():
         for group, arms in _largest(record, mark).items():
             kappa, loss = (correlation(arms, name, "top1") for name in ("log_kappa", "loss"))
-            yield (
-                f"{_title(group)}, {when}, {len(arms)} trainings: rank correlation with the accuracy, of log κ "
-                f"{kappa}, of the loss {loss}"
-            )
+            cells = {"rank correlation of log κ": f"{kappa or ''}", "of the loss": f"{loss or ''}"}
+            cells |= {"trainings": f"{len(arms)}"}
+            yield TableRow(f"{_title(group)}, {when}", cells)
     judged = _largest(record, "early")
     small = {
         _title(group): _number(arms) for group, arms in arms_of(record["rows"], "early").items() if group not in judged
@@ -108,7 +107,9 @@ def figure(record: Record) -> Any:
     """Plot the final accuracy over log κ, a point for each arm and rate of the largest group. The papers have none."""
     alt, panels, caption = altair(), [], ""
     for mark, when in MARKS.items():
-        group, arms = next(iter(_largest(record, mark).items()))
+        if not (largest := _largest(record, mark)):
+            continue
+        group, arms = next(iter(largest.items()))
         rows = [
             {
                 "arm": "plain" if one.arm == PLAIN else one.arm,
@@ -126,7 +127,7 @@ def figure(record: Record) -> Any:
         )  # fmt: skip
         panels.append(points.properties(width=330, height=280))
         caption = f"{_title(group)}. Each point is an arm at one learning rate."
-    return titled(alt.hconcat(*panels), "Condition number early, and accuracy in the end", caption)
+    return titled(alt.hconcat(*panels), "Condition number early, and accuracy in the end", caption) if panels else None
 
 
 CLAIM = Measured(

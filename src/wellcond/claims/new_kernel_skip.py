@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Line
+from wellcond.claims.claim import Line, TableRow
 from wellcond.claims.comparison import SKIPS, Arm, Comparison
 from wellcond.claims.figures import accuracies, accuracy_row, by_set, seeds_in_words, titled
 from wellcond.claims.grayed import QUICK_GRID
@@ -68,17 +68,18 @@ def says(sets: Mapping[str, Comparison]) -> str:
     for found in sets.values():
         lost = {ARMS[pair[0]].title: list(drops(found, name).values()) for name, pair in PAIRS.items()}
         each = [f"{written(fmean(drop))} with {title}" for title, drop in lost.items() if drop]
-        missing = "" if lost["kernelized"] else " (kernelized has not run)"
+        runs = [len(found.runs(arm)) for arm in PAIRS["kernelized"]]
+        missing = "" if lost["kernelized"] else f" (kernelized has not {'all ' if any(runs) else ''}run)"
         said += [f"{listed(each)} on {found.title}{missing}"] if each else []
     return f"Without its attention skips a ViT-Tiny loses, in points of top-1, {'; '.join(said)}." if said else ""
 
 
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
-        yield f", {ARMS[arm].title}: {found.reached(arm)}"
-    for name, (arm, _) in PAIRS.items():
-        if lost := drops(found, name):
-            yield f", drop without its skip, {ARMS[arm].title}: {found.interval(lost.values())} points of top-1"
+        yield TableRow(f", {ARMS[arm].title}", found.reached(arm))
+    for name, (arm, without) in PAIRS.items():
+        if drops(found, name):
+            yield TableRow(f", drop without its skip, {ARMS[arm].title}", found.gained(arm, of=without))
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

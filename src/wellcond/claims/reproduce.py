@@ -26,7 +26,7 @@ from rich.console import Console
 from wellcond.claims import imagenet
 from wellcond.claims.arms import TrainedArms
 from wellcond.claims.catalogue import CLAIMS, QUEUE, claim
-from wellcond.claims.claim import Claim, Measured, Options, Statement
+from wellcond.claims.claim import Claim, Measured, Options, Statement, TableRow
 from wellcond.claims.jobs import RunFailed
 from wellcond.claims.runs import RESULT, Runs
 from wellcond.claims.sets import GivenData, parse_data, smoke_data, unplaced, with_generated
@@ -172,7 +172,9 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             lines = one.reproduce(replace(options, data=data), runs)
         except OutOfTime:
             unfinished.append(f"{one.id}{on}")
-            return  # the next claim may be shorter, or already done
+            lines = []  # the next claim may be shorter, or already done
+            if runs.left or not runs.training:
+                return
         except (ValueError, RuntimeError) as error:  # RuntimeError: a compiler's, or no memory
             if len(plan) == 1 or isinstance(error, RunFailed):
                 raise
@@ -181,8 +183,9 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             failed[f"{one.id}{on}"] = str(error).partition("\n")[0]
             options.say(f"{one.id}{on}: {error}")
             return  # the next claim may not need what this one lacks
-        for line in lines:
-            options.say(str(line))
+        for table, rows in groupby(lines, key=lambda line: line.table if isinstance(line, TableRow) else ""):
+            said = map(str, rows)
+            options.say("\n  ".join([f"{table}:", *said]) if table else "\n".join(said))
         if not isinstance(one, Statement):  # a statement prints its own
             options.say(f"{one.id}: {_verdict(one, options)}")
 
@@ -205,13 +208,15 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
     if failed:
         options.say(f"Not run: {'; '.join(f'{name} ({why})' for name, why in failed.items())}")
     if unfinished:
-        named = f"{'; '.join(unfinished)}. Left of their runs, as far as they are known: {_by_arm(runs.left)}."
-        if runs.training:
-            why = "Only some arms were asked for" if runs.arms else "The time is over"
-            again = "goes on, without --arm with all arms" if runs.arms else "goes on"
-            options.say(f"{why}. Not finished: {named} The same command {again}; what is finished is not run again.")
+        claims, left = "; ".join(unfinished), "Left of their runs, as far as they are known"
+        if not runs.training:
+            options.say(f"Nothing was trained. Not complete: {claims}.")
+        elif runs.left:
+            again = "The same command goes on; what is finished is not run again."
+            options.say(f"The time is over. Not finished: {claims}. {left}: {_by_arm(runs.left)}. {again}")
         else:
-            options.say(f"Nothing was trained. Not complete: {'; '.join(unfinished)}.")
+            only = " and ".join(filter(None, ["--arm" if runs.arms else "", "--seeds" if runs.seeds else ""]))
+            options.say(f"What {only} asked for is done. Not complete: {claims}. {left}: {_by_arm(runs.not_asked)}.")
     claims = list(dict.fromkeys(one.id for one, _ in plan))
     if len(claims) > 1 and options.scale != "smoke":
         width = max(map(len, claims))

@@ -97,6 +97,8 @@ class Planned:
     """The name of another run whose weights it starts from."""
     keep_weights: bool = False
     """Whether others start from its weights; then it is done only if these are here, too."""
+    order: tuple[int, ...] = ()
+    """With several jobs, which of the runs of one turn start first: the smaller ones."""
     turn: int = 1
     """With several jobs, which runs start first: 0 for those that others wait for, 1 for those that are compared, 2 for
     those that no verdict needs."""
@@ -134,7 +136,9 @@ class Runs:
         self._told_done: set[str] = set()  # runs already reported as done
         self._told_data: set[str] = set()  # sets of which it was said that the data differ
         self.left: list[str] = []
-        """Names of runs that there was no time, or not enough, for."""
+        """Names of runs that there was no time, or not enough, for, or whose start is missing."""
+        self.not_asked: list[str] = []
+        """Names of runs that `training`, `arms` or `seeds` leave out."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self.training: bool = training
         """Whether to train and measure what is missing; if not, it is treated as if there were no time for it."""
@@ -191,9 +195,11 @@ class Runs:
         """Return the result of a run, None if it is not done. Raises ValueError if the folder holds another run."""
         places = [root / plan.name / RESULT for root in (self.root, self.kept) if root is not None]
         path = next((place for place in places if place.exists()), None)
-        if path is None or (plan.keep_weights and not (self.root / plan.name / WEIGHTS).exists()):
+        if path is None:
             return None
         result = records.read_json(path)
+        if plan.keep_weights and result["status"] == "finished" and not (self.root / plan.name / WEIGHTS).exists():
+            return None
         differ = config_difference(plan.config, result["config"])
         if differ:
             raise ValueError(
@@ -242,7 +248,7 @@ class Runs:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
         if not self._trains(plan):
-            self.left.append(plan.name)
+            self.not_asked.append(plan.name)
             raise OutOfTime(f"{plan.name} is not trained")
         plan = self._started(plan)
         if self._jobs is not None:
@@ -272,7 +278,9 @@ class Runs:
             return plan
         if not self._has_start(plan):
             self.left.append(plan.name)
-            raise OutOfTime(f"{plan.name} starts from the weights of {plan.start}, and these are not in {self.root}")
+            diverged = any(one["status"] == "diverged" for one in self.results(plan.start))
+            why = "it diverged" if diverged else f"these are not in {self.root}"
+            raise OutOfTime(f"{plan.name} starts from the weights of {plan.start}, and {why}")
         return replace(plan, config=plan.config.changed({"checkpoint": str(self.root / plan.start / WEIGHTS)}))
 
     def _has_start(self, plan: Planned) -> bool:
@@ -290,7 +298,7 @@ class Runs:
             self._say(number, plan, "training")
 
         job = Job(
-            name=plan.name, log=folder / LOG, turn=plan.turn,
+            name=plan.name, log=folder / LOG, turn=plan.turn, order=plan.order,
             form=self._form(plan.config) if plan.config.compile else None, tell=partial(self._told, plan),
             started=started, done=(folder / RESULT).exists,
         )  # fmt: skip
@@ -427,7 +435,9 @@ class Runs:
             with self._compiled_once(config):
                 outcome = train(config, folder, device=self.device, quiet=quiet)
         except Diverged as lost:
-            result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": None}
+            rows = records.Run.open(folder).train
+            done = rows[-1].step + 1 if rows else 0
+            result |= {"status": "diverged", "why": str(lost), "metrics": None, "steps": done}
         else:
             result |= {"status": "finished", "why": "", "metrics": outcome.metrics, "steps": outcome.steps}
             result["seconds"] = outcome.seconds

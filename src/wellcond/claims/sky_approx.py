@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, altair, arm_color, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance
@@ -107,12 +107,12 @@ def summary(found: Comparison) -> Iterable[Line]:
         for size in runs[0][weights]:
             last = len(runs[0]["budgets"]) - 1
             errors = {name: [run[weights][size][name][last] for run in runs] for name in METHODS}
-            said = ", ".join(f"{METHODS[name]} {_mean(values)}" for name, values in errors.items())
+            cells = {METHODS[name]: _mean(values) for name, values in errors.items()}
             norm = fmean(run[weights][size]["norm"] for run in runs)
             budget = runs[0]["budgets"][last]
-            what, ours = f", {title}, n = {size}, {budget} landmarks", f"{said}; the output itself {norm:.2g}"
             paper = dict(zip(LANDMARKS, PAPER[weights].get(size, ()), strict=False)).get(budget)
-            yield beside(what, ours, f"Skyformer {paper:g}, of BERT" if paper else "")
+            cells |= {"the output itself": f"{norm:.2g}", THE_PAPER: f"Skyformer {paper:g}, of BERT" if paper else ""}
+            yield TableRow(f", {title}, n = {size}, {budget} landmarks", cells)
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
 from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown
@@ -117,7 +117,7 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     guesses = [one.title for one in told if at_chance(one)]
     guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
     reaches = f"Skyformer reaches softmax's best validation loss in fewer {unit} on {out_of(sooner, len(learnt))} tasks"
-    return f"{reaches} ({each}){guessed}." if learnt else f"{guessed[2:].capitalize()}." if told else ""
+    return f"{reaches} ({each}){guessed}." if learnt else f"O{guessed[3:]}." if guessed else ""
 
 
 def _ratio(times: Sequence[float]) -> str:
@@ -128,18 +128,18 @@ def _ratio(times: Sequence[float]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    for unit in ("seconds", "steps"):
-        if (share := earlier(found, unit)) is not None:
-            times = ratios(found, unit)
-            late = " (−1: twice as late or more, or never)" if max(times) > 2 else ""
-            yield f", Skyformer at softmax's best loss, in {unit}: {_ratio(times)}; 1 − ratio {share}{late}"
+    if shares := {unit: share for unit in ("seconds", "steps") if (share := earlier(found, unit)) is not None}:
+        cells = {f"in {unit}": f"{_ratio(ratios(found, unit))}; 1 − ratio {share}" for unit, share in shares.items()}
+        table = "When Skyformer reaches softmax's best loss (1 − ratio is −1 if it takes twice as long or more)"
+        yield TableRow(", Skyformer", cells, table)
     for arm in found.trained:
         if runs := found.measurements(arm, "validation"):
             least = found.interval([min(row["loss"] for row in rows) for rows in runs])
             last = found.interval([rows[-1]["loss"] for rows in runs])
             best = found.interval([100 * max(row["top1"] for row in rows) for rows in runs])
-            ours, paper = f"last loss {last}, smallest {least}, best accuracy {best} %", found.paper.get(arm)
-            yield beside(f", {ARMS[arm].title}", ours, f"last loss near {paper:g}" if paper else "")
+            paper = found.paper.get(arm)
+            cells = {"last loss": f"{last}", "smallest loss": f"{least}", "best accuracy": best.with_unit(" %")}
+            yield TableRow(f", {ARMS[arm].title}", cells | {THE_PAPER: f"last loss near {paper:g}" if paper else ""})
     yield from remarks(found)
 
 

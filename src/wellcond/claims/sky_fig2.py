@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Beside, Line
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, titled
 from wellcond.claims.lra import ARMS, STAND_IN, ArenaArms, at_chance, column
@@ -76,11 +76,10 @@ def summary(found: Comparison) -> Iterable[Line]:
     if not curves:
         return
     means = [fmean(values) for values in zip(*curves, strict=True)]
-    said = ", ".join(f"σ{index} = {means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES))
-    said += f", ln σ1/σ{INDICES[-1]} = {fmean(depths(found, INDICES[-1]).values()):.1f}"
+    cells = {f"σ{index}": f"{means[min(index, len(means)) - 1]:.3g}" for index in (1, *INDICES)}
+    cells |= {f"ln σ1/σ{INDICES[-1]}": f"{fmean(depths(found, INDICES[-1]).values()):.1f}"}
     paper = ", ".join(f"σ{index} ≈ {value:g}" for index, value in found.paper.items())
-    what = ", softmax, layer 2"
-    yield Beside(what, said, f"σ1 140 to 280, {paper}") if paper else f"{what}: {said}; the paper does not show it"
+    yield TableRow(", softmax, layer 2", cells | {THE_PAPER: f"σ1 140 to 280, {paper}" if paper else "not shown"})
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

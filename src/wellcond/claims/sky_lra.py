@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from wellcond.claims.claim import Line, beside
+from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import INK, accuracy_row, altair, by_set, from_to, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, STAND_IN, ArenaArms, at_chance, attention_color, chance, column
@@ -70,18 +70,19 @@ def says(tasks: Mapping[str, Comparison]) -> str:
 
 
 def summary(found: Comparison) -> Iterable[Line]:
-    apart = " (not Retrieval; apart from the verdict)" if found.set.name == STAND_IN else ""
+    apart = "Not Retrieval, and apart from the verdict" if found.set.name == STAND_IN else ""
     for arm in found.trained:
-        values = found.interval(found.values(arm).values())
         last = [100 * one["last"]["top1"] for one in found.measurements(arm, "test_accuracy")]
         lost = sum(run["status"] == "diverged" for run in found.runs(arm))
         paper = None if apart else found.paper.get(arm)
-        ours = f"{values} %{f', the last state {fmean(last):.2f}' if last else ''}"
-        ours += f", {lost} diverged" if lost else ""
-        yield beside(f", {ARMS[arm].title}{apart}", ours, f"{paper:g}" if paper else "")
-    for arm in found.trained:
-        if arm != "softmax" and (over := found.paired(arm)):
-            yield f", {ARMS[arm].title} over softmax{apart}: {found.interval(over.values())} points"
+        cells = {
+            "test accuracy": found.told(found.values(arm), " %"),
+            "of the last state": f"{fmean(last):.2f} %" if last else "",
+            "over softmax": found.told(found.paired(arm), " points") if arm != "softmax" else "",
+            "diverged": f"{lost} of {len(found.runs(arm))}" if lost else "",
+            THE_PAPER: f"{paper:g} %" if paper else "",
+        }
+        yield TableRow(f", {ARMS[arm].title}", cells, apart)
 
 
 def figure(sets: Sequence[Comparison]) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from wellcond.bench.timing import chosen_device
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record, rounded
+from wellcond.claims.claim import THE_PAPER, Line, MeasuredOn, Options, Record, TableRow, rounded
 from wellcond.claims.figures import INK, altair, paper_marks, titled, with_interval
 from wellcond.claims.lra import ARMS, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task
@@ -129,14 +129,13 @@ def says(records: Mapping[str, Record]) -> str:
 
 def summary(record: Record) -> Iterable[Line]:
     for attention in ATTENTIONS:
-        said = [
-            f"{interval(values)} {title}" if None not in values else f"not finite {title}"
+        cells = {
+            title: f"{interval(values)}" if None not in values else "not finite"
             for which, title in EMBEDDINGS.items()
             for values in [record["ratios"][attention][which]]
-        ]
+        }
         stands = " (of Retrieval)" if TASK_SETS[record["data"]].stands_for else ""
-        paper = f"{record['paper'][attention]:g}{stands}"
-        yield Beside(f", {ARMS[attention].title}", ", ".join(said), paper)
+        yield TableRow(f", {ARMS[attention].title}", {**cells, THE_PAPER: f"{record['paper'][attention]:g}{stands}"})
 
 
 def figure(records: Sequence[Record]) -> Any:

@@ -21,7 +21,7 @@ import torch
 
 from wellcond.bench.lra import SDPA, registered_attentions
 from wellcond.bench.timing import chosen_device
-from wellcond.claims.claim import Beside, Line, MeasuredOn, Options, Record
+from wellcond.claims.claim import THE_PAPER, Line, MeasuredOn, Options, Record, TableRow
 from wellcond.claims.figures import INK, altair, by_set, paper_marks, titled
 from wellcond.claims.lra import ARMS, MAIN, TASKS, attention_color, titles
 from wellcond.claims.lra_measurements import open_task, published_steps, training_memory
@@ -68,7 +68,8 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     window, windows = (1, 1) if smoke else (WINDOW, WINDOWS)
     steps = {"steps": window * (2 + windows), "log_every": window, **({"batch_size": 2} if smoke else {})}
     cache = {"cache_dir": str(options.output / options.scale / "cache")}
-    configs = {arm: ACCURACY.configure(options, data, arm).changed({**ALONE, **steps, **cache}) for arm in MAIN}
+    ours = {**ALONE, **steps, **cache}
+    configs = {arm: ACCURACY.configure(options, data, arm).changed(ours, given=False) for arm in MAIN}
     time, memory = dict[str, list[float]](), dict[str, list[float]]()
     with registered_attentions(), tempfile.TemporaryDirectory() as scratch:
         configs = {SDPA: configs["softmax"].changed({"attention": SDPA}), **configs}
@@ -132,18 +133,18 @@ def says(records: Mapping[str, Record]) -> str:
 def summary(record: Record) -> Iterable[Line]:
     paper, steps = record["paper"], TASK_SETS[record["data"]].steps
     for arm, times in record["time"].items():
-        ms, minutes = median(times), median(times) * steps / 6e4
-        ours = f"{ms:.3g} ms ({min(times):.3g} to {max(times):.3g}), {minutes:.1f} minutes for {steps:,} steps"
-        ours += f", {min(record['memory'][arm]) / 1024:.2f} GiB" if record["memory"][arm] else ""
-        if arm == "softmax":
-            yield f", {TITLES[arm]}: {ours}"
-        else:
-            of = "softmax" if arm == SDPA else arm
-            yield Beside(f", {TITLES[arm]}", ours, f"{paper['time'][of]:g} h, {paper['memory'][of]:g} GB on a V100")
-    for kind, title in KINDS.items():
-        if (saved := savings(record, kind)) is not None:
-            ratio = paper[kind]["skyformer"] / paper[kind]["softmax"]
-            yield Beside(f", {title}, Skyformer's over that of SDPA", f"{1 - saved.mean:.2f}", f"{ratio:.2f}")
+        of = {"softmax": "", SDPA: "softmax"}.get(arm, arm)
+        cells = {
+            KINDS["time"]: f"{median(times):.3g} ms ({min(times):.3g} to {max(times):.3g})",
+            f"{steps:,} steps": f"{median(times) * steps / 6e4:.1f} minutes",
+            KINDS["memory"]: f"{min(record['memory'][arm]) / 1024:.2f} GiB" if record["memory"][arm] else "",
+            THE_PAPER: f"{paper['time'][of]:g} h, {paper['memory'][of]:g} GB on a V100" if of else "",
+        }
+        yield TableRow(f", {TITLES[arm]}", cells)
+    if saved := {kind: found for kind in KINDS if (found := savings(record, kind)) is not None}:
+        ours = {KINDS[kind]: f"{1 - found.mean:.2f} ×" for kind, found in saved.items()}
+        theirs = " and ".join(f"{paper[kind]['skyformer'] / paper[kind]['softmax']:.2f} ×" for kind in saved)
+        yield TableRow(", Skyformer's over that of SDPA", {**ours, THE_PAPER: theirs})
     mine, theirs = (record["published"][name]["ms"] for name in ("skyformer", "softmax"))
     yield (
         f", in the published order of operations: {mine:.1f} ms a step of Skyformer, {theirs:.1f} of checkpointed "

@@ -47,7 +47,9 @@ FORMAT = 1
 CACHE_LIMIT = 16 << 30
 """Bytes of decoded pixels above which a set is streamed from its files instead."""
 CHUNK = 512  # images decoded between two progress calls
-THREADS = 4
+THREADS = 4  # at first; MANY where they wait for files, or keep the cores busy
+MANY = 16
+WAITING = 0.5  # they wait if less of a core is busy
 WORTH = 6.0  # seconds to be saved for which processes are started
 STARTING = 1.3  # seconds that a process takes to begin, so there is one
 EACH = 3.0  # for so many seconds of a core's work,
@@ -176,9 +178,9 @@ def _say_skipped(skipped: Skipped) -> str:
 def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int], None] | None) -> dict[int, str]:
     """Fill `pixels`; return the rows that cannot be read, and why. `tell` gets how many are done, of how many.
 
-    Threads help only where Pillow, which releases the GIL while it decodes, has much to do: with 16 of them small
-    pictures took three times as long as with one. So processes decode all but the first ones where the time that these
-    took, and the work, say that it saves seconds.
+    Threads help only where files have to be waited for, and where Pillow, which releases the GIL while it decodes, has
+    much to do: with 16 of them small pictures took three times as long as with one. So processes decode all but the
+    first ones where the time that these took, and the work, say that it saves seconds.
     """
     total, began, worked = len(part.labels), time.monotonic(), time.process_time()
     first, rows = range(min(CHUNK, total)), range(min(CHUNK, total), total)
@@ -187,20 +189,24 @@ def _decode(part: Part, pixels: "np.memmap[Any, Any]", tell: Callable[[int, int]
         if tell is not None and done < total:
             tell(done, total)
 
-    unreadable = _decode_rows(part, first, pixels, progress)
+    few = min(THREADS, cores())
+    unreadable = _decode_rows(part, first, pixels, few, progress)
     times = len(rows) / len(first)
     by_threads, work = times * (time.monotonic() - began), times * (time.process_time() - worked)
+    waited = work < WAITING * by_threads
     workers = min(cores(), PROCESSES, 1 + int(work // EACH))
-    if isinstance(part, FilePart) and by_threads - work / workers - STARTING > WORTH:
+    # A subclass may read its files in another way, which the processes would not know.
+    if type(part) is FilePart and not waited and by_threads - work / workers - STARTING > WORTH:
         rows = _decode_in_processes(part, rows, pixels, workers, progress)
-    unreadable |= _decode_rows(part, rows, pixels, lambda done: progress(total - len(rows) + done))
+    threads = MANY if waited else min(MANY, cores()) if work > 0.75 * few * by_threads else few
+    unreadable |= _decode_rows(part, rows, pixels, threads, lambda done: progress(total - len(rows) + done))
     if tell is not None:
         tell(total, total)
     return unreadable
 
 
 def _decode_rows(
-    part: Part, rows: Sequence[int], pixels: "np.memmap[Any, Any]", progress: Callable[[int], None]
+    part: Part, rows: Sequence[int], pixels: "np.memmap[Any, Any]", threads: int, progress: Callable[[int], None]
 ) -> dict[int, str]:
     """Decode these rows in threads. `progress` gets how many of them are done."""
 
@@ -214,7 +220,7 @@ def _decode_rows(
         return ""
 
     unreadable = dict[int, str]()
-    with strict_decoding(), ThreadPoolExecutor(max_workers=min(THREADS, cores())) as pool:
+    with strict_decoding(), ThreadPoolExecutor(max_workers=threads) as pool:
         try:
             for start in range(0, len(rows), CHUNK):
                 some = rows[start : start + CHUNK]

@@ -56,7 +56,7 @@ class TrainedArm:
 
 
 def configure(arm: str, settings: Sequence[str] = ()) -> Config:
-    return recipe("digits", scale="smoke", **SETTINGS).changed(ARMS[arm][1]).changed(list(settings))
+    return recipe("digits", scale="smoke", **SETTINGS).as_defaults().changed(ARMS[arm][1]).changed(list(settings))
 
 
 def train_arms(root: Path, *, console: Console, settings: Sequence[str] = ()) -> list[TrainedArm]:

@@ -35,6 +35,7 @@ from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
 from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.train.config import TASK_KINDS
 from wellcond.usage import wrong_usage
 from wellcond.words import SITES, meant
 
@@ -96,7 +97,8 @@ def measure(
     """Build the model, measure it on images, print the table, and write rows and page.
 
     Args:
-        model_name, model_kwargs, checkpoint, ema, strict: see `build_model`.
+        model_name, model_kwargs, checkpoint, ema, strict: see `build_model`. The name may be a run's folder: then these
+            are the run's model, its settings and its last weights, unless they are given.
         pretrained: True uses the pretrained weights of that name, False random ones. None (without a checkpoint) uses
             the pretrained ones if they are cached or the hub answers within seconds, else random ones.
         data_dir: a folder or a .tar of images; by default crops of two photographs.
@@ -115,9 +117,13 @@ def measure(
     console = console or Console()
     with wrong_usage():
         where = _device(device)
-        name = _plain_name(model_name)
+        run = _run_of(model_name)
+        name = _plain_name(model_name) if run is None else Path(model_name).resolve().name
         folder = Path(output) if output is not None else Path(f"measure-{name}")
-        _refuse_run(model_name)
+        settings = dict(model_kwargs or {})
+        if run is not None:
+            model_name, own, last = _last_of(run, model_name)
+            settings, checkpoint = own | settings, last if checkpoint is None else checkpoint
         _check_folder(folder)
         if epsilon is not None and gray is None:
             raise ValueError(
@@ -125,7 +131,6 @@ def measure(
             )
         if exact not in EXACT:
             raise ValueError(f"exact must be one of {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
-        settings = dict(model_kwargs or {})
         weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
         built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
         if untrained and not built.trained:
@@ -191,20 +196,24 @@ def _plain_name(model_name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", last) or "model"
 
 
-def _refuse_run(name: str) -> None:
-    """If the name is a run's folder, raise a ValueError that says how to measure the run's model."""
+def _run_of(name: str) -> records.Run | None:
+    """Return the run whose folder this is; None for the name of a model."""
     file = Path(name) / CONFIG
-    if not file.is_file() or records.read_json(file).get("what") != "wellcond train":
-        return
-    config, states = records.Run.open(name).config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
-    shows = f"{name} is a run. `wellcond report {name}` shows what was measured while it trained"
-    if config.get("task") == "sequence":
-        raise ValueError(f"{shows}; this command measures image models, wellcond.Probe sequence models")
-    given = ",".join(f"{key}={value}" for key, value in config["model_kwargs"].items())
-    command = f"wellcond measure {config['model']}{f' --model-kwargs {given}' if given else ''}"
-    raise ValueError(
-        f"{shows}; to measure it on other images: {command} --checkpoint {states[-1] if states else 'FILE'}"
-    )
+    of_run = file.is_file() and records.read_json(file).get("what") == "wellcond train"
+    return records.Run.open(name) if of_run else None
+
+
+def _last_of(run: records.Run, name: str) -> tuple[str, dict[str, Any], Path]:
+    """Return a run's model, the model's settings, and the weights that it saved last."""
+    config, states = run.config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
+    if TASK_KINDS.get(config.get("task", "classify")) not in ("classify", "linear_probe"):
+        raise ValueError(
+            f"{name} is a run whose model classifies no pictures, and this command measures those that do. `wellcond "
+            f"report {name}` shows what was measured while it trained; wellcond.Probe measures any model"
+        )
+    if not states:
+        raise ValueError(f"{name} is a run without saved weights: let it go on until it has some")
+    return config["model"], dict(config["model_kwargs"]), states[-1]
 
 
 def _check_folder(folder: Path) -> None:

@@ -229,11 +229,13 @@ def _load_checkpoint(
     model: nn.Module, name: str, settings: Mapping[str, Any], path: Path, *, ema: bool, strict: bool
 ) -> tuple[nn.Module, list[str]]:
     notes = [f"{'averaged ' if ema else ''}weights of {path.name}"]
-    if "num_classes" not in settings:
-        classes = _head_of(read_weights(path, ema=ema)[0], model)
-        if classes is not None:
-            model = create_model(name, {**settings, "num_classes": classes})
-            notes.append(f"{classes} classes, as its head has them" if classes else "no head, as it has none")
+    sizes = _sizes_of(read_weights(path, ema=ema)[0], model, settings)
+    if sizes:
+        model = create_model(name, {**settings, **sizes})
+    if (classes := sizes.get("num_classes")) is not None:
+        notes.append(f"{classes} classes, as its head has them" if classes else "no head, as it has none")
+    if channels := sizes.get("in_chans"):
+        notes.append(f"pictures of {channels} channel{'s' if channels > 1 else ''}, as its first layer takes them")
     loaded = load(model, path, strict=strict, ema=ema)
     notes += _surgery(loaded)
     if loaded.missing:
@@ -247,8 +249,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
-    """Return the number of classes in the file (0: no head) if only the head keeps its weights from fitting."""
+def _sizes_of(weights: dict[str, Tensor], model: nn.Module, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of classes (0: no head) and of channels in the file, where these, and nothing that is set, keep
+    its weights from fitting."""
     state = model.state_dict()
     weights = match_names(weights, state)
     misfits = {
@@ -256,12 +259,25 @@ def _head_of(weights: dict[str, Tensor], model: nn.Module) -> int | None:
         for name in state.keys() | weights.keys()
         if name not in state or name not in weights or state[name].shape != weights[name].shape
     }
-    heads: Any = _config_of(model).get("classifier") or ()
-    heads = (heads,) if isinstance(heads, str) else heads
-    if not misfits or not misfits <= {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}:
-        return None
-    head = weights.get(f"{heads[0]}.weight")
-    return 0 if head is None else head.shape[0]
+    heads, firsts = _names_in(model, "classifier"), _names_in(model, "first_conv")
+    of_heads = {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}
+    of_firsts = {f"{first}.weight" for first in firsts}
+    sizes: dict[str, int] = {}
+    if not misfits <= of_heads | of_firsts:
+        return sizes
+    if misfits & of_heads and "num_classes" not in settings:
+        head = weights.get(f"{heads[0]}.weight")
+        sizes["num_classes"] = 0 if head is None else head.shape[0]
+    for first in misfits & of_firsts & weights.keys():
+        if "in_chans" not in settings:
+            sizes["in_chans"] = weights[first].shape[1]
+    return sizes
+
+
+def _names_in(model: nn.Module, entry: str) -> tuple[str, ...]:
+    """Return the names of layers that timm's configuration of a model has under an entry: one, several or none."""
+    names: Any = _config_of(model).get(entry) or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _restore_surgery(model: nn.Module, name: str) -> list[str]:

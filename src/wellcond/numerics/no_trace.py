@@ -8,9 +8,10 @@ positions made at the first call, timm's attention biases by device. Without thi
 a pass in another precision or with other weights has left.
 
 Inside this context, buffers are copies, and so are tensors in plain attributes and in their dicts, lists and tuples.
-Dicts of tensors with "cache" in their name look empty, so that they are filled anew. At the end each attribute and
-buffer is the same object as before, and each dict, list and set has the same content. Parameters and hooks are left
-alone, and so are objects of other classes. Not for FullyShardedDataParallel, which keeps its state in such attributes.
+Dicts of tensors with "cache" in their name look empty, so that they are filled anew (but not by a module that tries to
+read first and fills its cache after a KeyError: to it they look full). At the end each attribute and buffer is the same
+object as before, and each dict, list and set has the same content. Parameters and hooks are left alone, and so are
+objects of other classes. Not for FullyShardedDataParallel, which keeps its state in such attributes.
 """
 
 import collections
@@ -31,7 +32,7 @@ Kept = dict[int, tuple[Any, Any]]  # id → a dict, list or set, and a copy of i
 Copies = dict[int, Any]  # id → a tensor's copy: one that two modules share stays shared; a cache's stand-in
 
 
-class _Emptied(dict[Any, Any]):
+class _Emptied(collections.OrderedDict[Any, Any]):
     """A cache that looks empty, so that a pass fills it anew. What is read without a look whether it is there was not
     filled by a pass, and is read from the cache."""
 
@@ -40,6 +41,8 @@ class _Emptied(dict[Any, Any]):
         self.cache = cache
 
     def __missing__(self, key: Any) -> Any:
+        if isinstance(self.cache, collections.defaultdict) and self.cache.default_factory is not None:
+            return self.setdefault(key, self.cache.default_factory())
         return self.cache[key]
 
 

@@ -7,7 +7,7 @@ state = parts.saved(step, counters)     # everything between two steps; a collec
 parts.restore(state)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from wellcond.data import DataSet, open_data
 from wellcond.data.cache import Progress
 from wellcond.data.sources import MissingSizeError
+from wellcond.models.surgery import attention_of, graying_of, skips_of
 from wellcond.models.weights import surgery_metadata
 from wellcond.train.checkpoint import SavedState
 from wellcond.train.computing import mend_read_back
@@ -193,10 +194,21 @@ def build(config: Config, task: Task, here: Processes, *, total: int, steps_per_
             mend_read_back()
         called = cast(nn.Module, torch.compile(called, mode=config.compile_mode or None))
     scaler = torch.amp.GradScaler(here.device.type, enabled=config.amp_dtype == "float16")
-    notes = [*task.notes]
+    notes = [*task.notes, *([] if config.kind else _left_out(config, model))]
     if config.amp_dtype == "tf32" and not _has_tf32(here.device):
         notes.append("amp_dtype=tf32 makes no difference here: products are rounded by NVIDIA GPUs from Ampere on")
     return Parts(model, called, optimizer, schedule, scaler, ema, config.shard, metadata, notes)
+
+
+def _left_out(config: Config, model: nn.Module) -> Iterator[str]:
+    """Say which changes of the model were asked for and are not there: a task's own build() has to make them."""
+    there = {"gray": graying_of(model), "remove_skips": skips_of(model), "attention": attention_of(model)}
+    for name, found in there.items():
+        if getattr(config, name) and not found:
+            yield (
+                f"{name}={getattr(config, name)} has changed nothing: the build() of task={config.task} does not apply "
+                "it (wellcond.train.tasks has `operate`, which does)"
+            )
 
 
 def _has_tf32(device: torch.device) -> bool:

@@ -393,4 +393,4 @@ class Validation:
             if name not in counted:
                 found = ", ".join(counted) or "nothing"
                 raise ValueError(f"task={self.config.task}: count() has to return {name!r}, too; it returned {found}")
-        return counted
+        return {name: value.to(self.here.device) for name, value in counted.items()}

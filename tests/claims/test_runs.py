@@ -230,7 +230,7 @@ def test_of_arms_that_are_not_asked_for_nothing_is_trained(tmp_path, monkeypatch
     assert some.run(plan("digits/vit/both/seed-0")) == done  # what is done is read all the same
     with pytest.raises(OutOfTime):
         some.run(plan("digits/vit/both/seed-1"))
-    assert (some.left, some.not_asked) == ([], ["digits/vit/both/seed-1"])
+    assert (some.left, some.left_out) == ([], ["digits/vit/both/seed-1"])
     assert some.run(plan("digits/vit/no-sa/seed-0"))["status"] == "finished"
     one = Runs(tmp_path / "here", console=CONSOLE, device="cpu", kept=kept, seeds=1)
     with pytest.raises(OutOfTime):
@@ -248,7 +248,7 @@ def test_what_is_asked_for_later_is_measured_where_the_weights_are(tmp_path, mon
     assert reads.run(plan(measure=("log_kappa",)))["log_kappa"] is None  # nor where it could: there may be no data
     with pytest.raises(OutOfTime):
         reads.run(replace(plan("b"), start="weights/of/another"))
-    assert reads.not_asked == ["b"]
+    assert reads.left_out == ["b"]
     found = there.run(plan(measure=("log_kappa",)))["log_kappa"]
     assert found["trained"]
     assert read_json(kept / "a" / "result.json")["log_kappa"] == found

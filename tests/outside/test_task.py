@@ -127,6 +127,20 @@ def test_settings_are_those_of_the_parents_too_and_those_without_a_default_are_n
         recipe("digits", scale="smoke", task="scaled", task_kwargs={"weight": 3.0}).check()
 
 
+def test_a_class_may_give_its_parents_what_these_need() -> None:
+    class Scaled(OneVersusRest):
+        def __init__(self, config: Config, data: DataSet, *, scale: float, **others: Any):
+            super().__init__(config, data, **others)
+
+    class Fixed(Scaled):
+        def __init__(self, config: Config, data: DataSet, *, extra: int = 1, **others: Any):
+            super().__init__(config, data, scale=2.0, **others)
+
+    wellcond.register_task("fixed", like="classify")(Fixed)
+    assert options_of("fixed") == {"extra": False, "scale": False, "weight": False}
+    recipe("digits", scale="smoke", task="fixed").check()
+
+
 def test_a_task_may_build_any_model(tmp_path: Path) -> None:
     config = recipe("digits", scale="smoke", epochs=2, lr=1e-2, task="brightness")
     found = train(config, tmp_path / "run", device="cpu", quiet=True)

@@ -132,14 +132,10 @@ class Comparison:
             best = max(rates, key=lambda lr: rates[lr], default=None)
             edge = ", and the best is the last that was tried" if best in (min(tried), max(tried)) else ""
             missing = f" (no seeds yet{edge})" if not one["runs"] else ""
-            cells = {
-                f"{(lr := rate['lr']):g}": (f"**{rates[lr]:.1f}**" if lr == one.get("lr") else f"{rates[lr]:.1f}")
-                if lr in rates
-                else "diverged"
-                for rate in one["grid"]["rates"]
-            }
+            cells = {lr: f"{rates[lr]:.1f}" if lr in rates else "diverged" for lr in tried}
+            cells |= {lr: f"**{cells[lr]}**" for lr in tried if lr == one.get("lr")}
             table = f"Top-1 in % on held-out images by learning rate, after {one['grid']['epochs']} epochs"
-            yield TableRow(f", {self.arms[arm].title}{missing}", cells, table)
+            yield TableRow(f", {self.arms[arm].title}{missing}", {f"{lr:g}": cell for lr, cell in cells.items()}, table)
 
     def interval(self, values: Iterable[float]) -> Interval:
         """Return the interval of `values`, with this comparison's confidence."""

@@ -22,7 +22,8 @@ TITLE = "What we found, statement by statement"
 CAPTION = (
     "A dot is a mean, a line its interval; in the pale bar the whole interval has to lie. Each claim has its own scale."
 )
-LINE_HIGH, NUMBERS_WIDE = 28, 130  # pixels
+WIDE, TEXT_WIDE, NUMBERS_WIDE = 960, 560, 120  # pixels
+LINE_HIGH, HEADING_HIGH = 16, 24
 
 
 def overview_rows(found: Sequence["Entry"]) -> list[dict[str, Any]]:
@@ -82,13 +83,14 @@ def _on_one_scale(claim: str, unit: str | None, rows: list[dict[str, Any]]) -> I
 
 
 def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any:
-    """Chart every statement that has been decided or tried: its text, below it dot and interval over what was asked.
+    """Chart every statement that has been decided or tried: its text, and dot and interval over what was asked.
 
     Args:
         rows: those of `overview_rows`.
-        on_page: whether it is for a Chart with these rows, as wide as its place, whose legend toggles verdicts.
+        on_page: whether it is for a Chart with these rows, as wide as its place, perhaps a phone, whose legend toggles
+            verdicts: then the dot stands below the text.
     """
-    alt = altair()
+    alt, below = altair(), int(on_page)
     present = [verdict for verdict in VERDICT_COLORS if any(row["outcome"] == verdict for row in rows)]
     color = alt.Color(
         "outcome:N",
@@ -104,25 +106,27 @@ def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any
         for one in ("mean", "low", "high")
     )
     interval = f"isValid(datum.low) ? ' [' + {low} + ', ' + {high} + ']' : ''"
-    single = "datum.outcome && !isValid(datum.mean)"
+    with_dot = LINE_HIGH * (1 + below)
     base = (
         alt.Chart(alt.NamedData("rows") if on_page else alt.Data(values=[dict(row) for row in rows]))
         .transform_filter("indexof(off, datum.outcome) < 0")
         .transform_calculate(
             **scaled,
-            high_as=f"{single} ? {LINE_HIGH / 2} : {LINE_HIGH}",
+            high_as=f"!datum.outcome ? {HEADING_HIGH} : isValid(datum.mean) ? {with_dot} : {LINE_HIGH}",
             text="datum.statement",
             number=f"isValid(datum.mean) ? {mean} + ({interval}) : datum.outcome",
         )
         .transform_window(end="sum(high_as)")
         .transform_calculate(
-            dot_at=f"datum.end - {LINE_HIGH / 4}",
-            text_at=f"datum.dot_at - (isValid(datum.mean) ? {0.44 * LINE_HIGH} : 0)",
+            dot_at=f"datum.end - {LINE_HIGH / 2}",
+            text_at=f"datum.dot_at - (isValid(datum.mean) ? {0.9 * LINE_HIGH * below} : 0)",
         )
         .encode(tooltip=[alt.Tooltip("text:N", title="statement"), "number:N", "outcome:N"])
     )
-    height = sum(LINE_HIGH / (2 if row["outcome"] and row["mean"] is None else 1) for row in rows)
-    across = alt.Scale(domain=[0, 1], range=[0, alt.expr(f"width - {NUMBERS_WIDE}")], nice=False)
+    heights = (LINE_HIGH if row["mean"] is None else with_dot for row in rows if row["outcome"])
+    height = sum(heights) + HEADING_HIGH * sum(not row["outcome"] for row in rows)
+    right, begin = alt.expr("width"), 0 if on_page else TEXT_WIDE
+    across = alt.Scale(domain=[0, 1], range=[begin, alt.expr(f"width - {NUMBERS_WIDE}")], nice=False)
     down = alt.Scale(domain=[0, height], range=[0, height], nice=False)
 
     def x(name: str) -> Any:
@@ -132,17 +136,20 @@ def overview(rows: Sequence[Mapping[str, Any]], *, on_page: bool = False) -> Any
         return alt.Y(f"{name}_at:Q", scale=down, axis=None)
 
     dots = base.transform_filter("isValid(datum.mean)").encode(y=y("dot"))
-    told, headings = (base.transform_filter(one).encode(y=y("text")) for one in ("datum.outcome", "!datum.outcome"))
-    left = {"align": "left", "baseline": "middle", "fontSize": 11, "limit": alt.expr("width")}
+    told, headings = (
+        base.transform_filter(one).encode(x=alt.value(0), y=y("text"), text="text:N")
+        for one in ("datum.outcome", "!datum.outcome")
+    )
+    words = {"align": "left", "baseline": "middle", "fontSize": 11, "color": LIGHT["ink"]}
     layers = [
         dots.mark_bar(height=9, color=MUTED, opacity=0.14).encode(x=x("from"), x2="to_at:Q"),
         dots.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high_at:Q", color=color),
         dots.mark_point(filled=True, size=60, opacity=1).encode(x=x("mean"), color=color),
         told.mark_text(align="right", baseline="middle", fontSize=11).encode(
-            x=alt.value(alt.expr("width")), y=y("dot"), text="number:N", color=color
+            x=alt.value(right), y=y("dot"), text="number:N", color=color
         ),
-        told.mark_text(**left, color=LIGHT["ink"]).encode(x=alt.value(0), text="text:N"),
-        headings.mark_text(**left, color=MUTED, fontWeight="bold").encode(x=alt.value(0), text="text:N"),
+        told.mark_text(**words, limit=right if on_page else TEXT_WIDE - 12),
+        headings.mark_text(**words | {"color": MUTED}, limit=right, fontWeight="bold"),
     ]
-    width: Any = "container" if on_page else 760
+    width: Any = "container" if on_page else WIDE
     return alt.layer(*layers, params=[alt.param(name="off", value=[]).param]).properties(width=width, height=height)

@@ -216,7 +216,8 @@ def _run(plan: Sequence[tuple[Claim, tuple[GivenData, ...]]], options: Options, 
             options.say(f"The time is over. Not finished: {claims}. {left}: {_by_arm(runs.left)}. {again}")
         else:
             only = " and ".join(filter(None, ["--arm" if runs.arms else "", "--seeds" if runs.seeds else ""]))
-            options.say(f"What {only} asked for is done. Not complete: {claims}. {left}: {_by_arm(runs.not_asked)}.")
+            done = f"What {only} asked for is done" if only else "What can be run is done"
+            options.say(f"{done}. Not complete: {claims}. {left}: {_by_arm(runs.left_out)}.")
     claims = list(dict.fromkeys(one.id for one, _ in plan))
     if len(claims) > 1 and options.scale != "smoke":
         width = max(map(len, claims))

@@ -136,9 +136,9 @@ class Runs:
         self._told_done: set[str] = set()  # runs already reported as done
         self._told_data: set[str] = set()  # sets of which it was said that the data differ
         self.left: list[str] = []
-        """Names of runs that there was no time, or not enough, for, or whose start is missing."""
-        self.not_asked: list[str] = []
-        """Names of runs that `training`, `arms` or `seeds` leave out."""
+        """Names of runs that there was no time, or not enough, for."""
+        self.left_out: list[str] = []
+        """Names of runs that `training`, `arms` or `seeds` leave out, or that start from one that diverged."""
         self.limit: float | None = as_seconds(time_limit) if time_limit else None
         self.training: bool = training
         """Whether to train and measure what is missing; if not, it is treated as if there were no time for it."""
@@ -248,7 +248,7 @@ class Runs:
                 self._say(self._count(), plan, f"done before: {_words(result)}")
             return self._measure_later(plan, result)
         if not self._trains(plan):
-            self.not_asked.append(plan.name)
+            self.left_out.append(plan.name)
             raise OutOfTime(f"{plan.name} is not trained")
         plan = self._started(plan)
         if self._jobs is not None:
@@ -277,8 +277,8 @@ class Runs:
         if not plan.start:
             return plan
         if not self._has_start(plan):
-            self.left.append(plan.name)
             diverged = any(one["status"] == "diverged" for one in self.results(plan.start))
+            (self.left_out if diverged or plan.start in self.left_out else self.left).append(plan.name)
             why = "it diverged" if diverged else f"these are not in {self.root}"
             raise OutOfTime(f"{plan.name} starts from the weights of {plan.start}, and {why}")
         return replace(plan, config=plan.config.changed({"checkpoint": str(self.root / plan.start / WEIGHTS)}))

@@ -245,16 +245,16 @@ def register_task(name: str, *, like: str = "") -> Callable[[Class], Class]:
 
 def options_of(task: str) -> dict[str, bool]:
     """Return a task's own settings, and whether each has to be given: the keyword-only arguments of its class, and of
-    its parents where these get `**kwargs`."""
+    its parents where these get `**kwargs`; but a parent's need not be given, since the class may do so."""
     found: dict[str, bool] = {}
-    for cls in inspect.getmro(cast(type, TASKS[task])):
-        if "__init__" in vars(cls):
-            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())
-            for one in parameters:
-                if one.kind is one.KEYWORD_ONLY:
-                    found.setdefault(one.name, one.default is one.empty)
-            if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-                break
+    makers = [vars(cls)["__init__"] for cls in inspect.getmro(cast(type, TASKS[task])) if "__init__" in vars(cls)]
+    for maker in makers:
+        parameters = list(inspect.signature(maker).parameters.values())
+        for one in parameters:
+            if one.kind is one.KEYWORD_ONLY:
+                found.setdefault(one.name, maker is makers[0] and one.default is one.empty)
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
     return found
 
 

@@ -79,8 +79,8 @@ def build(
         about="wellcond demo",
         footer=_footer(),
     )
-    page.add(_hero_section(hero, grayed[hero]), _evidence_section(evidence))
-    page.add(*_arms_sections(arms), _numbers_section(grayed, paths))
+    page.add(_hero_section(hero, grayed[hero]), *_arms_sections(arms))
+    page.add(_evidence_section(evidence), _numbers_section(grayed, paths))
     page.add(section("Use it", code_block(USAGE), _more(folder)))
     return page
 

@@ -108,6 +108,10 @@ def plan(id_: str, options: Options) -> list[str]:
             lines.append(f"    {hours:,.0f} GPU hours, at {speed:,.0f} images per second and GPU ({how})")
     if total:
         lines.append(f"Together {total:,.0f} GPU hours for one seed, where pictures are decoded as fast as that.")
+    else:
+        lines.append(
+            "GPU hours need measured speeds: --evidence names the evidence of a clone, which stands beside them."
+        )
     return [*lines, "Other seeds: --set seed=1. Every loader, model and schedule was built; nothing was trained."]
 
 

@@ -109,9 +109,7 @@ def plan(id_: str, options: Options) -> list[str]:
     if total:
         lines.append(f"Together {total:,.0f} GPU hours for one seed, where pictures are decoded as fast as that.")
     else:
-        lines.append(
-            "GPU hours need measured speeds: --evidence names a clone's evidence, beside which these stand."
-        )
+        lines.append("GPU hours need measured speeds: --evidence names a clone's evidence, beside which these stand.")
     return [*lines, "Other seeds: --set seed=1. Every loader, model and schedule was built; nothing was trained."]
 
 

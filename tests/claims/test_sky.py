@@ -96,6 +96,10 @@ def test_findings_have_the_numbers_of_the_tasks_that_there_are():
     for arm in one_seed[0]["arms"].values():
         arm["runs"] = arm["runs"][:1]
     assert lra.finding(one_seed) == f"Averaged over 1 task, {differs} (one seed)."
+    apart = copy.deepcopy(found[1:2])
+    for arm in apart[0]["arms"].values():
+        arm["runs"] = [run | {"seed": run["seed"] + 3} for run in arm["runs"]]
+    assert lra.finding([*found[:1], *apart]) == "No seed has runs of all attentions on all tasks yet."
     found[0]["arms"]["skyformer"]["runs"] = []
     assert lra.finding(found) == f"Averaged over 3 tasks, {differs}."  # those that have all attentions
     found[0]["arms"]["softmax"]["runs"] = []

@@ -10,7 +10,7 @@ call `wellcond.register_claim`; docs/adding-a-claim.md has an example.
 
 from .arms import Between, TrainedArms
 from .catalogue import CLAIMS, QUEUE, claim, register_claim
-from .claim import Claim, Measured, MeasuredOn, Options, Statement
+from .claim import THE_PAPER, Claim, Measured, MeasuredOn, Options, Statement, TableRow
 from .comparison import SKIPS, Arm, Comparison
 from .measurements import register_measurement
 from .reproduce import reproduce
@@ -19,6 +19,7 @@ __all__ = [
     "CLAIMS",
     "QUEUE",
     "SKIPS",
+    "THE_PAPER",
     "Arm",
     "Between",
     "Claim",
@@ -27,6 +28,7 @@ __all__ = [
     "MeasuredOn",
     "Options",
     "Statement",
+    "TableRow",
     "TrainedArms",
     "claim",
     "register_claim",

@@ -445,7 +445,8 @@ class TrainedArms(Claim):
                 parts += self._parts_on(by_set[name])
             elif self.asks:
                 parts.append(not_run(f"{SETS[name].title}: {self.asks}"))
-        return combine([*parts, *self._between(by_set, judged), *self._across(by_set, judged)])
+        parts += [*self._between(by_set, judged), *self._across(by_set, judged)]
+        return combine(parts or [not_run(self.holds_if)])
 
     def _parts_on(self, found: Comparison) -> Iterable[Part]:
         for part in self.judge(found) if self._has_runs(found) else ():

@@ -48,6 +48,7 @@ __all__ = [
 Record = Mapping[str, Any]
 """The content of one evidence file."""
 THE_PAPER = "the paper"
+"""The column of a table that has the paper's numbers; it comes last."""
 
 
 class TableRow(NamedTuple):

@@ -57,6 +57,8 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     guessed = [one.title for one in shared.values() if at_chance(one)]
     if not shared:
         return "No task has runs of all attentions yet."
+    if not all(gains(shared, arm) for arm in arms):
+        return "No seed has runs of all attentions on all tasks yet."
 
     def said(tasks: Mapping[str, Comparison], *, named: bool) -> str:
         means = {ARMS[arm].title: written(fmean(gains(tasks, arm).values()), "+z.1f") for arm in arms}

@@ -472,14 +472,24 @@ def test_a_run_is_measured_as_its_last_state_has_it(tmp_path: Path) -> None:
     assert kappa == pytest.approx(expected, abs=1e-3)
 
 
+def test_of_a_masked_autoencoders_run_the_encoder_is_measured(tmp_path: Path) -> None:
+    config = recipe("mae_base", scale="smoke", steps=2, warmup_steps=1, gray="dct")
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    found = measure(str(tmp_path / "run"), samples=2, output=tmp_path / "page", device="cpu", console=quiet())
+    assert "no head, as it has none" in found.notes[0]
+    assert "grayed as when it was saved: dct, epsilon 0.95" in found.notes[0]
+    assert "random" not in found.notes[0]
+    assert {row["block"] for row in found.rows if row["name"] == "log_kappa"} == {"blocks.0", "blocks.1"}
+
+
 def test_a_run_that_cannot_be_measured_says_why(tmp_path: Path) -> None:
     about = {"what": "wellcond train", "version": 1, "config": {"model": NAME, "model_kwargs": {}}}
     write_json(tmp_path / "config.json", about)
     with pytest.raises(ValueError, match="is a run without saved weights"):
         measure(str(tmp_path))
-    for other in ({"model": "lra_text", "task": "sequence"}, {"task": "mae"}, {"task": "from another package"}):
+    for other in ({"model": "lra_text", "task": "sequence"}, {"task": "from another package"}):
         write_json(tmp_path / "config.json", about | {"config": about["config"] | other})
-        with pytest.raises(ValueError, match=r"is a run whose model classifies no pictures.*wellcond report"):
+        with pytest.raises(ValueError, match=r"is a run whose model reads no pictures.*wellcond report"):
             measure(str(tmp_path))
 
 

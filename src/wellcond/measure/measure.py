@@ -35,7 +35,7 @@ from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
 from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
-from wellcond.train.config import TASK_KINDS
+from wellcond.train.config import IMAGE_TASKS, TASK_KINDS
 from wellcond.usage import wrong_usage
 from wellcond.words import SITES, meant
 
@@ -206,10 +206,10 @@ def _run_of(name: str) -> records.Run | None:
 def _last_of(run: records.Run, name: str) -> tuple[str, dict[str, Any], Path]:
     """Return a run's model, the model's settings, and the weights that it saved last."""
     config, states = run.config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
-    if TASK_KINDS.get(config.get("task", "classify")) not in ("classify", "linear_probe"):
+    if TASK_KINDS.get(config.get("task", "classify")) not in IMAGE_TASKS:
         raise ValueError(
-            f"{name} is a run whose model classifies no pictures, and this command measures those that do. `wellcond "
-            f"report {name}` shows what was measured while it trained; wellcond.Probe measures any model"
+            f"{name} is a run whose model reads no pictures, and this command measures those that do. `wellcond report "
+            f"{name}` shows what was measured while it trained; wellcond.Probe measures any model"
         )
     if not states:
         raise ValueError(f"{name} is a run without saved weights: let it go on until it has some")

@@ -147,7 +147,8 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     built with stays: load raises ValueError if the file records another of ours for it, and warns if it records none.
 
     Also reads `.pt` and `.pth` files, as tensors only (never an unrestricted pickle), with the wrappers and prefixes
-    that training loops add: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`.
+    that training loops add: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. Of a
+    masked autoencoder's weights a ViT takes the encoder's.
     `ema=True` takes the averaged weights that timm and others store next to the last ones, as `state_dict_ema` or
     `model_ema`.
 
@@ -313,10 +314,14 @@ def _load_state(
 
 
 def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights under the names of `state`, where they differ only by what wrappers add to names."""
+    """Return the weights under the names of `state`, where they differ only by what wrappers add to names; those of a
+    masked autoencoder's encoder if `state` is that of an encoder alone."""
     names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of their names
     if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
+    inside = {name.removeprefix("encoder."): one for name, one in weights.items() if name.startswith("encoder.")}
+    if not weights.keys() & names.keys() and inside.keys() & names.keys():
+        weights = inside  # the decoder is no longer needed
     return {names.get(name, name): tensor for name, tensor in weights.items()}
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from wellcond.attention import NystromAttention, SkyformerAttention
 from wellcond.models import sequence, weights
+from wellcond.models.mae import MaskedAutoencoder
 from wellcond.models.surgery import (
     GrayingSettings,
     attention_of,
@@ -636,3 +637,18 @@ def test_precision_of_the_model_stays(make_vit: Make, file: Path) -> None:
     assert half.head.weight.dtype == torch.bfloat16
     assert torch.equal(half.head.weight, model.head.weight.bfloat16())
     ungray(half)
+
+
+def test_a_vit_takes_the_encoder_of_a_masked_autoencoders_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 2}
+    encoder = timm.create_model("vit_tiny_patch16_224", num_classes=0, **settings)
+    masked = MaskedAutoencoder(encoder, decoder_dim=16, decoder_depth=1, decoder_heads=2)
+    save(masked, tmp_path / "masked.safetensors")
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **settings).eval()
+    found = load(model, tmp_path / "masked.safetensors")
+    assert (found.missing, found.unexpected) == ([], [])
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(model(images), masked.encoder.eval()(images))
+    with pytest.raises(ValueError, match=r"it lacks: head\.bias, head\.weight|it lacks: head\.weight, head\.bias"):
+        load(timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings), tmp_path / "masked.safetensors")

@@ -456,7 +456,11 @@ def test_a_run_is_measured_as_its_last_state_has_it(tmp_path: Path) -> None:
     """Digits have one channel and ten classes, which the configuration does not name."""
     config = recipe("digits", scale="smoke", epochs=1, gray="dct", remove_skips=["mlp"], batch_size=512)
     train(config, tmp_path / "run", device="cpu", quiet=True)
-    found = measure(str(tmp_path / "run"), samples=2, output=tmp_path / "page", device="cpu")
+    found = measure(
+        str(tmp_path / "run"), samples=2, output=tmp_path / "page", device="cpu", untrained=True, console=quiet()
+    )
+    assert found.untrained
+    assert found.untrained != found.rows
     assert "10 classes, as its head has them, pictures of 1 channel, as its first layer takes them" in found.notes[0]
     assert "grayed as when it was saved: dct, epsilon 0.95, the skip mlp is removed in 4 blocks" in found.notes[0]
     state = sorted((tmp_path / "run" / "checkpoints").glob("*/model.safetensors"))[-1]

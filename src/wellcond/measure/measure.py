@@ -150,7 +150,7 @@ def measure(
     rows, said, shape = _measure(built.model, name, probed, sample, where, exact, console)
     start = None
     if untrained:
-        _forget_training(built, model_name, settings, seed)
+        _forget_training(built, model_name, seed)
         _settle_norms(built.model, sample, where)
         start, _, _ = _measure(built.model, UNTRAINED, probed, sample, where, exact, console)
         notes.append(f"{UNTRAINED}: the same model with random weights, seed {seed}.")
@@ -350,12 +350,9 @@ def _run(probe: Probe, sample: ImageSample, device: torch.device, console: Conso
         ) from error
 
 
-def _forget_training(built: BuiltModel, model_name: str, settings: Mapping[str, Any], seed: int) -> None:
+def _forget_training(built: BuiltModel, model_name: str, seed: int) -> None:
     """Give the model random weights but keep its surgery, which does not rename any weights."""
-    classes = getattr(built.model, "num_classes", None)
-    if classes is not None:  # the checkpoint may have set it
-        settings = {**settings, "num_classes": classes}
-    fresh = _build(model_name, seed, model_kwargs=settings)
+    fresh = _build(model_name, seed, model_kwargs=built.model_kwargs)
     built.model.load_state_dict(fresh.model.state_dict())
 
 

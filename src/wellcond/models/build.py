@@ -52,6 +52,8 @@ class BuiltModel:
     """What readers of its measurements need to know, one phrase each."""
     trained: bool
     """Whether its weights were loaded; otherwise they are random."""
+    model_kwargs: dict[str, Any]
+    """The settings it was built with, also those that the weights have set."""
 
     def transform(self) -> Callable[["Image"], Tensor]:
         """Return the transform from an RGB picture to a tensor: resize, crop and normalise as the model expects."""
@@ -97,7 +99,8 @@ def build_model(
     model = create_model(name, settings, pretrained=pretrained)
     notes: list[str] = []
     if checkpoint is not None:
-        model, notes = _load_checkpoint(model, name, settings, Path(checkpoint), ema=ema, strict=strict)
+        model, notes, sizes = _load_checkpoint(model, name, settings, Path(checkpoint), ema=ema, strict=strict)
+        settings |= sizes
     elif pretrained:
         notes = ["pretrained weights", *_restore_surgery(model, name)]
     else:
@@ -107,6 +110,7 @@ def build_model(
         data_config=data_config_of(model, name) if name.startswith(HUGGINGFACE) else _data_config(model, settings),
         notes=notes,
         trained=pretrained or checkpoint is not None,
+        model_kwargs=settings,
     )
 
 
@@ -227,7 +231,7 @@ def _tensors_only() -> Iterator[None]:
 
 def _load_checkpoint(
     model: nn.Module, name: str, settings: Mapping[str, Any], path: Path, *, ema: bool, strict: bool
-) -> tuple[nn.Module, list[str]]:
+) -> tuple[nn.Module, list[str], dict[str, int]]:
     notes = [f"{'averaged ' if ema else ''}weights of {path.name}"]
     sizes = _sizes_of(read_weights(path, ema=ema)[0], model, settings)
     if sizes:
@@ -242,7 +246,7 @@ def _load_checkpoint(
         notes.append(f"{_some(loaded.missing)} not in it, and left random")
     if loaded.unexpected:
         notes.append(f"{_some(loaded.unexpected)} in it, but not in the model, and left out")
-    return model, notes
+    return model, notes, sizes
 
 
 def _some(names: list[str]) -> str:

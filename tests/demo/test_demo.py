@@ -76,6 +76,12 @@ def test_a_second_run_trains_nothing_and_replaces_the_page(output, capsys):
     assert out.count("done before") == len(ARMS)
 
 
+def test_a_length_in_steps_takes_the_place_of_the_epochs():
+    config = demo_training.configure("both", ["steps=10"])
+    config.check()
+    assert config.steps == 10
+
+
 def test_other_settings_are_other_runs():
     plain, changed = (demo_training.configure("both", settings) for settings in ([], ["epochs=2"]))
     assert demo_training._digest(plain) != demo_training._digest(changed)

@@ -476,6 +476,15 @@ def test_a_run_is_measured_as_its_last_state_has_it(tmp_path: Path) -> None:
     assert kappa == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_convmixer_of_another_size_is_measured_at_the_size_of_its_images(tmp_path: Path) -> None:
+    config = recipe("convmixer", scale="smoke", steps=2, warmup_steps=1)
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    found = measure(str(tmp_path / "run"), samples=2, output=tmp_path / "page", device="cpu", console=quiet())
+    assert "10 classes, as its head has them, pictures of 1 channel" in found.notes[0]
+    assert any(f"{config.image_size} × {config.image_size} pixels" in note for note in found.notes)
+    assert [row["site"] for row in found.rows if row["name"] == "log_kappa"]
+
+
 def test_of_a_masked_autoencoders_run_the_encoder_is_measured(tmp_path: Path) -> None:
     config = recipe("mae_base", scale="smoke", steps=2, warmup_steps=1, gray="dct")
     train(config, tmp_path / "run", device="cpu", quiet=True)

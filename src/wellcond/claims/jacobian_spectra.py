@@ -154,14 +154,14 @@ def says(records: Mapping[str, Record]) -> str:
         return f" (at {listed(sizes)})" if len(sizes) < len(records) else ""
 
     graying = next(iter(records.values()))["graying"].upper()
-    told = f"the lower ε of {graying} graying, the better conditioned is an untrained attention's Jacobian"
     words = {"holds": "this is so", "does not hold": "it is not so", "undecided": "it is undecided"}
     said = "; ".join(
         f"{words[outcome]} {listed(title + at(sizes) for title, sizes in kinds.items())}"
         for outcome, kinds in found.items()
         if kinds
     )
-    return f"{'T' if found['holds'] else 'Not shown: t'}{told[1:]}: {said}."
+    lead = "The lower" if found["holds"] else "Not shown: the lower"
+    return f"{lead} ε of {graying} graying, the better conditioned is an untrained attention's Jacobian: {said}."
 
 
 def summary(record: Record) -> Iterable[Line]:

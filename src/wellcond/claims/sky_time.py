@@ -69,7 +69,7 @@ def measure(options: Options, data: GivenData) -> Mapping[str, Any]:
     steps = {"steps": window * (2 + windows), "log_every": window, **({"batch_size": 2} if smoke else {})}
     cache = {"cache_dir": str(options.output / options.scale / "cache")}
     ours = {**ALONE, **steps, **cache}
-    configs = {arm: ACCURACY.configure(options, data, arm).changed(ours, given=False) for arm in MAIN}
+    configs = {arm: ACCURACY.configure(options, data, arm).as_defaults().changed(ours) for arm in MAIN}
     time, memory = dict[str, list[float]](), dict[str, list[float]]()
     with registered_attentions(), tempfile.TemporaryDirectory() as scratch:
         configs = {SDPA: configs["softmax"].changed({"attention": SDPA}), **configs}

@@ -133,6 +133,9 @@ def measure(
             raise ValueError(f"exact must be one of {', '.join(EXACT)}, not {exact!r}{meant(exact, EXACT)}")
         weights: dict[str, Any] = {"checkpoint": checkpoint, "ema": ema, "strict": strict}
         built, why_random = _build_with_weights(model_name, seed, settings, pretrained, weights, console)
+        if run is not None and "img_size" not in settings:  # as of a ConvMixer, which takes images of any size
+            channels, side = built.data_config["input_size"][0], run.config["image_size"]
+            built.data_config["input_size"] = (channels, side, side)
         if untrained and not built.trained:
             raise ValueError(
                 f"{name} already has random weights ({why_random}): drop untrained, or give a checkpoint or pretrained"

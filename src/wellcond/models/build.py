@@ -38,7 +38,9 @@ from wellcond.words import meant
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
+__all__ = ["CONVMIXER_SIZE", "BuiltModel", "build_model", "check_patches", "create_model", "say_too_small"]
+
+CONVMIXER_SIZE = {"dim", "depth", "kernel_size", "patch_size"}  # fixed by the names of timm's ConvMixers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +134,30 @@ def create_model(name: str, settings: Mapping[str, Any], *, pretrained: bool = F
         raise ValueError(_failure(name, settings, pretrained, ValueError(f"{found.why}.")))
     try:
         with _tensors_only():
-            model = timm.create_model(name, pretrained=pretrained, **settings)
+            if name.startswith("convmixer") and settings.keys() & CONVMIXER_SIZE:
+                model = _convmixer(name, settings, pretrained=pretrained)
+            else:
+                model = timm.create_model(name, pretrained=pretrained, **settings)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueError(_failure(name, settings, pretrained, error)) from error
     check_patches(model, name)
+    return model
+
+
+def _convmixer(name: str, settings: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    """Build a ConvMixer of any size: timm's functions take only the size in their name."""
+    from timm.models import get_pretrained_cfg
+    from timm.models.convmixer import ConvMixer
+
+    if pretrained:
+        raise ValueError("its weights are of its own size; leave pretrained or the size out")
+    if missing := {"dim", "depth"} - settings.keys():
+        raise ValueError(f"a ConvMixer of another size needs {' and '.join(sorted(missing))}, too")
+    model: Any = ConvMixer(**settings)
+    known = get_pretrained_cfg(name)
+    model.pretrained_cfg = model.default_cfg = known.to_dict() if known is not None else {}
     return model
 
 

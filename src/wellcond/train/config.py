@@ -37,7 +37,6 @@ AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
 COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's modes
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's modes that make CUDA graphs of their own
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each a function of the step number
-CONVMIXER_SIZE = {"dim", "depth", "kernel_size", "patch_size"}  # fixed by the names of timm's ConvMixers
 ELSEWHERE = ("hf-hub:", "local-dir:")  # prefixes of models that timm builds without listing their names
 
 
@@ -525,7 +524,7 @@ def _cannot_build(config: Config) -> Iterator[str]:
 def _model_problems(config: Config) -> Iterator[str]:
     import timm
 
-    from wellcond.models.build import say_too_small
+    from wellcond.models.build import CONVMIXER_SIZE, say_too_small
     from wellcond.models.huggingface import HUGGINGFACE
 
     folder = Path(config.model.removeprefix("local-dir:"))

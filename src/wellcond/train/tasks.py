@@ -35,7 +35,7 @@ from wellcond.models.sequence import find_task
 from wellcond.models.surgery import GrayingSettings
 from wellcond.numerics.linearize import evaluation_mode
 from wellcond.train.computing import autocast, seed_by
-from wellcond.train.config import CONVMIXER_SIZE, IMAGE_TASKS, TASK_KINDS, Config
+from wellcond.train.config import IMAGE_TASKS, TASK_KINDS, Config
 from wellcond.train.processes import Processes
 from wellcond.train.starting import notes_on_pretrained, start_from, start_masked_from
 
@@ -280,16 +280,7 @@ def create(config: Config, *, num_classes: int, channels: int) -> nn.Module:
     if config.drop_path:
         settings.setdefault("drop_path_rate", config.drop_path)
     torch.manual_seed(config.seed)
-    if config.model.startswith("convmixer") and settings.keys() & CONVMIXER_SIZE:
-        # timm's functions for ConvMixers take only the size in their name; the class takes any.
-        from timm.models.convmixer import ConvMixer
-
-        try:
-            model: nn.Module = ConvMixer(**settings)
-        except TypeError as error:
-            raise ValueError(f"a ConvMixer of another size needs dim and depth: {error}") from None
-    else:
-        model = create_model(config.model, settings, pretrained=config.pretrained)
+    model = create_model(config.model, settings, pretrained=config.pretrained)
     if not config.drop_path and "drop_path_rate" not in settings:
         for module in model.modules():
             if isinstance(module, DropPath):

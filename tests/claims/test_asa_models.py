@@ -17,7 +17,7 @@ from wellcond.data import open_data
 from wellcond.records import read_json
 from wellcond.train.config import Config
 from wellcond.train.tasks import make_task
-from wellcond.words import DEFAULT_SITES
+from wellcond.words import BLOCK_SITES, DEFAULT_SITES
 
 CONSOLE = Console(quiet=True)
 SIZE = "img_size=8,patch_size=4,depth=1,embed_dim=16,num_heads=2"
@@ -306,6 +306,21 @@ def test_table5_shows_the_papers_gain(cells):
     assert asa_table5.CLAIM.finding([table5(probe=(-1.0, -1.2, -1.1))]) == (
         "DCT graying changes top-1 after masked autoencoding by +1.1 (fine-tuned) and −1.1 (a linear head), in points."
     )
+
+
+def test_table5_tells_kappa_of_the_models_that_measured_it(cells):
+    one = table5()
+    for arm, value in (("finetune", 5.0), ("finetune-dct", 4.5)):
+        ends = {"untrained": dict.fromkeys(BLOCK_SITES, [6.0]), "trained": dict.fromkeys(BLOCK_SITES, [value])}
+        one["arms"][arm]["runs"][0]["kappa"] = ends
+    rows = cells(asa_table5.CLAIM.lines(one), "log κ on 64 images, in float64")
+    assert {what: row["+sa"] for what, row in rows.items()} == {
+        "Tiny-ImageNet, fine-tuned, at the end": "5.00 (one seed)",
+        "Tiny-ImageNet, fine-tuned, as pre-trained": "6.00 (one seed)",
+        "Tiny-ImageNet, fine-tuned, grayed, at the end": "4.50 (one seed)",
+        "Tiny-ImageNet, fine-tuned, grayed, as pre-trained": "6.00 (one seed)",
+    }
+    assert asa_table5.CLAIM.finding([one]).endswith("in points; log κ after attention is 4.50 instead of 5.00.")
 
 
 def test_table5_trains_what_is_compared_one_after_the_other():

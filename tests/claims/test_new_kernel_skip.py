@@ -37,8 +37,9 @@ def test_tiny_imagenet_needs_two_attentions_alone():
     assert [part.outcome for part in missing.parts] == ["holds", "not run"]
     assert CLAIM.finding([record(), record("tiny-imagenet")]) == (
         "Without its attention skips a ViT-Tiny loses, in points of top-1, 26.0 with softmax, 17.0 with kernelized, "
-        "36.0 with linear and 16.0 with Skyformer on CIFAR-10; 26.0 with softmax and 17.0 with kernelized on "
-        "Tiny-ImageNet."
+        "36.0 with linear and 16.0 with Skyformer on CIFAR-10 (kernelized against softmax: −1.0 with the skips, +8.0 "
+        "without); 26.0 with softmax and 17.0 with kernelized on Tiny-ImageNet (kernelized against softmax: −1.0 with "
+        "the skips, +8.0 without)."
     )
     for left_out, said in ((("kernelized",), "not all run"), (("kernelized", "kernelized-no-sa"), "not run")):
         one = CLAIM.finding([record("tiny-imagenet", left_out=left_out)])
@@ -66,6 +67,25 @@ def test_figure_and_lines_leave_out_what_was_not_trained(cells):
         "Tiny-ImageNet, drop without its skip, softmax": "26.00 [26.00, 26.00] points",
         "Tiny-ImageNet, drop without its skip, kernelized": "17.00 [17.00, 17.00] points",
     }
+    against = {what: row["top-1"] for what, row in lines.items() if "against" in what}
+    assert against == {
+        "Tiny-ImageNet, kernelized, against softmax": "−1.00 [−1.00, −1.00] points",
+        "Tiny-ImageNet, kernelized, no attention skip, against softmax, no attention skip": "8.00 [8.00, 8.00] points",
+    }
+
+
+def test_kappa_around_the_attention_is_told_of_the_runs_that_measured_it(cells):
+    one = record("tiny-imagenet")
+    for seed, run in enumerate(one["arms"]["kernelized"]["runs"][:2]):
+        blocks = {"in": [5.0, 7.0], "sa": [20.0 + seed, 22.0 + seed], "+sa": [6.0, 6.0]}
+        run["kappa"] = {
+            "untrained": blocks,
+            "trained": {site: [one + 1.0 for one in at] for site, at in blocks.items()},
+        }
+    rows = cells(CLAIM.lines(one), "log κ around attention")
+    assert list(rows) == [f"Tiny-ImageNet, kernelized, {when}" for when in ("trained", "untrained")]
+    start = rows["Tiny-ImageNet, kernelized, untrained"]
+    assert (start["in"], start["sa"][:5]) == ("6.00 [6.00, 6.00]", "21.50")
 
 
 @pytest.mark.parametrize("name", CLAIM.sets)

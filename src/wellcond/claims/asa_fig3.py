@@ -34,7 +34,7 @@ PAPER = {"linear": {"in": 3.0, "sa": 6.0}}  # log κ, "from 3 to 6"
 
 
 def judge(found: Comparison) -> Iterable[Part]:
-    means = {arm: {site: mean_log_kappa(found, arm, site) for site in SITES} for arm in ARMS}
+    means = {arm: {site: found.mean_log_kappa(arm, site) for site in SITES} for arm in ARMS}
     if not all(sites["in"] for sites in means.values()):
         yield not_run(CLAIM.asks)
         return
@@ -48,17 +48,12 @@ def judge(found: Comparison) -> Iterable[Part]:
         yield within(name, apart, NEAR, confidence=found.confidence)
 
 
-def mean_log_kappa(found: Comparison, arm: str, site: str, when: str = "trained") -> list[float]:
-    """Return the mean log κ over the blocks, for each run."""
-    return [fmean(run[when][site]) for run in found.measurements(arm, "kappa")]
-
-
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     said = []
     for arm in reversed(found.trained):
         before, sa, after = (fmean(values) if values else 0.0 for values in (
-            mean_log_kappa(found, arm, site) for site in SITES
+            found.mean_log_kappa(arm, site) for site in SITES
         ))  # fmt: skip
         if before:
             there, back = (f"{'raises' if new > old else 'lowers'}" for old, new in ((before, sa), (sa, after)))
@@ -71,11 +66,11 @@ def says(sets: Mapping[str, Comparison]) -> str:
 def summary(found: Comparison) -> Iterable[Line]:
     for arm in found.trained:
         for when in ("trained", "untrained"):
-            means = {site: mean_log_kappa(found, arm, site, when) for site in SITES}
-            if not means["in"]:
+            if not found.measurements(arm, "kappa"):
                 continue
-            cells = {site: f"{found.interval(values)}" for site, values in means.items()}
-            times = fmean(sa / before for sa, before in zip(means["sa"], means["in"], strict=True))
+            cells = found.conditioned(arm, SITES, when)
+            sa, before = (found.mean_log_kappa(arm, site, when) for site in ("sa", "in"))
+            times = fmean(one / other for one, other in zip(sa, before, strict=True))
             paper = ", ".join(f"{site} {value:g}" for site, value in PAPER.get(arm, {}).items())
             cells |= {"sa ÷ in": f"{times:.2f}", THE_PAPER: f"{paper}; 2 × in" if paper and when == "trained" else ""}
             yield TableRow(f", {ARMS[arm].title}, {when}: log κ", cells)

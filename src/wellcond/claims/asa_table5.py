@@ -12,14 +12,16 @@ pre-training and what starts from it take longer than the two minutes up to whic
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from wellcond.claims.arms import GRID, TrainedArms
 from wellcond.claims.claim import THE_PAPER, Line, TableRow
-from wellcond.claims.comparison import Arm, Comparison
+from wellcond.claims.comparison import Arm, Comparison, ends_of
 from wellcond.claims.figures import INK, altair, arm_color, paper_marks, seeds_in_words, titled, with_interval
 from wellcond.verdicts import Part, at_least, listed, written
+from wellcond.words import BLOCK_SITES
 
 __all__ = ["CLAIM"]
 
@@ -27,6 +29,7 @@ DCT: dict[str, Any] = {"gray": "dct", "epsilon": 0.95}
 UNMIXED = {"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0}
 HEAD_RATES = (1e-3, 3e-3, 1e-2)  # for a single layer on frozen features
 KINDS = {"finetune": "fine-tuned", "probe": "a linear head"}
+STATES = {"trained": "at the end", "untrained": "as pre-trained"}
 METRICS = {"top1": "top-1", "top5": "top-5"}
 PAPER = {"finetune": {"top1": 83.0, "top5": 96.4}, "finetune-dct": {"top1": 83.2, "top5": 96.6}}  # ImageNet-1K, ViT-B
 
@@ -65,7 +68,13 @@ def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
     gains = {title: fmean(there.values()) for kind, title in KINDS.items() if (there := _gains(found, kind))}
     said = listed(f"{written(gain, '+z.1f')} ({title})" for title, gain in gains.items()) if gains else ""
-    return f"DCT graying changes top-1 after masked autoencoding by {said}, in points." if said else ""
+    if not said:
+        return ""
+    plain, grayed = (found.mean_log_kappa(arm, "+sa") for arm in ("finetune", "finetune-dct"))
+    measured = (
+        f"; log κ after attention is {fmean(grayed):.2f} instead of {fmean(plain):.2f}" if plain and grayed else ""
+    )
+    return f"DCT graying changes top-1 after masked autoencoding by {said}, in points{measured}."
 
 
 def summary(found: Comparison) -> Iterable[Line]:
@@ -76,6 +85,10 @@ def summary(found: Comparison) -> Iterable[Line]:
         if _gains(found, kind):
             paper = f"{_paper_gain(kind, 'top1') or 'not tried'}"
             yield TableRow(f", gain of graying, {title}", {**found.gained(f"{kind}-dct", of=kind), THE_PAPER: paper})
+    for arm in found.trained:
+        for when in STATES if found.measurements(arm, "kappa") else ():
+            cells = found.conditioned(arm, BLOCK_SITES, when)
+            yield TableRow(f", {found.arms[arm].title}, {STATES[when]}", cells, "log κ on 64 images, in float64")
 
 
 def _paper_gain(kind: str, metric: str) -> float | None:
@@ -98,7 +111,7 @@ def figure(sets: Sequence[Comparison]) -> Any:
         yOffset=alt.YOffset("metric:N", sort=list(METRICS.values())),
     )
     color = arm_color(list(METRICS.values()), field="metric")
-    x = alt.X("mean:Q", title="points more with DCT graying")
+    x = alt.X("mean:Q", title="points more with DCT graying", scale=alt.Scale(padding=12))
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, color=color)
     errors = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=color)
     paper = paper_marks(base, "the paper, ImageNet-1K", x=True)
@@ -126,6 +139,7 @@ CLAIM = TrainedArms(
     asks="interval of the gain above 0",
     grid={**GRID, "smoke": GRID["smoke"][:1]},
     measures=(),
+    reads={"kappa": partial(ends_of, sites=BLOCK_SITES)},
     second_look=False,
     paper={"tiny-imagenet": PAPER},
     judge=judge,

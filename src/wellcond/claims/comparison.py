@@ -9,6 +9,7 @@ found.log_kappa("both", "sa")                   # for each run, log κ of each b
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from wellcond.claims.claim import Record, TableRow
@@ -110,6 +111,15 @@ class Comparison:
     def log_kappa(self, arm: str, site: str, when: str = "trained") -> list[list[float]]:
         """Return log κ of each block, for each run that finished; `when`: trained, or untrained (the random start)."""
         return [run[when][site] for run in self.measurements(arm)]
+
+    def mean_log_kappa(self, arm: str, site: str, when: str = "trained") -> list[float]:
+        """Return the mean log κ over the blocks, for each run of a claim that reads the `ends_of` its runs."""
+        return [fmean(run[when][site]) for run in self.measurements(arm, "kappa")]
+
+    def conditioned(self, arm: str, sites: Sequence[str], when: str = "trained") -> dict[str, str]:
+        """Return the cells that say what `mean_log_kappa` is at each of the sites; empty ones without a run."""
+        means = {site: self.mean_log_kappa(arm, site, when) for site in sites}
+        return {site: f"{self.interval(values)}" if values else "" for site, values in means.items()}
 
     def rates(self, arm: str) -> dict[float, float]:
         """Return top-1 on held-out images by learning rate, from the trainings on the grid that did not diverge."""

@@ -311,7 +311,7 @@ def test_table5_shows_the_papers_gain(cells):
 def test_table5_tells_kappa_of_the_models_that_measured_it(cells):
     one = table5()
     for arm, value in (("finetune", 5.0), ("finetune-dct", 4.5)):
-        ends = {"untrained": dict.fromkeys(BLOCK_SITES, [6.0]), "trained": dict.fromkeys(BLOCK_SITES, [value])}
+        ends = {"untrained": {site: [6.0] for site in BLOCK_SITES}, "trained": {site: [value] for site in BLOCK_SITES}}
         one["arms"][arm]["runs"][0]["kappa"] = ends
     rows = cells(asa_table5.CLAIM.lines(one), "log κ on 64 images, in float64")
     assert {what: row["+sa"] for what, row in rows.items()} == {

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from wellcond.claims import CLAIMS, new_early_warning
-from wellcond.claims.early import Group, arms_of, diverges, rows_of
+from wellcond.claims.claim import Options
+from wellcond.claims.early import Group, arms_of, diverges, measure, rows_of
 from wellcond.claims.reproduce import reproduce
 from wellcond.records import read_json
 
@@ -45,6 +46,14 @@ def test_a_row_has_one_number_for_each_quantity():
 
 def test_runs_that_measured_nothing_have_no_row():
     assert rows_of([result(measured={"steps": []}), result(losses=())]) == []
+
+
+def test_a_run_that_diverged_without_measuring_kappa_is_named(tmp_path):
+    unseen, seen = result("probe", status="diverged", measured={"steps": []}), result(status="diverged")
+    found = measure(Options(scale="lab", output=tmp_path, results=lambda _: [unseen, seen, result(lr=1.0)]))
+    assert [row["status"] for row in found["rows"]] == ["diverged", "finished"]
+    (line,) = (line for line in CLAIMS["new-early-warning"].lines({"scale": "lab", **found}) if "not measure κ" in line)
+    assert line.endswith("do not count: tiny-imagenet/vit_tiny/probe/seed-0-lr-0.001")
 
 
 def test_pre_trainings_have_no_row_and_what_starts_from_one_no_random_start():
@@ -206,7 +215,7 @@ def test_a_warning_is_judged_by_the_area_under_its_curve(cells):
     few = claim.verdict([warned(by=True, lost=14)])
     assert few.verdict == "undecided"
     assert "of 60 runs 14 diverged and can be compared with others, and 15 are asked for" in few.parts[0].why
-    assert "Of 60 runs 15 diverged" in claim.finding([warned(by=True)])
+    assert "Of 60 runs that measured κ 15 diverged" in claim.finding([warned(by=True)])
     rows = cells(claim.lines(warned(by=True)))
     assert rows["log κ(+sa) after 5 % of training"] == {"AUC": "1.00 [1.00, 1.00]"}
     assert rows["attention entropy after 5 % of training (a low value warns)"] == {"AUC": "0.50 [0.50, 0.50]"}
@@ -215,9 +224,9 @@ def test_a_warning_is_judged_by_the_area_under_its_curve(cells):
 
 def test_where_none_diverged_that_is_the_finding():
     claim, record = CLAIMS["new-early-warning"], warned(by=True, lost=0)
-    assert claim.finding([record]) == "None of 60 runs diverged: nothing to warn of."
+    assert claim.finding([record]) == "None of 60 runs that measured κ diverged: nothing to warn of."
     record["rows"][0]["top1"] = 0.6  # of 200 classes
-    said = "None of 60 runs diverged (1 learned nothing, which does not count): nothing to warn of."
+    said = "None of 60 runs that measured κ diverged (1 learned nothing, which does not count): nothing to warn of."
     assert claim.finding([record]) == said
     assert "does not count as diverged: tiny-imagenet/arm-0-False/seed-0-lr-0.001" in str(claim.lines(record))
     assert {part.outcome for part in claim.verdict([record]).parts} == {"undecided"}

@@ -64,8 +64,11 @@ class ArmAtRate:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Return the rows of all runs of this scale: what the claims that are made of them measure."""
-    return {"rows": rows_of(options.results("*/*/*/*"))}
+    """Return the rows of all runs of this scale, and the names of those that diverged without having one: what the
+    claims that are made of them measure."""
+    results = options.results("*/*/*/*")
+    unseen = [run["name"] for run in results if run["status"] == "diverged" and not _measured(run)]
+    return {"rows": rows_of(results), "diverged, κ not measured": unseen}
 
 
 def rows_of(results: Iterable[Result]) -> list[dict[str, Any]]:

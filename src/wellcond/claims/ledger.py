@@ -33,7 +33,16 @@ __all__ = ["Entry", "check", "entries", "overview", "overview_rows", "page", "ru
 SCALES = ("paper", "lab")  # whose evidence decides, largest first
 NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY = "no evidence yet", "not built yet", "smoke only"
 WITHOUT_EVIDENCE = (NO_EVIDENCE, NOT_BUILT, SMOKE_ONLY)
-HEADLINES = ("asa-fig1b", "asa-fig1c", "asa-prop42", "asa-table2", "sky-table1", "sky-lra", "sky-time", "new-kernel-skip")
+HEADLINES = (
+    "asa-fig1b",
+    "asa-fig1c",
+    "asa-prop42",
+    "asa-table2",
+    "sky-table1",
+    "sky-lra",
+    "sky-time",
+    "new-kernel-skip",
+)
 MARKS = ("<!-- ledger -->", "<!-- end of ledger -->")
 """Where the README's table stands; HEADLINES are its claims."""
 OVERVIEW = "overview.svg"

@@ -2,12 +2,12 @@
 
     wellcond reproduce new-early-warning --scale lab         # reads the runs of all other claims: no data, no training
 
-Every run of every claim counts. It diverged if it was given up, or if its loss ended above its start. Each quantity
-that was measured after 5 % of the steps is a warning; how good a warning is the area under its curve (AUC): the chance
-that a run that diverged has a higher value than one that did not, 0.5 for a coin. Runs are compared with those of the
-same data set and model, mixed or not: losses and κ of different sets differ, whatever comes of them. A low value warns
-of divergence where that is what the quantity is said to do (attention entropy). Runs of one arm are alike, so arms are
-resampled whole.
+Every run of every claim counts that measured κ. It diverged if it was given up, or if its loss ended above its start.
+Each quantity that was measured after 5 % of the steps is a warning; how good a warning is the area under its curve
+(AUC): the chance that a run that diverged has a higher value than one that did not, 0.5 for a coin. Runs are compared
+with those of the same data set and model, mixed or not: losses and κ of different sets differ, whatever comes of them.
+A low value warns of divergence where that is what the quantity is said to do (attention entropy). Runs of one arm are
+alike, so arms are resampled whole.
 """
 
 import math
@@ -87,10 +87,11 @@ def says(record: Record) -> str:
     diverged = sum(map(diverges, rows))
     found = area(record, "log_kappa")
     guess = sum(_guesses(row) and not diverges(row) for row in rows)
+    counted = f"{len(rows)} runs that measured κ"
     if found is None:
         learnt = f" ({guess} learned nothing, which does not count)" if guess else ""
-        return f"{diverged or 'None'} of {len(rows)} runs diverged{learnt}: nothing to warn of." if rows else ""
-    return f"Of {len(rows)} runs {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
+        return f"{diverged or 'None'} of {counted} diverged{learnt}: nothing to warn of." if rows else ""
+    return f"Of {counted} {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
 
 
 def summary(record: Record) -> Iterable[Line]:
@@ -107,6 +108,8 @@ def summary(record: Record) -> Iterable[Line]:
     ):
         if rows:
             yield f"{what}: {', '.join('{set}/{arm}/{run}'.format(**row) for row in rows)}"
+    if unseen := record.get("diverged, κ not measured"):
+        yield f"diverged, but did not measure κ, and do not count: {', '.join(unseen)}"
 
 
 def _guesses(row: Mapping[str, Any]) -> bool:

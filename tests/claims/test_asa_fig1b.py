@@ -1,7 +1,6 @@
 import pytest
 
 from wellcond.claims.asa_fig1b import CLAIM
-from wellcond.claims.measurements import FLOAT64_CEILING
 from wellcond.words import DEFAULT_SITES as SITES
 
 
@@ -99,20 +98,15 @@ def test_figure_and_lines_have_both_ends_and_the_papers_numbers(cells):
     assert not any("decimal" in str(line) or "does not name" in str(line) for line in lines)
 
 
-def test_the_other_arms_are_folded_and_have_the_ceiling_of_float64_by_block(cells):
+def test_the_other_arms_are_folded_and_tell_where_float64_has_lower_bounds(cells):
     found = record()
-    run = {**found["arms"]["both"]["runs"][0], "in float64": {}}
-    for when, blocks in (("trained", [4.0] * 12), ("untrained", [FLOAT64_CEILING] * 3 + [4.0] * 9)):
-        run["in float64"][when] = {site: blocks if site in ("sa", "+sa") else [4.0] * 12 for site in SITES}
-    found["arms"]["no-sa"]["runs"] = [run]
+    ends = {when: {site: [30.0] * 12 for site in SITES} for when in ("trained", "untrained")}
+    capped = {"trained": {}, "untrained": {"sa": 1500, "+sa": 3}}
+    found["arms"]["no-sa"]["runs"] = [{**found["arms"]["both"]["runs"][0], "kappa": {**ends, "capped": capped}}]
     lines = CLAIM.lines(found)
     assert all("both skips" in what for what in cells(lines))
-    high = f"{(3 * FLOAT64_CEILING + 9 * 4) / 12:.2f}"
-    assert cells(lines, "The other arms")["CIFAR-10, no attention skip, untrained: log κ, in float64 on 64 images"] == {
-        "sa": high, "+sa": high, "mlp": "4.00", "+mlp": "4.00",
-        "at the ceiling (lower bounds)": "3 of 12 blocks (sa), 3 of 12 blocks (+sa)",
+    rows = cells(lines, "The other arms")
+    assert rows["CIFAR-10, no attention skip, untrained: log κ, in float64 on 64 images"] == {
+        "sa": "≥ 30.00", "+sa": "≥ 30.00", "mlp": "30.00 (one seed)", "+mlp": "30.00 (one seed)",
+        "at the ceiling (lower bounds)": "1,500 (sa), 3 (+sa) matrices",
     }  # fmt: skip
-    run["in float64"]["untrained"] = dict.fromkeys(SITES, [FLOAT64_CEILING] * 3 + [4.0] * 9)
-    rows = cells(CLAIM.lines(found), "The other arms")
-    (alike,) = [row for what, row in rows.items() if "untrained" in what and "float64" in what]
-    assert alike["at the ceiling (lower bounds)"] == "3 of 12 blocks"

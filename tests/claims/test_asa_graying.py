@@ -171,8 +171,8 @@ def test_fig4_shows_what_there_is():
     found = only(FIG4, PLAIN, "svd-0.7", "dct-0.95")
     assert {part.outcome for part in FIG4.verdict([found]).parts} == {"not run"}
     assert FIG4.finding([found]) == (
-        "At the end of training, log κ after attention is 6.51 with SVD ε 0.7 and 6.70 with DCT ε 0.95, against 7.11 "
-        "without graying."
+        "At the end of training, graying changes log κ after attention by −0.60 [−0.60, −0.60] with SVD ε 0.7 and "
+        "−0.40 [−0.40, −0.40] with DCT ε 0.95 (7.11 without graying)."
     )
     assert FIG4.finding([only(FIG4, PLAIN)]) == "Nothing can be said yet; there are runs of plain."
     assert "Means over 2 to 3 seeds" in str(FIG4.draw([found]).to_dict())
@@ -253,7 +253,8 @@ def test_findings_have_the_numbers_with_their_signs():
     found = record(TABLE3, BEST)
     best = "The best strength of graying by each method adds +1.5 (SVD ε 0.7) and +1.4 (DCT ε 0.95) points of top-1"
     assert TABLE3.finding([found]) == (
-        f"{best}; log κ after attention is 6.11 with SVD ε 0.5 and 6.11 with DCT ε 0.85, 7.11 without."
+        f"{best}; it changes log κ after attention by −1.00 [−1.00, −1.00] with SVD ε 0.5 and −1.00 [−1.00, −1.00] "
+        "with DCT ε 0.85."
     )
     for arm in found["arms"].values():
         for run in arm["runs"]:
@@ -264,7 +265,8 @@ def test_findings_have_the_numbers_with_their_signs():
         run["kappa"]["out"][1] = 0.0
     assert FIG4.finding([found]) == (
         "Log κ after attention is lower for lower ε at 10 of 11 (SVD) and 11 of 11 (DCT) marks of training; at its end "
-        "it is 6.11 with SVD ε 0.5 and 6.31 with DCT ε 0.9, against 7.11 without graying."
+        "graying changes log κ after attention by −1.00 [−1.00, −1.00] with SVD ε 0.5 and −0.80 [−0.80, −0.80] with "
+        "DCT ε 0.9 (7.11 without graying)."
     )
 
 

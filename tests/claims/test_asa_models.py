@@ -304,7 +304,8 @@ def test_table5_shows_the_papers_gain(cells):
         "Tiny-ImageNet, gain of graying, a linear head": ("2.10 [1.85, 2.35] points", "not tried"),
     }
     assert asa_table5.CLAIM.finding([table5(probe=(-1.0, -1.2, -1.1))]) == (
-        "DCT graying changes top-1 after masked autoencoding by +1.1 (fine-tuned) and −1.1 (a linear head), in points."
+        "DCT graying changes top-1 of a ViT-Tiny after masked autoencoding by +1.1 (fine-tuned) and −1.1 (a linear "
+        "head), in points."
     )
 
 
@@ -320,7 +321,9 @@ def test_table5_tells_kappa_of_the_models_that_measured_it(cells):
         "Tiny-ImageNet, fine-tuned, grayed, at the end": "4.50 (one seed)",
         "Tiny-ImageNet, fine-tuned, grayed, as pre-trained": "6.00 (one seed)",
     }
-    assert asa_table5.CLAIM.finding([one]).endswith("in points; log κ after attention is 4.50 instead of 5.00.")
+    assert asa_table5.CLAIM.finding([one]).endswith(
+        "in points; log κ after attention is, after fine-tuning, 4.50 instead of 5.00."
+    )
 
 
 def test_table5_trains_what_is_compared_one_after_the_other():

@@ -113,13 +113,14 @@ def test_kappa_predicts_what_the_loss_does_not(cells):
     said = claim.finding([early_record(lambda kappa, loss: 60 - kappa)])
     assert said == (
         "At equal loss, lower κ early goes with higher final accuracy: rank correlation −1.00 at the random start and "
-        "−1.00 after 5 % of training (16 arms on Tiny-ImageNet)."
+        "−1.00 after 5 % of training (16 arms on Tiny-ImageNet; at several learning rates, 16 points of 10 epochs, on "
+        "held-out images)."
     )
     rows = cells(claim.lines(early_record(lambda kappa, loss: kappa)))
     group = "Tiny-ImageNet, vit_tiny, 10 epochs, mixed, a part held out"
     assert list(rows) == [f"{group}, at the random start", f"{group}, after 5 % of training"]
     for row in rows.values():
-        assert (row["rank correlation of log κ"], row["trainings"]) == ("1.00 [1.00, 1.00]", "16")
+        assert (row["rank correlation of log κ"], row["points"]) == ("1.00 [1.00, 1.00]", "16")
     rises = claim.finding([early_record(lambda kappa, loss: 40 + kappa)])
     assert rises.startswith(
         "At equal loss, lower κ early does not go with higher final accuracy: rank correlation 1.00"
@@ -134,7 +135,7 @@ def test_fewer_arms_decide_nothing():
     assert whole.verdict == "undecided"
     assert "14 of the 15 arms asked for" in whole.parts[0].why
     assert claim.finding([few]).startswith("It is undecided whether, at equal loss, lower κ early goes with")
-    assert "(14 arms on Tiny-ImageNet, not the 15 asked for)" in claim.finding([few])
+    assert "(14 arms on Tiny-ImageNet, not the 15 asked for; " in claim.finding([few])
     assert len(claim.draw([few]).to_dict()["hconcat"][0]["data"]["values"]) == 14
 
 
@@ -145,7 +146,7 @@ def test_rates_of_one_arm_are_not_more_arms():
     whole = claim.verdict([record])
     assert whole.verdict == "undecided"
     assert all("8 of the 15 arms asked for" in part.why and part.found for part in whole.parts)
-    assert "(8 arms on Tiny-ImageNet, not the 15 asked for)" in claim.finding([record])
+    assert "(8 arms on Tiny-ImageNet, not the 15 asked for; " in claim.finding([record])
 
 
 def test_an_arm_with_a_rate_of_its_own_is_not_another_arm():
@@ -161,7 +162,16 @@ def test_groups_that_are_not_judged_are_counted():
     claim, record = CLAIMS["new-kappa-predicts"], early_record(lambda kappa, loss: 60 - kappa)
     others = [row | {"budget": "50 epochs", "arm": arm} for row, arm in zip(record["rows"], "aab", strict=False)]
     said = str(claim.lines({**record, "rows": record["rows"] + others}))
-    assert "not judged: Tiny-ImageNet, vit_tiny, 50 epochs, mixed, a part held out (2)" in said
+    assert "groups with fewer arms: Tiny-ImageNet, vit_tiny, 50 epochs, mixed, a part held out (2)" in said
+
+
+def test_a_group_with_as_many_arms_is_shown_and_not_judged(cells):
+    claim, record = CLAIMS["new-kappa-predicts"], early_record(lambda kappa, loss: 60 - kappa)
+    few = record["rows"][:7]
+    others = [*few, *(row | {"budget": "50 epochs"} for row in few)]
+    rows = cells(claim.lines({**record, "rows": others}))
+    assert sum("not judged" in what for what in rows) == 2
+    assert len(rows) == 4
 
 
 def test_a_run_that_was_given_up_has_a_row():
@@ -226,8 +236,10 @@ def test_where_none_diverged_that_is_the_finding():
     claim, record = CLAIMS["new-early-warning"], warned(by=True, lost=0)
     assert claim.finding([record]) == "None of 60 runs that measured κ diverged: nothing to warn of."
     record["rows"][0]["top1"] = 0.6  # of 200 classes
-    said = "None of 60 runs that measured κ diverged (1 learned nothing, which does not count): nothing to warn of."
-    assert claim.finding([record]) == said
+    assert claim.finding([record]) == (
+        "None of 60 runs that measured κ diverged (1 end near guessing on what is new, which does not count): nothing "
+        "to warn of."
+    )
     assert "does not count as diverged: tiny-imagenet/arm-0-False/seed-0-lr-0.001" in str(claim.lines(record))
     assert {part.outcome for part in claim.verdict([record]).parts} == {"undecided"}
     assert {row["how"] for row in claim.draw([record]).to_dict()["layer"][1]["data"]["values"]} == {"did not diverge"}

@@ -65,7 +65,8 @@ def test_a_detail_holds_if_it_moves_nothing(cells):
     assert {part.outcome for part in whole.parts if "the largest value 1" not in part.name} == {"holds"}
     said = CLAIM.says({one["data"]: one for one in records})
     assert (
-        "patch's values moves log κ after attention by at most 0.01, graying before normalising by at most 0.01" in said
+        "values (for the DCT) moves log κ after attention by at most 0.01, graying before normalising by at most 0.01"
+        in said
     )
     assert said.endswith("moves it by +0.50 on Tiny-ImageNet and +0.50 on Imagenette.")
     lines = cells(CLAIM.lines(records[1]))

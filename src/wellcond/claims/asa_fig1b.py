@@ -19,7 +19,6 @@ from wellcond.claims.asa_table3 import PAPER as TABLE3
 from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import CEILING, SKIPS, Comparison, ends_of
 from wellcond.claims.figures import WHEN, by_block, by_set, paper_lines, site_color, titled
-from wellcond.claims.measurements import at_ceiling
 from wellcond.verdicts import Interval, Part, in_most, listed, out_of, written
 from wellcond.words import BRANCH_SITES
 from wellcond.words import DEFAULT_SITES as SITES
@@ -80,8 +79,8 @@ def summary(found: Comparison) -> Iterable[Line]:
                 cells[THE_PAPER] = f"near {PAPER['sa']:g} (sa) and {PAPER['mlp']:g} (the others)"
             what, table = f", {found.arms[arm].title}, {when}: log κ", "" if arm == "both" else "The other arms"
             yield TableRow(what, cells, table)
-            if capped and (doubles := found.measurements(arm, "in float64")):
-                yield TableRow(f"{what}, in float64 on 64 images", _in_float64(doubles, when), table)
+            if capped and (doubles := found.conditioned(arm, SITES, when)):
+                yield TableRow(f"{what}, in float64 on 64 images", doubles, table)
     unseen = {site for run in found.measurements("both") for site, off in
               run["largest distance from float64"].items() if off is None}  # fmt: skip
     if unseen:
@@ -105,15 +104,6 @@ def summary(found: Comparison) -> Iterable[Line]:
         f": the gap between sa and the worst of the others is {after:.2f} after training, {before:.2f} at the random "
         f"start: training {'widened' if after > before else 'narrowed'} it by{least} {abs(after - before):.2f}"
     )
-
-
-def _in_float64(runs: Sequence[Mapping[str, Any]], when: str) -> dict[str, str]:
-    """Return the means over blocks and runs, and how many blocks are at the ceiling even of float64."""
-    blocks = {site: [value for run in runs for value in run[when][site]] for site in SITES}
-    full = {site: f"{at} of {len(of)} blocks" for site, of in blocks.items() if (at := sum(map(at_ceiling, of)))}
-    everywhere = len(full) == len(SITES) and len({*full.values()}) == 1
-    said = full["sa"] if everywhere else ", ".join(f"{count} ({site})" for site, count in full.items())
-    return {**{site: f"{fmean(values):.2f}" for site, values in blocks.items()}, CEILING: said}
 
 
 def figure(sets: Sequence[Comparison]) -> Any:
@@ -149,7 +139,7 @@ CLAIM = TrainedArms(
     sets=("cifar10", "tiny-imagenet"),
     asks=f"log κ(sa) − max of the others ≥ {GAP:g} in 10 of 12 blocks, trained",
     paper=dict.fromkeys(("cifar10", "tiny-imagenet"), PAPER),
-    reads={"in float64": partial(ends_of, sites=SITES)},
+    reads={"kappa": partial(ends_of, sites=SITES)},
     judge=judge,
     rules=rules,
     says=says,

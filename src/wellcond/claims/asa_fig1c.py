@@ -50,8 +50,11 @@ def says(sets: Mapping[str, Comparison]) -> str:
     sa = listed(f"{written(drop)}{'' if number else first} on {title}" for number, (title, drop, _) in enumerate(lost))
     mlp = listed(written(drop) for _, _, drop in lost)
     more = all(found.interval(excess(found, 1)).low > 0 for found in sets.values())
+    shares = listed(
+        f"{100 * drop / found.mean('both'):.0f}" for found, (_, drop, _) in zip(sets.values(), lost, strict=True)
+    )
     lead = "Attention skips matter more than MLP skips: without them" if more else "Without its attention skips"
-    return f"{lead} a ViT-Tiny loses {sa}, against {mlp} without its MLP skips."
+    return f"{lead} a ViT-Tiny loses {sa} ({shares} % of what it had), against {mlp} without its MLP skips."
 
 
 def summary(found: Comparison) -> Iterable[Line]:

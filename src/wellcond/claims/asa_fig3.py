@@ -25,7 +25,7 @@ from wellcond.words import BLOCK_SITES
 __all__ = ["CLAIM"]
 
 SITES = BLOCK_SITES[:3]  # around the attention
-TIMES, NEAR = 2.0, 1.0
+TIMES, CUBE, NEAR = 2.0, 3.0, 1.0
 ARMS = {
     "both": Arm(title="softmax"),
     "linear": Arm(title="linear attention", settings={"attention": "linear"}),  # whose divisor is 16
@@ -57,8 +57,10 @@ def says(sets: Mapping[str, Comparison]) -> str:
         ))  # fmt: skip
         if before:
             there, back = (f"{'raises' if new > old else 'lowers'}" for old, new in ((before, sa), (sa, after)))
+            times = f" ({sa / before:.1f} times; a cube would be {CUBE:g} times)" if arm == "linear" else ""
             said.append(
-                f"{ARMS[arm].title} {there} log κ from {before:.1f} to {sa:.1f}, and its skip {back} it to {after:.1f}"
+                f"{ARMS[arm].title} {there} log κ from {before:.1f} to {sa:.1f}{times}, and its skip {back} it to "
+                f"{after:.1f}"
             )
     return f"In a ViT-Tiny trained on {found.title}, {'; '.join(said)}." if said else ""
 

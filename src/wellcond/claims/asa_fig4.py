@@ -16,7 +16,17 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, titled
-from wellcond.claims.grayed import GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
+from wellcond.claims.grayed import (
+    GRAYED,
+    METHODS,
+    PLAIN,
+    QUICK_GRID,
+    WATCHED,
+    changed,
+    changes,
+    kappa_of,
+    least_falls,
+)
 from wellcond.verdicts import Interval, Part, in_most, listed
 
 __all__ = ["CLAIM"]
@@ -40,20 +50,18 @@ def falls_of(found: Comparison, arms: Sequence[str]) -> list[Interval]:
 
 def says(sets: Mapping[str, Comparison]) -> str:
     (found,) = sets.values()
-    ends = {
-        arm: f"{fmean(one['out'][-1] for one in seen):.2f}"
-        for arm in found.trained
-        if (seen := found.measurements(arm, "kappa"))
-    }
-    lowest = [last for arms in SWEEPS.values() if (last := next((arm for arm in arms[::-1] if arm in ends), ""))]
-    if PLAIN not in ends or not lowest:
+    seen = [[arm for arm in arms if changes(found, arm, "out")] for arms in SWEEPS.values()]
+    if not any(seen):
         return ""
     falls = {METHODS[method]: falls_of(found, arms) for method, arms in SWEEPS.items()}
     marks = [f"{sum(one.low >= 0 for one in seen)} of {len(seen)} ({title})" for title, seen in falls.items() if seen]
-    ordered = f"Log κ after attention is lower for lower ε at {listed(marks)} marks of training; at its end it is"
-    start = ordered if marks else "At the end of training, log κ after attention is"
-    grayed = listed(f"{ends[arm]} with {ARMS[arm].title}" for arm in lowest)
-    return f"{start} {grayed}, against {ends[PLAIN]} without graying."
+    ordered = f"Log κ after attention is lower for lower ε at {listed(marks)} marks of training; at its end"
+    start = ordered if marks else "At the end of training,"
+    plain = fmean(one["out"][-1] for one in found.measurements(PLAIN, "kappa"))
+    return (
+        f"{start} graying changes log κ after attention by "
+        f"{changed(found, [arms[-1] for arms in seen if arms], 'out')} ({plain:.2f} without graying)."
+    )
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -18,7 +18,7 @@ from wellcond.claims.arms import TrainedArms
 from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, arm_color, by_set, from_to, seeds_in_words, titled, with_interval
-from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, kappa_of, least_falls
+from wellcond.claims.grayed import EPSILONS, GRAYED, METHODS, PLAIN, QUICK_GRID, WATCHED, changed, kappa_of, least_falls
 from wellcond.verdicts import Interval, Part, at_least, listed, written
 
 __all__ = ["CLAIM"]
@@ -71,13 +71,8 @@ def says(sets: Mapping[str, Comparison]) -> str:
         return ""
     run, all_ = (sum(map(len, arms)) for arms in (seen, SWEEPS.values()))
     gains = listed(f"{written(fmean(found.paired(arm).values()), '+z.1f')} ({ARMS[arm].title})" for arm in best)
-    lowest = [
-        f"{one.mean:.2f} with {ARMS[arms[-1]].title}"
-        for arms in seen
-        if arms and (one := kappa(found, arms[-1], "out"))
-    ]
-    plain = kappa(found, PLAIN, "out")
-    kappas = f"; log κ after attention is {listed(lowest)}, {plain.mean:.2f} without" if plain and lowest else ""
+    told = changed(found, [arms[-1] for arms in seen if arms], "out")
+    kappas = f"; it changes log κ after attention by {told}" if told else ""
     what = (
         f"Of {all_} strengths of graying {run} have run; the best of"
         if run < all_

@@ -117,9 +117,17 @@ class Comparison:
         return [fmean(run[when][site]) for run in self.measurements(arm, "kappa")]
 
     def conditioned(self, arm: str, sites: Sequence[str], when: str = "trained") -> dict[str, str]:
-        """Return the cells that say what `mean_log_kappa` is at each of the sites; empty ones without a run."""
-        means = {site: self.mean_log_kappa(arm, site, when) for site in sites}
-        return {site: f"{self.interval(values)}" if values else "" for site, values in means.items()}
+        """Return the cells that say what `mean_log_kappa` is at each of the sites, and of how many matrices only a
+        lower bound is known: then so it is of the mean. Empty without a run."""
+        runs, cells, full = self.measurements(arm, "kappa"), dict[str, str](), dict[str, int]()
+        if not runs:
+            return {}
+        for site in sites:
+            values = self.mean_log_kappa(arm, site, when)
+            full[site] = sum(run.get("capped", {}).get(when, {}).get(site, 0) for run in runs)
+            cells[site] = f"≥ {fmean(values):.2f}" if full[site] else f"{self.interval(values)}"
+        counts = ", ".join(f"{count:,} ({site})" for site, count in full.items() if count)
+        return cells | {CEILING: f"{counts} matrices" if counts else ""}
 
     def rates(self, arm: str) -> dict[float, float]:
         """Return top-1 on held-out images by learning rate, from the trainings on the grid that did not diverge."""
@@ -178,10 +186,16 @@ class Comparison:
         return self.interval(values.values()).with_unit(unit) if values else ""
 
 
-def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, list[float]]] | None:
-    """Return log κ by site and block at a run's first and last mark; None if it did not finish, or if one of the sites
-    was not measured."""
-    found = run["measured"].get("log_kappa", {})
+def ends_of(run: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, Any]] | None:
+    """Return log κ by site and block at a run's first and last mark, and how many matrices are at the ceiling of what
+    can be measured; None if it did not finish, or if one of the sites was not measured."""
+    found, capped = (run["measured"].get(name, {}) for name in ("log_kappa", "capped"))
     if run["status"] != "finished" or not all(found.get(site) for site in sites):
         return None
-    return {when: {site: found[site][mark] for site in sites} for when, mark in (("untrained", 0), ("trained", -1))}
+    ends = (("untrained", 0), ("trained", -1))
+    return {
+        **{when: {site: found[site][mark] for site in sites} for when, mark in ends},
+        "capped": {
+            when: {site: int(sum(capped[site][mark])) for site in sites if site in capped} for when, mark in ends
+        },
+    }

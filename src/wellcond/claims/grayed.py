@@ -28,6 +28,7 @@ from wellcond.train.config import Config
 from wellcond.train.processes import Processes
 from wellcond.train.setup import data_of
 from wellcond.train.tasks import Validation, make_task
+from wellcond.verdicts import listed
 from wellcond.words import BLOCK_SITES
 
 __all__ = [
@@ -91,6 +92,20 @@ def kappa_of(run: Result) -> dict[str, list[float]] | None:
         "in": [round(fmean(values), 5) for values in inputs],
         "out": [round(fmean(values), 5) for values in attended],
     }
+
+
+def changes(found: Comparison, arm: str, where: str) -> dict[int, float]:
+    """Return, by seed, by how much log κ at the end of training differs from that of the plain arm."""
+    mine, plain = (
+        {run["seed"]: run["kappa"][where][-1] for run in found.runs(one) if run.get("kappa")} for one in (arm, PLAIN)
+    )
+    return {seed: mine[seed] - plain[seed] for seed in sorted(mine.keys() & plain.keys())}
+
+
+def changed(found: Comparison, arms: Sequence[str], where: str) -> str:
+    """Say in words what `changes` there are, with their intervals, for those of the arms that have any."""
+    told = {arm: found.interval(by_seed.values()) for arm in arms if (by_seed := changes(found, arm, where))}
+    return listed(f"{one.with_unit('')} with {GRAYED[arm].title}" for arm, one in told.items())
 
 
 def least_falls(found: Comparison, arms: Sequence[str], where: str) -> list[list[float]]:

@@ -15,20 +15,21 @@ Retrieval's texts may not be redistributed; its stand-in, which verdicts on accu
 reviews share an opinion.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from wellcond.claims import lra_measurements  # noqa: F401 (which registers what the arms measure)
 from wellcond.claims.arms import TrainedArms
-from wellcond.claims.claim import Options
+from wellcond.claims.claim import Line, Options
 from wellcond.claims.comparison import Arm, Comparison
 from wellcond.claims.figures import arm_color
-from wellcond.claims.runs import Runs
+from wellcond.claims.runs import Result, Runs
 from wellcond.claims.sets import TASK_SETS, GivenData, TaskSet
 from wellcond.records import read_json
 from wellcond.train.recipes import recipe
+from wellcond.verdicts import listed
 
 __all__ = [
     "ARMS",
@@ -42,6 +43,8 @@ __all__ = [
     "column",
     "shown",
     "titles",
+    "unpaired",
+    "who_guesses",
 ]
 
 TASKS = tuple(TASK_SETS)
@@ -89,6 +92,7 @@ class ArenaArms(TrainedArms):
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"smoke": SMOKE})
     measures: tuple[str, ...] = ("test_accuracy",)
+    reads: Mapping[str, Callable[[Result], Any]] = field(default_factory=lambda: {"start": _start_of})
     in_rounds: bool = True
 
     def _record(self, options: Options, data: GivenData, runs: Runs, **asked: Any) -> dict[str, Any]:
@@ -97,6 +101,12 @@ class ArenaArms(TrainedArms):
         return record | {
             "ms alone": {arm: ms for arm, ms in _alone(options, data.set.name).items() if arm in self.arms}
         }
+
+    def _other_data(self, found: Comparison) -> Iterable[Line]:
+        yield from super()._other_data(found)
+        for seed, groups in unpaired(found).items():
+            said = "; ".join(", ".join(ARMS[arm].title for arm in group) for group in groups)
+            yield f", seed {seed}: not paired, since their data came in another order: {said}"
 
     def plan_paper(self, options: Options) -> list[str]:
         """Return what the paper's scale takes. It is the lab scale except for Retrieval; times are from sky-time."""
@@ -129,6 +139,23 @@ def _alone(options: Options, name: str) -> dict[str, float]:
     return {arm: median(times) for arm, times in read_json(path)["time"].items()} if path.exists() else {}
 
 
+def _start_of(run: Result) -> float | None:
+    """Return log κ of the embedded samples at the random start: all attentions of a seed share it on the same data."""
+    embeds = run.get("measured", {}).get("log_kappa", {}).get("embed", [])
+    return round(fmean(embeds[0]), 3) if embeds else None
+
+
+def unpaired(found: Comparison) -> dict[int, list[list[str]]]:
+    """Return the groups of attentions that had different samples, by seed, where there are several; of runs that kept
+    no checksum of their data."""
+    groups: dict[int, dict[float, list[str]]] = {}
+    for arm in MAIN:
+        for run in found.runs(arm):
+            if not run.get("data") and (start := run.get("start")) is not None:
+                groups.setdefault(run["seed"], {}).setdefault(start, []).append(arm)
+    return {seed: [*starts.values()] for seed, starts in sorted(groups.items()) if len(starts) > 1}
+
+
 def column(found: Comparison) -> str:
     """Return a task's title, with the name of the task that it stands in for, if any."""
     set_ = found.set
@@ -141,9 +168,21 @@ def chance(found: Comparison) -> float:
     return 100 / found.set.classes
 
 
-def at_chance(found: Comparison) -> bool:
-    """Whether trained softmax models do no better than guessing: what they compute says nothing about the task."""
-    return bool(found.runs("softmax")) and found.mean("softmax") < chance(found) + LEARNT
+def at_chance(found: Comparison, arm: str = "softmax") -> bool:
+    """Whether trained models, softmax by default, do no better than guessing: what they compute says nothing about the
+    task."""
+    return bool(found.runs(arm)) and found.mean(arm) < chance(found) + LEARNT
+
+
+def who_guesses(found: Comparison) -> str:
+    """Say which of the attentions do no better than guessing."""
+    guessing, others = (
+        [ARMS[arm].title for arm in MAIN if found.runs(arm) and at_chance(found, arm) is guesses]
+        for guesses in (True, False)
+    )
+    if len(guessing) == 1:
+        return f"{guessing[0]} only guesses"
+    return f"{f'all but {listed(others)}' if len(others) < 2 and others else listed(guessing)} only guess"
 
 
 def titles(arms: Sequence[str] = MAIN) -> list[str]:

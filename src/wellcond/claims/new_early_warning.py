@@ -89,7 +89,7 @@ def says(record: Record) -> str:
     guess = sum(_guesses(row) and not diverges(row) for row in rows)
     counted = f"{len(rows)} runs that measured κ"
     if found is None:
-        learnt = f" ({guess} learned nothing, which does not count)" if guess else ""
+        learnt = f" ({guess} end near guessing on what is new, which does not count)" if guess else ""
         return f"{diverged or 'None'} of {counted} diverged{learnt}: nothing to warn of." if rows else ""
     return f"Of {counted} {diverged} diverged; log κ after 5 % of training warns of it with an AUC of {found}."
 

@@ -132,9 +132,10 @@ def says(records: Mapping[str, Record]) -> str:
     printed = {SETS[key].title: fmean(moved(record, "svd-0.7-printed")) for key, record in records.items()}
     said = listed(f"{written(value, '+z.2f')} on {title}" for title, value in printed.items())
     return (
-        f"The order of a patch's values moves log κ after attention by at most {most('dct-0.95-by-pixel')}, graying "
-        f"before normalising by at most {most('svd-0.7-before', 'dct-0.95-before')}; making the largest singular value "
-        f"1, as printed, moves it by {said}."
+        "At the random start, the order of a patch's values (for the DCT) moves log κ after attention by at most "
+        f"{most('dct-0.95-by-pixel')}, graying before normalising by at most "
+        f"{most('svd-0.7-before', 'dct-0.95-before')}; making the largest singular value 1, as printed, moves it by "
+        f"{said}."
     )
 
 

@@ -84,23 +84,32 @@ def says(record: Record) -> str:
 def _counted(record: Record) -> str:
     group, arms = next(iter((_largest(record, "early") or _largest(record, "start")).items()))
     asked = "" if _number(arms) >= LEAST_ARMS else f", not the {LEAST_ARMS} asked for"
-    return f"{_number(arms)} arms on {SETS[group.set].title}{asked}"
+    told = f"{len(arms)} points of {group.budget}{', on held-out images' if group.held_out else ''}"
+    return f"{_number(arms)} arms on {SETS[group.set].title}{asked}; at several learning rates, {told}"
 
 
 def summary(record: Record) -> Iterable[Line]:
     for mark, when in MARKS.items():
-        for group, arms in _largest(record, mark).items():
-            kappa, loss = (correlation(arms, name, "top1") for name in ("log_kappa", "loss"))
-            cells = {"rank correlation of log κ": f"{kappa or ''}", "of the loss": f"{loss or ''}"}
-            cells |= {"trainings": f"{len(arms)}"}
-            yield TableRow(f"{_title(group)}, {when}", cells)
-    judged = _largest(record, "early")
-    small = {
-        _title(group): _number(arms) for group, arms in arms_of(record["rows"], "early").items() if group not in judged
-    }
+        for group, arms in _shown(record, mark).items():
+            kappa, loss, alone = (correlation(arms, *of) for of in (("log_kappa", "top1"), ("loss", "top1"), ()))
+            cells = {"rank correlation of log κ": f"{kappa or ''}", "at equal loss": f"{alone or ''}"}
+            rate = correlation(arms, "loss", "lr")
+            cells |= {"of the loss": f"{loss or ''}", "of the loss with the rate": f"{rate or ''}"}
+            cells |= {"arms": f"{_number(arms)}", "points": f"{len(arms)}"}
+            unjudged = "" if group in _largest(record, mark) else ", not judged"
+            yield TableRow(f"{_title(group)}, {when}{unjudged}", cells)
+    groups, shown = arms_of(record["rows"], "early"), _shown(record, "early")
+    small = {_title(group): _number(arms) for group, arms in groups.items() if group not in shown}
     if small:
         said = "; ".join(f"{title} ({number})" for title, number in small.items() if number > 1)
-        yield f"groups with fewer arms, not judged: {said}"
+        yield f"groups with fewer arms: {said}"
+    yield ("where the loss follows the learning rate, arms of equal loss are nearly those of equal rate")
+
+
+def _shown(record: Record, mark: str) -> dict[Group, Arms]:
+    """Return the groups that have as many arms as those that are judged, or more."""
+    least = min(map(_number, _largest(record, mark).values()), default=0)
+    return {group: arms for group, arms in arms_of(record["rows"], mark).items() if _number(arms) >= least}
 
 
 def figure(record: Record) -> Any:

@@ -91,14 +91,26 @@ def says(tasks: Mapping[str, Comparison]) -> str:
         return ""
     runs = [one.measurements("softmax", "approximations") for one in seen]
     factors = [math.exp(fmean(advantages(run, FROM) for run in some)) for some in runs]
-    ends = " to ".join(dict.fromkeys(f"{end:,.{1 if end < 10 else 0}f}" for end in (min(factors), max(factors))))
     best = sum(factor > 1 for factor in factors)
-    guesses = [one.title for one in seen if at_chance(one)]
-    guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
+    guesses, learnt = (
+        {one.title: factor for one, factor in zip(seen, factors, strict=True) if at_chance(one) is guessing}
+        for guessing in (True, False)
+    )
+    where = " where softmax has learnt the task" if learnt and guesses else ""
+    times = f"{_range(learnt or guesses)} times its own{where}"
+    if where:
+        times += f", {_range(guesses)} times on {listed(guesses)}, where softmax only guesses"
+    rises = [one.title for one, some in zip(seen, runs, strict=True) if fmean(map(falls, some)) < 0]
+    rising = f"; with more landmarks its error rises somewhere on {listed(rises)}" if rises else ""
     return (
         f"With {FROM} landmarks Skyformer approximates softmax attention best on {out_of(best, len(factors))} tasks; "
-        f"the best other error is {ends} times its own{guessed}."
+        f"the best other error is {times}{rising}."
     )
+
+
+def _range(factors: Mapping[str, float]) -> str:
+    ends = min(factors.values()), max(factors.values())
+    return " to ".join(dict.fromkeys(f"{end:,.{1 if end < 10 else 0}f}" for end in ends))
 
 
 def summary(found: Comparison) -> Iterable[Line]:

@@ -16,7 +16,7 @@ from typing import Any
 from wellcond.claims.claim import THE_PAPER, Line, TableRow
 from wellcond.claims.comparison import Comparison
 from wellcond.claims.figures import altair, titled
-from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown
+from wellcond.claims.lra import ARMS, ArenaArms, at_chance, attention_color, column, shown, unpaired
 from wellcond.verdicts import Interval, Part, in_most, listed, out_of
 
 __all__ = ["CLAIM", "earlier", "ratios", "reached", "remarks"]
@@ -94,6 +94,15 @@ def remarks(found: Comparison) -> Iterable[str]:
             delays = [left[seed] - learnt[seed] for seed in both]
             seen = "seen" if min(delays) >= DELAY else "not seen in every seed"
             never = sum(learnt[seed] == left[seed] == 1 for seed in both)
+            if never == len(both):
+                best = {arm: max(100 * row["top1"] for run in found.runs(arm) for row in run.get("validation", []))
+                        for arm in ("softmax", "skyformer")}  # fmt: skip
+                yield (
+                    f", softmax stalls: cannot be told, since neither softmax (at best {best['softmax']:.1f} %) nor "
+                    f"Skyformer ({best['skyformer']:.1f} %) learns the task (the paper: softmax does so later, by "
+                    "about a third of the training)"
+                )
+                return
             said = ", ".join(f"{100 * delay:.0f}" for delay in delays)
             neither = f", neither does in {never} of {len(both)} seeds" if never else ""
             yield (
@@ -113,9 +122,12 @@ def says(tasks: Mapping[str, Comparison]) -> str:
     told = [one for one in tasks.values() if ratios(one, unit)]
     learnt = {column(one): ratios(one, unit) for one in told if not at_chance(one)}
     sooner = sum(fmean(times) < 1 for times in learnt.values())
-    each = ", ".join(f"{task} {_ratio(times)}" for task, times in learnt.items())
-    guesses = [one.title for one in told if at_chance(one)]
-    guessed = f"; on {listed(guesses)} softmax only guesses" if guesses else ""
+    other = {column(one): ", on other validation data than softmax" for one in told if unpaired(one)}
+    each = ", ".join(f"{task} {_ratio(times)}{other.get(task, '')}" for task, times in learnt.items())
+    guessed = ""
+    for neither, words in ((True, "neither does better than guessing"), (False, "softmax only guesses")):
+        titles = [one.title for one in told if at_chance(one) and at_chance(one, "skyformer") is neither]
+        guessed += f"; on {listed(titles)} {words}" if titles else ""
     reaches = f"Skyformer reaches softmax's best validation loss in fewer {unit} on {out_of(sooner, len(learnt))} tasks"
     return f"{reaches} ({each}){guessed}." if learnt else f"O{guessed[3:]}." if guessed else ""
 

@@ -50,8 +50,9 @@ wellcond theory --page docs/theory.md
   nothing in the listed cases contradicts it.
 - What is true instead is marked. A *theorem* comes with its proof and the number of draws that checked it; what is
   *observed* rests on the cases alone.
-- *Margin* is the bound over the measured value in the worst draw; below 1 the statement is violated. For a failure
-  rate, the bound is δ, and the margin is δ over the upper end of the rate's 95 % interval.
+- *Bound* and *measured* are medians over the draws of a case. *Margin* is the bound over the measured value in the
+  worst draw; below 1 the statement is violated. For a failure rate, the bound is δ, and the margin is δ over the upper
+  end of the rate's 95 % interval.
 
 """
 USE = """\

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellcond.attention import kernelized_attention
+from wellcond.attention import KernelizedAttention, kernelized_attention
 
 
 def test_golden_numbers(golden, assert_golden) -> None:
@@ -77,3 +77,27 @@ def test_mask_and_causal_together_raise() -> None:
     q = torch.randn(2, 5, 4)
     with pytest.raises(ValueError, match="not both"):
         kernelized_attention(q, q, q, torch.ones(5, 5, dtype=torch.bool), is_causal=True)
+
+
+def test_above_the_size_of_one_chunk_it_is_as_exact_under_autocast() -> None:
+    q, k = (torch.randn(1, 1, 2100, 8) * 0.3 for _ in range(2))
+    v = torch.randn(1, 1, 2100, 8)
+    q, k, v = (t.bfloat16() for t in (q, k, v - v.mean(-2, keepdim=True)))
+    expected = kernelized_attention(q.double(), k.double(), v.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = kernelized_attention(q, k, v)
+    assert (found - expected).norm() < 4e-3 * expected.norm()
+
+
+def test_a_layer_that_is_compiled_has_its_gradients_at_that_size_too() -> None:
+    layer, x = KernelizedAttention(8, num_heads=2), torch.randn(1, 1500, 8, requires_grad=True)
+    plain = torch.autograd.grad(layer(x).square().sum(), [x, layer.qkv.weight])
+    found = torch.autograd.grad(torch.compile(layer)(x).square().sum(), [x, layer.qkv.weight])
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_large_tokens_have_the_accuracy_that_is_documented() -> None:
+    x = torch.randn(1, 1, 64, 32)
+    x = x / x.norm(dim=-1, keepdim=True) * 1e7
+    itself = kernelized_attention(x, x, torch.eye(64)[None, None])[0, 0].diagonal()
+    assert (itself - 1).abs().max() < 0.02

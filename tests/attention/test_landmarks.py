@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from wellcond.attention import SkyformerAttention
 from wellcond.attention.landmarks import choose_landmarks, prefix_positions, segment_means
 
 
@@ -147,3 +148,16 @@ def test_compiled_landmarks_of_masked_tokens_are_the_same(method):
     compiled_rows, compiled_valid = torch.compile(choose, backend="aot_eager", fullgraph=True)(query, key)
     assert torch.equal(valid, compiled_valid)
     assert torch.equal(rows * valid[..., None], compiled_rows * compiled_valid[..., None])
+
+
+def test_compiled_training_takes_batches_of_another_size():
+    layer = torch.compile(SkyformerAttention(8, num_heads=2, num_landmarks=4).train(), backend="aot_eager")
+    for batch in (3, 3, 2, 5):
+        layer(torch.randn(batch, 20, 8)).sum().backward()
+
+
+def test_means_of_long_segments_fit_half_precision():
+    x = torch.full((1, 1, 8191, 4), 20.0, dtype=torch.float16)
+    means, _ = segment_means(x, 2)
+    assert means.dtype == torch.float16
+    torch.testing.assert_close(means, torch.full_like(means, 20.0))

@@ -92,3 +92,9 @@ def test_mistakes_are_named(settings: dict, word: str) -> None:
         nystrom_attention(x, x, x, **settings)
     with pytest.raises(ValueError, match="odd"):
         NystromAttention(12, num_heads=3, conv_kernel=4)
+
+
+def test_no_queries_with_a_mask():
+    key = torch.randn(2, 2, 9, 4)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    assert nystrom_attention(torch.randn(2, 2, 0, 4), key, key, mask, num_landmarks=4).shape == (2, 2, 0, 4)

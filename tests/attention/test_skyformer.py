@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellcond.attention import kernelized_attention, skyformer, skyformer_attention, softmax_attention
+from wellcond.attention import (
+    SkyformerAttention,
+    kernelized_attention,
+    skyformer,
+    skyformer_attention,
+    softmax_attention,
+)
 from wellcond.attention.landmarks import choose_landmarks
 from wellcond.attention.skyformer import SkyformerCore
 
@@ -322,3 +328,10 @@ def test_in_compiled_code_lost_rows_are_nan() -> None:
     )
     assert (attend(q).isnan().all(-1) == (torch.arange(24) >= 20)).all()
     assert attend(q)[..., :20, :].isfinite().all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"compat": True}])
+def test_an_empty_batch_has_its_gradients(settings):
+    layer = SkyformerAttention(8, num_heads=2, **settings)
+    layer(torch.randn(0, 5, 8)).sum().backward()
+    assert layer.qkv.weight.grad.eq(0).all()

@@ -149,3 +149,11 @@ def test_a_replay_drops_others_and_a_seed_repeats_them() -> None:
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
+
+
+def test_forward_mode_of_a_bias():
+    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+    bias, step = torch.randn(5, 5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    _, found = torch.func.jvp(lambda b: softmax_attention(q, k, v, b), (bias,), (step,))
+    ahead, behind = (softmax_attention(q, k, v, bias + h * step) for h in (1e-6, -1e-6))
+    torch.testing.assert_close(found, (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-8)

@@ -97,3 +97,12 @@ def test_a_replayed_graph_reads_what_it_read_at_first():
     torch.cuda.synchronize()
     assert (out == 14).all()
     assert len(others) == 50
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_what_a_transform_wraps_is_not_kept(numbers, transform):
+    ones, made = numbers
+    x = torch.randn(3) if transform is torch.func.grad else torch.randn(2, 3)
+    transform(lambda t: (t * ones(3, "cpu")).sum())(x)
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(ones(3, "cpu"))
+    assert made == [3, 3]

@@ -92,7 +92,7 @@ def skyformer_compat(
         )
     mask = key_mask(attn_mask, query, key, method="Skyformer")
     if min(query.numel(), value.numel()) == 0:
-        return value.new_zeros(*query.shape[:-1], value.shape[-1])
+        return gaussian_product(query, key, value, scale=1.0)  # zeros, whatever the scale; with their derivatives
     with no_autocast(query):
         q, k, v = query.to(wide), key.to(wide), value.to(wide)
         lengths = torch.full((1,) * (query.ndim - 2), n, device=query.device)

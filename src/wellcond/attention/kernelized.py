@@ -6,7 +6,7 @@
 It is exact and streams: the n × m weights are never stored, unless dropout or a general mask needs them. They are
 softmax's exp(q·k/√p), divided by exp(‖q‖²/(2√p)) exp(‖k‖²/(2√p)) instead of by the row sums: all lie in (0, 1], and are
 not normalised. The output therefore grows with the number of keys; in float16 it overflows beyond 65,504. Weights are
-accurate for any norm of queries and keys on a CPU, and up to norms of about 400 in the float32 kernels
+accurate up to norms of queries and keys of about 1e7 on a CPU, and of about 400 in the float32 kernels
 (numerics/gaussian.py).
 """
 

@@ -171,7 +171,13 @@ def _drawn(tokens: Tensor, number: int, generator: torch.Generator | None) -> Te
     lead, n = tokens.shape[:-3], tokens.shape[-2]
     if number == n:
         return torch.arange(n, device=tokens.device).expand(*lead, n)
-    return torch.rand(*lead, n, generator=generator, device=tokens.device).topk(number, -1).indices
+    return _uniform(*lead, n, generator=generator, like=tokens).topk(number, -1).indices
+
+
+def _uniform(*shape: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+    if generator is None:  # passing generator=None would make torch.compile refuse batches of another size
+        return torch.rand(*shape, device=like.device)
+    return torch.rand(*shape, generator=generator, device=like.device)
 
 
 def _tokens_at(query: Tensor, key: Tensor, positions: Tensor, of_queries: int) -> Tensor:
@@ -198,7 +204,7 @@ def _picked(
         ranks = _spread(place, quarter, keep.sum(-1, keepdim=True), number.clamp_min(1))
         return _gather(tokens, _position_of(ranks, keep))
     lead = torch.broadcast_shapes(_by_sample(tokens), keep.shape[:-1])
-    draws = torch.rand(*lead, tokens.shape[-2], generator=generator, device=tokens.device)
+    draws = _uniform(*lead, tokens.shape[-2], generator=generator, like=tokens)
     drawn = draws.masked_fill(~keep, -1).topk(min(place.shape[-1], tokens.shape[-2]), -1).indices
     place = place.clamp(0, drawn.shape[-1] - 1)
     return _gather(tokens, drawn.gather(-1, place.expand(*lead, place.shape[-1])))
@@ -216,8 +222,9 @@ def _means(tokens: Tensor, keep: Tensor | None, total: Tensor, number: Tensor, p
     inside = step < length[..., None]
     ranks = torch.where(inside, first[..., None] + step, 0)
     rows = _gather(tokens, _position_of(ranks.flatten(-2), keep)).unflatten(-2, (place.shape[-1], longest))
-    sums = rows.masked_fill(~inside[..., None], 0).sum(-2)
-    return sums / length.clamp_min(1)[..., None].to(sums.dtype)
+    wide = torch.promote_types(tokens.dtype, torch.float32)  # the sum of a long segment may exceed float16
+    sums = rows.masked_fill(~inside[..., None], 0).sum(-2, dtype=wide)
+    return (sums / length.clamp_min(1)[..., None].to(wide)).to(tokens.dtype)
 
 
 def _spread(place: Tensor, quarter: int, total: int | Tensor, number: int | Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def skyformer_attention(
     mask = key_mask(attn_mask, query, key, method="Skyformer", relative=kernel == "softmax")
     query_mask = None if query_mask is None else query_keep(query_mask, query)
     if min(query.numel(), key.numel(), value.numel()) == 0:
-        return value.new_zeros(*query.shape[:-1], value.shape[-1])
+        return gaussian_product(query, key, value, scale=1.0)  # zeros, whatever the scale; with their derivatives
     keep = None if mask is None else mask.keep
     fused = solver == "cholesky" and kernel == "gaussian" and (mask is None or mask.weights is None)
     count = _count_rows(landmarks, query) if isinstance(landmarks, Tensor) else num_landmarks

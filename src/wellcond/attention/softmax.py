@@ -43,7 +43,8 @@ def softmax_attention(
         if can_fuse(*tokens, dropout_p=dropout_p, scale=scale):
             mask = key_mask(attn_mask, query, key)
             return fused_softmax(*tokens, None if mask is None else mask.keep, dropout_p, scale)
-    if other_derivatives(query, key, value):  # forward mode and torch.func, which torch's fused kernels lack
+    biases = [attn_mask] if isinstance(attn_mask, Tensor) else []
+    if other_derivatives(query, key, value, *biases):  # forward mode and torch.func, which torch's fused kernels lack
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)

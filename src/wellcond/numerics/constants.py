@@ -6,7 +6,7 @@
 Like `functools.lru_cache` of that size, but safe with CUDA graphs. What a graph read during capture is kept for good:
 every replay reads the same memory again, whatever the cache has evicted since. What is made during capture belongs to
 that graph alone and is not cached: until a replay, nothing has computed it. Nor is anything cached that was made under
-a tracer or a dispatch mode, such as a fake tensor.
+a tracer, a dispatch mode or torch.func, such as a fake tensor, or one that a transform has wrapped.
 """
 
 import functools
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .fastpaths import followed
+from .fastpaths import followed, transformed
 
 __all__ = ["kept_constants"]
 
@@ -32,7 +32,7 @@ def kept_constants(most: int) -> Callable[[Callable[..., Made]], Callable[..., M
 
         @functools.wraps(make)
         def kept(*numbers: Any) -> Made:
-            if followed():
+            if followed() or transformed():
                 return make(*numbers)
             made = read_by_graphs.get(numbers)
             if made is not None:

@@ -40,6 +40,7 @@ __all__ = [
     "plain_twins",
     "refuse_batch",
     "tokens_like",
+    "transformed",
 ]
 
 FUSED_SIDE = 256  # largest shorter side of a matrix that the fused kernels hold on chip
@@ -140,6 +141,12 @@ def _compiled_derivatives() -> bool:
     """The same in code being compiled, where our operators have no tangents, which would silently be zero."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether this runs inside a transform of torch.func, which wraps every tensor that is made there."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return not torch.compiler.is_compiling() and functorch.peek_interpreter_stack() is not None
 
 
 def followed(*tensors: Tensor) -> bool:

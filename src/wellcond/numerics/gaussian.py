@@ -11,9 +11,9 @@ sums of the same form, with rows and columns swapped for dv and dy. So there are
 and its pull-back, each a Triton kernel on a GPU (triton/gaussian.py) with a plain twin here.
 
 Exponents are differences of products and squares, scale (x·y − ‖x‖²/2 − ‖y‖²/2), and suffer from cancellation. The
-plain twins compute them in float64, so that weights are right at any norm. The kernels use float32: an exponent errs by
-about scale · ‖x‖² · 2⁻²⁴ (at most five times that, where measured), so that weights are good to 1 % up to a value of
-scale · ‖x‖² of 3e4 (norm 400 for tokens of width 32 with the usual scale), and mean little beyond 1e6 (norm 2,400).
+plain twins compute them in float64: weights are right to 1 % up to norms of 1e7. The kernels use float32: an exponent
+errs by about scale · ‖x‖² · 2⁻²⁴ (at most five times that, where measured), so that weights are good to 1 % up to a
+value of scale · ‖x‖² of 3e4 (norm 400 for tokens of width 32 with the usual scale), and mean little beyond 1e6 (norm 2,400).
 They never exceed 1, and are finite up to a norm of 1e19. The same holds for the plain twins where float64 is slow or
 missing (consumer GPUs, MPS).
 """
@@ -195,10 +195,11 @@ def product(
         y_half = None if halves is None else halves[1]
         return stream(x, y, v, keep=keep, ends=ends, scale=scale, causal=1 if is_causal else 0, y_half=y_half)
     values = v.to(wide_dtype(x))
-    parts = [
-        gaussian_weights(part, y, scale=scale, mask=weights_that_count(part, y, keep, is_causal, first)) @ values
-        for first, part in _row_chunks(x, y)
-    ]
+    with no_autocast(x):
+        parts = [
+            gaussian_weights(part, y, scale=scale, mask=weights_that_count(part, y, keep, is_causal, first)) @ values
+            for first, part in _row_chunks(x, y)
+        ]
     return torch.cat(parts, -2).to(v.dtype) if parts else v.new_zeros(*x.shape[:-1], v.shape[-1])
 
 
@@ -250,7 +251,9 @@ def _plain_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide, exact = wide_dtype(x), exact_dtype(x)  # the latter for differences of tokens
     y_exact, v_wide = y.to(exact), v.to(wide)
-    dy, dv, dx = torch.zeros_like(y_exact), torch.zeros_like(v_wide), []
+    packed = torch.contiguous_format  # as gradients_op says to compilers
+    dy, dv = (torch.zeros_like(t, memory_format=packed) for t in (y_exact, v_wide))
+    dx: list[Tensor] = []
     with no_autocast(x):
         for first, part in _row_chunks(x, y):
             rows = slice(first, first + part.shape[-2])

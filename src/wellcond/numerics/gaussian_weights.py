@@ -3,7 +3,7 @@
     w = gaussian_weights(q, k, scale=s)                    # (…, n, p), (…, m, p) → (…, n, m), differentiable
     mask = weights_that_count(q, k, keep, True, 0)         # keys that are kept and not later than the query
 
-Exponents are computed in float64 where it is fast, so that weights are right at any norm (gaussian.py says more).
+Exponents are computed in float64 where it is fast, so that weights are right for large norms (see gaussian.py).
 """
 
 import torch

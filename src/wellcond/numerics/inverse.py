@@ -13,6 +13,7 @@ eigenvalue x of NZ converges to 1 from anywhere in (0, 2.99), and a small one gr
 stopped after a few steps, the iteration is a filter that inverts large eigenvalues and leaves small ones small.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -103,11 +104,11 @@ def invert_by_iteration(matrix: Tensor, *, num_iterations: int = 6, start: Tenso
             return _iterate_plainly(n, z, num_iterations)
         if n.ndim == 3 and (z is None or z.shape[:-2] == n.shape[:-2]):  # as Nyström attention calls it
             return _apply(_Iterate, n, z, num_iterations)
-        lead = n.shape[:-2]
+        lead = n.shape[:-2] if z is None else torch.broadcast_shapes(n.shape[:-2], z.shape[:-2])
+        count = math.prod(lead)  # not −1, which nothing tells where there are no rows
         if z is not None:
-            lead = torch.broadcast_shapes(lead, z.shape[:-2])
-            z = z.expand(*lead, *z.shape[-2:]).reshape(-1, *z.shape[-2:])
-        n = n.expand(*lead, *n.shape[-2:]).reshape(-1, *n.shape[-2:])
+            z = z.expand(*lead, *z.shape[-2:]).reshape(count, *z.shape[-2:])
+        n = n.expand(*lead, *n.shape[-2:]).reshape(count, *n.shape[-2:])
         inverse = _apply(_Iterate, n, z, num_iterations)
         return inverse.view(*lead, *inverse.shape[1:])
 

@@ -13,9 +13,9 @@ and its pull-back, each a Triton kernel on a GPU (triton/gaussian.py) with a pla
 Exponents are differences of products and squares, scale (x·y − ‖x‖²/2 − ‖y‖²/2), and suffer from cancellation. The
 plain twins compute them in float64: weights are right to 1 % up to norms of 1e7. The kernels use float32: an exponent
 errs by about scale · ‖x‖² · 2⁻²⁴ (at most five times that, where measured), so that weights are good to 1 % up to a
-value of scale · ‖x‖² of 3e4 (norm 400 for tokens of width 32 with the usual scale), and mean little beyond 1e6 (norm 2,400).
-They never exceed 1, and are finite up to a norm of 1e19. The same holds for the plain twins where float64 is slow or
-missing (consumer GPUs, MPS).
+value of scale · ‖x‖² of 3e4 (norm 400 for tokens of width 32 with the usual scale), and mean little beyond 1e6 (norm
+2,400). They never exceed 1, and are finite up to a norm of 1e19. The same holds for the plain twins where float64 is
+slow or missing (consumer GPUs, MPS).
 """
 
 from typing import Any

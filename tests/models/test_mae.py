@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import wellcond
+from wellcond.attention import SkyformerAttention
 from wellcond.graying import gray_tokens
 from wellcond.models.mae import MaskedAutoencoder, PixelDecoder, hand_over, linear_probe, sincos_positions
 from wellcond.models.sites import find_blocks
@@ -636,6 +637,24 @@ def test_a_model_that_does_not_fit_stays_as_it_was(settings: dict[str, Any], nam
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 
+def test_a_model_that_cannot_be_grayed_stays_as_it_was() -> None:
+    model = make_classifier()
+    model.patch_embed.proj.forward = model.patch_embed.proj.forward  # as accelerate does
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="replaced by a hook"):
+        hand_over(trained().encoder, model)
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_an_attention_that_the_encoder_did_not_have_is_told_of() -> None:
+    mae = trained()
+    with pytest.warns(UserWarning, match=r"in 2 blocks \(blocks\.0 first\), which stays"):
+        model = hand_over(mae.encoder, make_classifier(attn_layer=SkyformerAttention))
+    assert [how.name for how in attention_of(model).values()] == ["skyformer"] * 2
+    replace_attention(mae.encoder, "skyformer")
+    hand_over(mae.encoder, model)
+
+
 def test_the_encoders_file_is_a_plain_timm_model(tmp_path: Path) -> None:
     mae, file = trained(), tmp_path / "encoder.safetensors"
     wellcond.save(mae.encoder, file)
@@ -676,6 +695,8 @@ def test_features_are_normalised_over_the_batch(pool: str, photographs: Tensor) 
 def test_a_probe_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="num_classes"):
         linear_probe(make_classifier(num_classes=0))
-    for settings in ({"drop_path_rate": 0.1}, {"proj_drop_rate": 0.1}):
+    for settings in ({"drop_path_rate": 0.1}, {"proj_drop_rate": 0.1}, {"patch_drop_rate": 0.1}):
         with pytest.raises(ValueError, match="at random"):
             linear_probe(make_classifier(**settings))
+    with pytest.raises(ValueError, match="second head"):
+        linear_probe(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1))

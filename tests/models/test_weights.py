@@ -652,3 +652,31 @@ def test_a_vit_takes_the_encoder_of_a_masked_autoencoders_weights(tmp_path: Path
         assert torch.equal(model(images), masked.encoder.eval()(images))
     with pytest.raises(ValueError, match=r"it lacks: head\.bias, head\.weight|it lacks: head\.weight, head\.bias"):
         load(timm.create_model("vit_tiny_patch16_224", num_classes=5, **settings), tmp_path / "masked.safetensors")
+
+
+def test_the_surgery_of_a_masked_autoencoder_comes_along(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 2}
+
+    def make_vit() -> nn.Module:
+        return timm.create_model("vit_tiny_patch16_224", num_classes=0, **settings).eval()
+
+    def make_masked() -> MaskedAutoencoder:
+        return MaskedAutoencoder(make_vit(), decoder_dim=16, decoder_depth=1, decoder_heads=2).eval()
+
+    masked, file = make_masked(), tmp_path / "masked.safetensors"
+    remove_skip(masked, "sa", blocks=["encoder.blocks.1", "decoder.*"])
+    replace_attention(masked, "linear")
+    save(masked, file)
+    model, images = make_vit(), torch.randn(2, 3, 16, 16)
+    found = load(model, file)
+    assert found.skips == {"blocks.1": ("sa",)}
+    assert list(found.attention) == ["blocks.0", "blocks.1"]
+    with torch.no_grad():
+        assert torch.equal(model(images), masked.encoder(images))
+    # `wellcond train` writes the encoder's surgery beside the whole model's weights
+    weights.write_weights(file, masked.state_dict(), weights.surgery_metadata(masked.encoder))
+    again = make_masked()
+    load(again, file)
+    assert skips_of(again) == {"encoder.blocks.1": ("sa",)}
+    assert list(attention_of(again)) == ["encoder.blocks.0", "encoder.blocks.1"]
+    assert skips_of(model) == load(make_vit(), file).skips

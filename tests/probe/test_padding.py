@@ -26,7 +26,7 @@ CAUSAL = torch.ones(4, 4).tril().bool()
         ("attn_mask", torch.zeros(PAIRS.shape).masked_fill(~PAIRS, torch.finfo(torch.float32).min), False),
         ("src_key_padding_mask", ~KEEP, True), ("src_key_padding_mask", ADDED, True),
         ("key_padding_mask", ~KEEP, False),
-        ("patch_valid", KEEP, False),
+        ("patch_valid", KEEP, False), ("mask", KEEP[:, None, None].float(), False), ("mask", PAIRS.float(), False),
     ],
 )  # fmt: skip
 def test_all_forms_say_the_same(argument: str, mask: Tensor, hides: bool) -> None:
@@ -35,7 +35,13 @@ def test_all_forms_say_the_same(argument: str, mask: Tensor, hides: bool) -> Non
     assert torch.equal(found.expand(2, 4), KEEP)
 
 
-@pytest.mark.parametrize("mask", [CAUSAL, CAUSAL[None, None], torch.zeros(4, 4), torch.zeros(2, 1, 1, 4), ADDED[1:]])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        CAUSAL, CAUSAL[None, None], torch.zeros(4, 4), torch.zeros(2, 1, 1, 4), ADDED[1:],
+        ~CAUSAL, ~CAUSAL[None], (~CAUSAL).float(), torch.zeros(4, 4).masked_fill(~CAUSAL, float("-inf")),
+    ],
+)  # fmt: skip
 def test_what_hides_no_token_from_all(mask: Tensor) -> None:
     found = counted(mask, "attn_mask", (2, 4))
     assert found is not None
@@ -74,7 +80,8 @@ def test_with_as_many_samples_as_tokens_the_name_decides(
 
 
 def test_what_tells_nothing() -> None:
-    for mask in (torch.ones(4), torch.ones(2, 7), torch.ones(6, 4, 4).bool(), torch.ones(3, 4).bool()):
+    shapes = torch.ones(4), torch.ones(2, 7), torch.ones(6, 4, 4).bool(), torch.ones(3, 4).bool()
+    for mask in (*shapes, torch.zeros(2, 4).bool()):
         assert counted(mask, "attn_mask", (2, 4)) is None
 
 
@@ -172,3 +179,34 @@ def test_a_mask_that_does_not_tell_is_said() -> None:
     with pytest.warns(UserWarning, match=said), Probe(model, sites="sa") as probe:
         model(torch.randn(2, 4, 8))
     assert probe.rows()
+
+
+class AroundTorchs(nn.Module):
+    """Somebody's own block around torch's attention; `convert` makes what that is given of the block's mask."""
+
+    def __init__(self, convert: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.attn, self.mlp, self.convert = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8), convert
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x + self.attn(x, x, x, key_padding_mask=self.convert(mask))[0]
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("mask", "convert"), [(~KEEP, lambda mask: mask), (KEEP, lambda mask: ~mask)])
+def test_a_block_around_torchs_attention(mask: Tensor, convert: Callable[[Tensor], Tensor], training: bool) -> None:
+    register_blocks(AroundTorchs, attention="attn", taps={"sa": "attn:output", "+mlp": ":output"})
+    model = Wrapped(AroundTorchs(convert), lambda block, x, mask: block(x, mask)).train(training)
+    x = torch.randn(2, 4, 8)
+    other = torch.where(KEEP[..., None], x, 100 * torch.randn_like(x))
+
+    def measured(*args: Tensor) -> dict[tuple[str, str], float]:
+        with Probe(model, exact=False) as probe:
+            model(*args)
+        return {(row["site"], row["name"]): row["value"] for row in probe.rows() if row["name"] == "sigma_max"}
+
+    found = measured(x, mask)
+    assert found == pytest.approx(measured(other, mask), rel=1e-4)
+    alone = [measured(x[i : i + 1, :n], mask[i : i + 1, :n]) for i, n in enumerate(KEEP.sum(1).tolist())]
+    assert found == pytest.approx({key: (alone[0][key] + alone[1][key]) / 2 for key in found}, rel=1e-4)

@@ -290,6 +290,40 @@ def test_a_model_that_insists_on_low_precision_is_told_of(make_vit: Any, images:
     assert any(row["status"] in ("low_precision", "ceiling") for row in probe.rows())
 
 
+class Float32Norm(nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its own name)
+        return super().forward(input.float()).type_as(input)
+
+
+class CastsToBfloat16(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.bfloat16())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_casts_inside_is_measured_in_the_precision_that_it_runs_in(
+    make_vit: Any, images: Tensor, training: bool
+) -> None:
+    model = make_vit(norm_layer=Float32Norm).train(training)
+    said = "does not run in float64 and was measured in float32"
+    with pytest.warns(UserWarning, match=said), Probe(model, exact="float64", samples=images) as probe:
+        model(images)
+    with Probe(model, samples=images) as expected:
+        model(images)
+    assert probe.rows() == expected.rows()
+
+    model = CastsToBfloat16(make_vit()).train(training)
+    said = "was measured in the precision of its weights|by itself"
+    with pytest.warns(UserWarning, match=said), Probe(model, samples=images) as probe:
+        model(images)
+    assert {row["dtype"] for row in probe.rows() if row["name"] == "log_kappa"} == {"bfloat16"}
+    assert "does not run in float32" in probe.notes[0]
+
+
 def test_tf32_is_off_in_the_exact_pass_alone(make_vit: Any, images: Tensor) -> None:
     model, seen = make_vit(), []
     model.norm.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.matmul.fp32_precision))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
+from torch.nn import functional as F
 
 from wellcond.probe.attention import Heard
 from wellcond.probe.places import Place
@@ -37,8 +38,13 @@ def samples(draw: st.DrawFn) -> Tensor:
 
 def merged(first: Sums, second: Sums) -> Sums:
     """As over_ranks does it: sums are added, and of maxima the larger is taken."""
+    size = max(first.decays.shape[2], second.decays.shape[2])
+    one, two = (F.pad(decays, (0, size - decays.shape[2])) for decays in (first.decays, second.decays))
     return Sums(
-        places=first.places, totals=first.totals + second.totals, maxima=torch.maximum(first.maxima, second.maxima)
+        places=first.places,
+        totals=first.totals + second.totals,
+        maxima=torch.maximum(first.maxima, second.maxima),
+        decays=one + two,
     )
 
 
@@ -160,6 +166,22 @@ def test_attention_that_is_not_finite_says_so(entropy: float, logit: float) -> N
     found = {row["name"]: row["status"] for row in rows}
     assert found["log_kappa"] == "ok"
     assert found["largest_logit"] == "non_finite"
+
+
+def test_the_decay_of_samples_of_several_lengths() -> None:
+    x = torch.randn(3, 50, 60, dtype=torch.float64)
+    lengths = torch.tensor([5, 50, 40])
+    valid = torch.arange(50) < lengths[:, None]
+    sums = Sums.measure([SA], {SA: x}, {}, valid=lambda _block: valid, spectrum=True)
+    found = {row["name"]: row for row in sums.rows(run="", step=0) if row["name"].startswith("sigma.")}
+    assert list(found) == [f"sigma.{i}" for i in spectrum_indices(50)]
+    spectra = [torch.linalg.svdvals(sample[:length]) for sample, length in zip(x, lengths, strict=True)]
+    for i in spectrum_indices(50):
+        decays = torch.stack([s[i] / s[0] for s in spectra if i < len(s)])
+        row = found[f"sigma.{i}"]
+        assert row["value"] == pytest.approx(float(decays.log().mean().exp()), rel=1e-9)
+        assert row["count"] == len(decays)
+    assert_same(merged(measure(x[:1, :5]), measure(x[1:2])), merged(measure(x[1:2]), measure(x[:1, :5])))
 
 
 def test_samples_of_several_lengths_share_the_limit_of_ranks():

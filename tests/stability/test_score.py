@@ -251,6 +251,15 @@ def test_a_real_vit_before_and_after_its_norm() -> None:
         score["middle"]
 
 
+@pytest.mark.parametrize("embed", [None, around("norm")])
+def test_a_wrapped_model_has_the_same_embeddings(embed: Any) -> None:
+    model, one = make_vit(), image_batches(1)[0]
+    wrapped = nn.DataParallel(copy.deepcopy(model), device_ids=[])
+    assert instability_score(wrapped, one, adamw(wrapped), embed=embed) == instability_score(
+        model, one, adamw(model), embed=embed
+    )
+
+
 def test_rows_can_be_stored(linear: nn.Linear, batch: tuple[Tensor, Tensor], tmp_path) -> None:
     scores = instability_scores(linear, [batch] * 2, sgd(0.01), steps=2)
     records.append_rows(tmp_path / "tau.jsonl", [row for score in scores for row in score.rows("a")])

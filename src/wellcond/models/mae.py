@@ -11,6 +11,7 @@ probe and all surgery work on it. The visible patches go through its own patch p
 row; a grayed projection therefore grays exactly the visible tokens, in their order in the image.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,16 +19,18 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from timm.layers.drop import DropPath
+from timm.layers.patch_dropout import PatchDropout, PatchDropoutWithIndices
 from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wellcond.models.build import build_model
-from wellcond.models.families import find_projection, register_family, unwrap
+from wellcond.models.families import register_family, unwrap
 from wellcond.models.surgery import (
     GrayingSettings,
     attention_of,
+    built_attention,
     graying_of,
     plan_attention,
     plan_skips,
@@ -382,6 +385,7 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
 
     The model's head stays as it is. Its pooling may differ: with mean pooling timm puts the last norm after the pool,
     and the encoder's last norm is loaded there. Position embeddings stay trainable or fixed as they were in the model.
+    An attention that the model was built with stays, with a warning if the encoder has another one.
 
     Raises ValueError, naming what does not fit; the model is then unchanged.
     """
@@ -402,16 +406,22 @@ def hand_over(encoder: nn.Module, model: Model) -> Model:
             f"the encoder and the {type(unwrap(model)).__name__} differ at {some}; build the model with the encoder's "
             "settings (its img_size too: the model's set_input_size changes it afterwards)"
         )
-    settings, skips = graying_of(encoder), plan_skips(model, skips_of(encoder))
-    attention = plan_attention(model, attention_of(encoder))
-    if settings is not None:
-        find_projection(model)  # raises, if at all, before anything is changed
+    skips, attention = plan_skips(model, skips_of(encoder)), plan_attention(model, attention_of(encoder))
+    settings = graying_of(encoder)
+    if settings is None:  # graying goes first, since it may raise
+        ungray(model)
+    else:
+        gray_model(model, **asdict(settings))
     unwrap(model).load_state_dict(weights, strict=False)
     put_skips(skips)
     put_attention(model, attention)
-    if settings is None:
-        return ungray(model)
-    return gray_model(model, **asdict(settings))
+    if built := built_attention(model).keys() - attention_of(encoder).keys():
+        warnings.warn(
+            f"the model was built with another attention in {len(built)} blocks ({min(built)} first), which stays; the "
+            "encoder's weights were not trained for that",
+            stacklevel=2,
+        )
+    return model
 
 
 def _norm_of(names: Mapping[str, Any]) -> str:
@@ -423,13 +433,20 @@ def linear_probe(model: VisionTransformer, num_classes: int | None = None) -> Vi
     """Freeze a ViT, in place, and give it a new linear head behind a BatchNorm without parameters.
 
     The BatchNorm normalises the features, so that one learning rate suits every encoder. `num_classes` defaults to that
-    of the model's own head. Raises ValueError for a model with dropout or drop path: both would drop frozen features.
+    of the model's own head. Raises ValueError for a model with dropout of any kind, which would drop frozen features,
+    and for one with two heads.
     """
     classes = model.num_classes if num_classes is None else num_classes
     if classes < 1:
         raise ValueError("the model has no head that would tell the number of classes; give num_classes")
+    if hasattr(model, "head_dist"):
+        raise ValueError(
+            f"{type(model).__name__} has a second head, head_dist, which the probe would leave random; take a model "
+            "without distillation"
+        )
     for name, module in model.named_modules():
-        if (isinstance(module, nn.Dropout) and module.p) or (isinstance(module, DropPath) and module.drop_prob):
+        rates = {nn.Dropout: "p", DropPath: "drop_prob", PatchDropout: "prob", PatchDropoutWithIndices: "prob"}
+        if any(isinstance(module, kind) and getattr(module, rate) for kind, rate in rates.items()):
             raise ValueError(f"{name} would drop frozen features at random; build the model without dropout")
     model.requires_grad_(False)
     model.reset_classifier(classes)

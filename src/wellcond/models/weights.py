@@ -25,10 +25,10 @@ import pickle
 import re
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -77,6 +77,7 @@ EMA_KEYS = ("state_dict_ema", "model_ema")
 
 Skips = dict[str, tuple[str, ...]]
 Attention = dict[str, AttentionSettings]
+Recorded = TypeVar("Recorded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
 
     Also reads `.pt` and `.pth` files, as tensors only (never an unrestricted pickle), with the wrappers and prefixes
     that training loops add: `{"state_dict": …}`, `{"model": …}`, `module.`, `_orig_mod.`, Lightning's `model.`. Of a
-    masked autoencoder's weights a ViT takes the encoder's.
+    masked autoencoder's weights, and surgery, a ViT takes the encoder's.
     `ema=True` takes the averaged weights that timm and others store next to the last ones, as `state_dict_ema` or
     `model_ema`.
 
@@ -159,6 +160,9 @@ def load(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True,
     metadata.pop("format", None)
     recorded = METADATA_KEY in metadata
     wanted, wanted_skips, wanted_attention = _parse(metadata.pop(METADATA_KEY), path) if recorded else (None, {}, {})
+    state = unwrap(model).state_dict()
+    wanted_skips = _match_blocks(wanted_skips, weights, state)
+    wanted_attention = _match_blocks(wanted_attention, weights, state)
     present, present_skips, present_attention = graying_of(model), skips_of(model), attention_of(model)
     if wanted is not None and wanted != present:
         check_grayable(model)  # raises, e.g. for an unknown family, before anything is changed
@@ -317,12 +321,37 @@ def match_names(weights: dict[str, Tensor], state: Mapping[str, Any]) -> dict[st
     """Return the weights under the names of `state`, where they differ only by what wrappers add to names; those of a
     masked autoencoder's encoder if `state` is that of an encoder alone."""
     names = {_plain_name(name): name for name in state}  # compiled blocks have _orig_mod in the middle of their names
-    if not weights.keys() & names.keys() and all(name.startswith("model.") for name in weights):
-        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}  # Lightning's
-    inside = {name.removeprefix("encoder."): one for name, one in weights.items() if name.startswith("encoder.")}
-    if not weights.keys() & names.keys() and inside.keys() & names.keys():
-        weights = inside  # the decoder is no longer needed
-    return {names.get(name, name): tensor for name, tensor in weights.items()}
+    prefix = _prefix(weights, state)
+    inside = {name.removeprefix(prefix): one for name, one in weights.items() if name.startswith(prefix)}
+    return {names.get(name, name): tensor for name, tensor in inside.items()}
+
+
+def _prefix(weights: Iterable[str], state: Iterable[str]) -> str:
+    """Return what stands before the names of `state` in those of the weights."""
+    names, prefix = {_plain_name(name) for name in state}, ""
+    theirs = set(weights)
+    if not theirs & names and all(name.startswith("model.") for name in theirs):
+        prefix = "model."  # Lightning's
+    theirs = {name.removeprefix(prefix) for name in theirs}
+    inside = {name.removeprefix("encoder.") for name in theirs if name.startswith("encoder.")}
+    if not theirs & names and inside & names:
+        prefix += "encoder."  # a masked autoencoder's, whose decoder is no longer needed
+    return prefix
+
+
+def _match_blocks(recorded: dict[str, Recorded], weights: Iterable[str], state: Iterable[str]) -> dict[str, Recorded]:
+    """Return what a file records about blocks under the model's names for them, as `match_names` does for tensors."""
+    if not recorded:
+        return recorded
+    prefix, names = _prefix(weights, state), list(weights)
+    matched: dict[str, Recorded] = {}
+    for block, what in recorded.items():
+        # `wellcond train` records the surgery of an autoencoder's encoder under the names of the encoder by itself.
+        inside = [name for name in (block, f"encoder.{block}") if any(one.startswith(f"{name}.") for one in names)]
+        name = inside[0] if inside else block
+        if name.startswith(prefix) or not inside:  # otherwise its weights are not loaded
+            matched[name.removeprefix(prefix)] = what
+    return matched
 
 
 def _misfit(path: Path, model: Mapping[str, Any], weights: Mapping[str, Tensor], otherwise: str = "") -> str:

@@ -17,7 +17,8 @@ end the pass; it is kept in `errors`.
 
 A block's own mask says more than the model's: a wrapper may use another name for its mask, and in a model with two
 towers only one may be padded. A token is padding if no query may attend to it. If any block is given a mask, a block
-without one has no padding; if none is, the model's mask holds for all blocks.
+without one has no padding; if none is, the model's mask holds for all blocks. In a block around torch's attention, the
+masks that this is given count, since their meaning is known.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from wellcond.models.families.family import block_kind
 from wellcond.models.families.forwards import Skipless, plain_class
 from wellcond.models.surgery import GrayedConv2d
 from wellcond.numerics.fused import tokens_of
@@ -52,6 +54,7 @@ class Padding:
         self.unread: dict[str, tuple[int, ...]] = {}
         """Block → the shape of a mask from which padding cannot be told."""
         self._blocks: dict[str, Tensor | None] = {}
+        self._attended: set[str] = set()  # blocks whose attention has said more
         self._masked = False
 
     def see(self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -64,12 +67,23 @@ class Padding:
             return
         for argument, mask in _masks(block, args, kwargs).items():
             self._masked = True
-            found = counted(mask, argument, tokens.shape[:2], hides=isinstance(block, TORCHS))
+            found = counted(mask, argument, tokens.shape[:2], hides=_hides(block))
             if found is None:
                 self.unread[name] = tuple(mask.shape)
                 continue
             before = self._blocks[name]
             self._blocks[name] = found[: self.samples] if before is None else before & found[: self.samples]
+
+    def see_attention(
+        self, name: str, attention: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Read the masks that torch's attention is given in block `name`, instead of the block's own."""
+        if name in self._attended or not attention.batch_first or not _masks(attention, args, kwargs):
+            return
+        self._attended.add(name)
+        self._blocks.pop(name, None)
+        self.unread.pop(name, None)
+        self.see(name, attention, args, kwargs)
 
     def of(self, name: str) -> Tensor | None:
         """Return which tokens count in block `name`, (b, n) or (1, n); None for all."""
@@ -81,13 +95,16 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
 
     The mask is (b, n) for keys, or (n, n), (b, n, n) or (b, heads, n, n) for pairs; dimensions of size 1 broadcast.
     True or nonzero means that a token counts; in an additive mask, anything but a large negative number. With `hides`,
-    as in torch's own layers, and for arguments named padding, True or nonzero hides instead. None if it does not tell:
-    with as many samples as tokens, a mask called "mask" may be of either kind.
+    as in torch's own layers, and for arguments named padding, True or nonzero hides instead, as it does in a mask of
+    pairs that is True for all later tokens. None if it does not tell: with as many samples as tokens, a mask called
+    "mask" may be of either kind, and one that would leave no token at all is not read rightly.
     """
     batch, n = tokens
     if mask.ndim < 2 or mask.shape[-1] != n:
         return None
-    kept = _kept(mask, hides=hides or "padding" in argument)
+    kept = mask == 0 if n > 1 and _is_causal(mask == 0) else _kept(mask, hides=hides or "padding" in argument)
+    if not bool(kept.any()):
+        return None
     if mask.ndim == 2:
         by_sample = len(mask) == batch
         if len(mask) == batch == n:  # it may be either: the argument's name decides
@@ -102,13 +119,25 @@ def counted(mask: Tensor, argument: str, tokens: tuple[int, ...], *, hides: bool
 
 def _kept(mask: Tensor, *, hides: bool) -> Tensor:
     if mask.is_floating_point():
-        of_ones = mask.ndim == 2 and not hides and bool((mask >= 0).all()) and bool((mask > 0).any())
-        return mask > 0 if of_ones else mask > HIDDEN
+        of_ones = bool(((mask == 0) | (mask == 1)).all()) or (mask.ndim == 2 and bool((mask >= 0).all()))
+        return mask > 0 if of_ones and not hides and bool((mask > 0).any()) else mask > HIDDEN
     return mask == 0 if hides else mask != 0
 
 
 def _is_causal(kept: Tensor) -> bool:
-    return torch.equal(kept, torch.ones_like(kept).tril())
+    return kept.shape[-2] == kept.shape[-1] and torch.equal(kept, torch.ones_like(kept).tril())
+
+
+def _hides(block: nn.Module) -> bool:
+    """Whether True in a mask of this block hides."""
+    return isinstance(block, TORCHS) or _torchs_attention(block) is not None
+
+
+def _torchs_attention(block: nn.Module) -> nn.MultiheadAttention | None:
+    """Return torch's attention in a block, if that is what the block attends with."""
+    kind = block_kind(block)
+    inside = block if kind is None or kind.attention is None else block.get_submodule(kind.attention)
+    return next((module for module in inside.modules() if isinstance(module, nn.MultiheadAttention)), None)
 
 
 def _masks(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
@@ -173,6 +202,9 @@ class Capture:
         for want in {id(want.block): want for want in self.wanted}.values():
             # This hook must run first: calls of a module are counted from the start of its block.
             yield want.block.register_forward_pre_hook(self._restart(want), prepend=True, with_kwargs=True)
+            attention = None if isinstance(want.block, TORCHS) else _torchs_attention(want.block)
+            if attention is not None:
+                yield attention.register_forward_pre_hook(self._read_masks(want), with_kwargs=True)
         for module, wants in by_module.values():
             inputs = [want for want in wants if want.tap.end == "input"]
             outputs = [want for want in wants if want.tap.end == "output"]
@@ -195,6 +227,18 @@ class Capture:
                         self.padding.see(place.block, block, args, kwargs)
                 except Exception as error:
                     self.errors.setdefault(place, error)
+
+        return hook
+
+    def _read_masks(self, want: Wanted) -> Any:
+        def hook(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._hears() and want.block is self._block:
+                assert isinstance(attention, nn.MultiheadAttention)
+                try:
+                    with _disable_current_modes():
+                        self.padding.see_attention(want.place.block, attention, args, kwargs)
+                except Exception as error:
+                    self.errors.setdefault(want.place, error)
 
         return hook
 

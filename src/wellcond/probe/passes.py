@@ -274,7 +274,8 @@ def whose_pass() -> object | None:
 def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool | str) -> None:
     """Run the model inside `model` once more and discard the output. It may change the arguments: give it copies.
 
-    `exact` sets the precision: the model's own (False), at least float32 (True), or float64 ("float64").
+    `exact` sets the precision: the model's own (False), that of its weights without autocast ("stored"), at least
+    float32 (True), or float64 ("float64").
     """
     inner = _callable_inside(model)
     with contextlib.ExitStack() as stack:
@@ -292,6 +293,9 @@ def run_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
             return
         stack.enter_context(_no_autocast(inner))
         stack.enter_context(no_tf32())
+        if exact == "stored":
+            inner(*args, **kwargs)
+            return
         dtype = torch.float64 if exact == "float64" else torch.float32
         if _gathers_itself(inner):
             stack.enter_context(_as_stored(inner))

@@ -15,6 +15,7 @@ after an exception.
 """
 
 import contextlib
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,6 +54,14 @@ from wellcond.words import ENDS
 __all__ = ["SHARE", "Pace", "Probe"]
 
 SHARE = 0.01  # of the training time, with every="auto"
+# What `exact` asks for, and what is tried next: models that cast inside may run in no other precision than their own.
+PRECISIONS: dict[bool | str, tuple[bool | str, ...]] = {
+    False: (False,),
+    True: (True, "stored"),
+    "float64": ("float64", True, "stored"),
+}
+# In torch's messages about tensors of several dtypes, or of one that an operation does not have.
+DTYPES_DIFFER: re.Pattern[str] = re.compile(r"dtype|scalar type|type .*should be the same|not implemented for '")
 
 
 class Probe:
@@ -304,7 +313,7 @@ class Probe:
         batch = batch_size(args, kwargs)
         if form_of(self._wanted) != self._form:  # skips or attention have changed since
             self._choose()
-        into.padding = Padding(self._valid_tokens(args, kwargs), samples=self.max_samples)
+        into.padding = self._padding(args, kwargs)
         why = needs_separate_pass(self.model)
         if not into.exact and why is None:
             self._during.enter_context(self._listening(into, into.samples / max(1, batch)))
@@ -312,10 +321,30 @@ class Probe:
         if why is not None and (not into.exact or is_compiled(self.model)):
             self._note(why)
         # It runs first, since the model's own pass might change its inputs in place.
-        args, kwargs = first_samples(args, kwargs, self.max_samples)
-        share = into.samples / max(1, batch_size(args, kwargs))  # below 1 if they could not be cut
-        with own_pass(self), self._listening(into, share):
-            run_apart(self.model, args, kwargs, exact=self.exact)
+        failed: RuntimeError | None = None
+        for precision in PRECISIONS[self.exact]:
+            mine, named = first_samples(args, kwargs, self.max_samples)
+            share = into.samples / max(1, batch_size(mine, named))  # below 1 if they could not be cut
+            into.padding = self._padding(args, kwargs)
+            try:
+                with own_pass(self), self._listening(into, share):
+                    run_apart(self.model, mine, named, exact=precision)
+            except RuntimeError as error:
+                if not DTYPES_DIFFER.search(str(error)):
+                    raise
+                failed = failed or error
+                continue
+            if failed is not None:
+                asked = "float64" if self.exact == "float64" else "float32"
+                how = "float32" if precision is True else "the precision of its weights"
+                why = str(failed).strip().partition("\n")[0]
+                self._note(f"the model does not run in {asked} and was measured in {how}: {why}", warn=True)
+            return
+        assert failed is not None
+        raise failed
+
+    def _padding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Padding:
+        return Padding(self._valid_tokens(args, kwargs), samples=self.max_samples)
 
     def _after(self, finished: bool) -> None:
         if self._busy:

@@ -19,6 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.nn import functional as F
 
 from wellcond import records
 from wellcond.numerics import singular
@@ -35,9 +36,8 @@ BATCH_BYTES = 2**29  # of matrices measured together, if memory is scarce
 COUNTS = len(singular.STATUSES)
 ENTROPY = COUNTS + 2 * len(MEANS)  # columns of `totals`: a count per status, then (total, count) for each mean
 NEAR_UNIT = ENTROPY + 3  # after the total entropy, its number of rows and its number of samples
-SPECTRUM = NEAR_UNIT + 2
-TOTALS = SPECTRUM + 2 * SPECTRUM_POINTS
-LOG_KAPPA_MAX, LARGEST_LOGIT, SHORT_SIDE, DTYPE, HEARD_DTYPE, MAXIMA = range(6)  # columns of `maxima`
+TOTALS = NEAR_UNIT + 2
+LOG_KAPPA_MAX, LARGEST_LOGIT, DTYPE, HEARD_DTYPE, MAXIMA = range(5)  # columns of `maxima`
 # Ranks exchange dtypes as indices into this tuple, even a rank that measured nothing; the largest is the coarsest.
 DTYPES = (
     "float64",
@@ -63,6 +63,9 @@ class Sums:
     places: Sequence[Place]
     totals: Tensor
     maxima: Tensor
+    decays: Tensor
+    """(2, places, largest short side): the total of log σ_i/σ_0 over the samples that have a σ_i, and their number. Its
+    last dimension is 0 without a spectrum."""
 
     @classmethod
     def measure(
@@ -85,6 +88,7 @@ class Sums:
         """
         totals = torch.zeros(len(places), TOTALS, dtype=torch.float64)
         maxima = torch.full((len(places), MAXIMA), -math.inf, dtype=torch.float64)
+        decays: list[tuple[Tensor, Tensor]] = []
         lines = {place: line for line, place in enumerate(places)}
         left = dict.fromkeys(lines.values(), rank_samples)  # a place's samples may come in several shapes
         for spans, matrices in _batches(lines, tensors, valid):
@@ -95,7 +99,9 @@ class Sums:
             ranks = singular.effective_rank(ranked) if len(ranked) else None
             _add_conditioning(totals, maxima, line_of, matrices, low_precision)
             if ranks is not None:
-                _add_ranks(totals, line_of[some], ranked, ranks, spectrum)
+                found = _add_ranks(totals, line_of[some], ranked, ranks)
+                if spectrum:
+                    decays.append(_decays(line_of[some][found], ranked, found))
         for place, tensor in tensors.items():
             maxima[lines[place], DTYPE] = _number_of(tensor.dtype)
         _add_heard(totals, maxima, {line: heard[p.block] for p, line in lines.items() if _hears(p, heard)})
@@ -105,7 +111,7 @@ class Sums:
                 totals[last[block], NEAR_UNIT : NEAR_UNIT + 2] = torch.tensor(
                     [share * samples, samples], dtype=torch.float64
                 )
-        return cls(places=places, totals=totals, maxima=maxima)
+        return cls(places=places, totals=totals, maxima=maxima, decays=_added_decays(decays, len(places)))
 
     def over_ranks(self) -> "Sums":
         """Return the sums over all processes, the same on each; every process must call it."""
@@ -115,7 +121,12 @@ class Sums:
         # A maximum would lose a NaN, so it is sent as infinity.
         maxima = maxima.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-        return Sums(places=self.places, totals=totals.cpu(), maxima=maxima.cpu())
+        size = torch.tensor(self.decays.shape[2], device=device)
+        dist.all_reduce(size, op=dist.ReduceOp.MAX)
+        decays = F.pad(self.decays, (0, int(size) - self.decays.shape[2])).to(device)
+        if int(size):
+            dist.all_reduce(decays, op=dist.ReduceOp.SUM)
+        return Sums(places=self.places, totals=totals.cpu(), maxima=maxima.cpu(), decays=decays.cpu())
 
     def seen(self) -> list[bool]:
         """Return for each place whether anything was measured there."""
@@ -124,13 +135,16 @@ class Sums:
     def rows(self, *, run: str, step: int) -> list[records.Row]:
         """Return one row per place and name; places where nothing was measured have none."""
         # As plain numbers: training waits for these rows, and indexing a tensor is slower than indexing a list.
-        lines = zip(self.places, self.totals.tolist(), self.maxima.tolist(), strict=True)
-        return [row for place, totals, maxima in lines for row in _rows_of(place, totals, maxima, run, step)]
+        decays = self.decays.permute(1, 2, 0)
+        lines = zip(self.places, self.totals.tolist(), self.maxima.tolist(), decays.tolist(), strict=True)
+        return [row for place, *sums in lines for row in _rows_of(place, *sums, run=run, step=step)]
 
 
-def _rows_of(place: Place, totals: list[float], maxima: list[float], run: str, step: int) -> Iterator[records.Row]:
+def _rows_of(
+    place: Place, totals: list[float], maxima: list[float], decays: list[list[float]], *, run: str, step: int
+) -> Iterator[records.Row]:
     status = _worst(totals[:COUNTS])
-    for name, value, count in _values(totals, maxima):
+    for name, value, count in (*_values(totals, maxima), *_values_of_decays(decays)):
         here = status if math.isfinite(value) or status in NO_KAPPA else "non_finite"
         yield _row(run, step, place, name, value, count, DTYPES[int(maxima[DTYPE])], here)
     for name, value, count in _values_heard(totals, maxima):
@@ -157,11 +171,13 @@ def _values(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, flo
     yield "log_kappa_max", maxima[LOG_KAPPA_MAX] if kappas else math.nan, kappas
     yield "capped", statuses[singular.CEILING], samples
     yield "excluded", sum(statuses[code] for code in WITHOUT_KAPPA), samples
-    if totals[SPECTRUM + 1]:
-        for slot, index in enumerate(spectrum_indices(int(maxima[SHORT_SIDE]))):
-            total, count = totals[SPECTRUM + 2 * slot], totals[SPECTRUM + 2 * slot + 1]
-            if count:
-                yield f"sigma.{index}", math.exp(total / count), int(count)
+
+
+def _values_of_decays(decays: list[list[float]]) -> Iterator[tuple[str, float, int]]:
+    size = sum(count > 0 for _, count in decays)  # of the place's largest matrix
+    for index in spectrum_indices(size):
+        total, count = decays[index]
+        yield f"sigma.{index}", math.exp(total / count), int(count)
 
 
 def _values_heard(totals: list[float], maxima: list[float]) -> Iterator[tuple[str, float, int]]:
@@ -255,7 +271,6 @@ def _add_conditioning(totals: Tensor, maxima: Tensor, line_of: Tensor, matrices:
     for column in range(values.shape[1]):
         _add(totals, line_of, COUNTS + 2 * column, values[:, column])
     maxima[:, LOG_KAPPA_MAX].scatter_reduce_(0, line_of, values[:, 0], "amax")
-    maxima[:, SHORT_SIDE].scatter_reduce_(0, line_of, torch.full_like(values[:, 0], min(matrices.shape[1:])), "amax")
 
 
 def _frobenius(matrices: Tensor) -> Tensor:
@@ -267,15 +282,29 @@ def _frobenius(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64)
 
 
-def _add_ranks(totals: Tensor, line_of: Tensor, matrices: Tensor, ranks: Tensor, spectrum: bool) -> None:
+def _add_ranks(totals: Tensor, line_of: Tensor, matrices: Tensor, ranks: Tensor) -> Tensor:
+    """Add the effective ranks, and return which matrices have one."""
     rank = ranks.double().cpu()
     usable = rank > 0  # neither NaN nor a zero matrix
     _add(totals, line_of[usable], COUNTS + 2 * MEANS.index("effective_rank"), rank[usable])
-    if spectrum and bool(usable.any()):
-        s = singular.singular_values(matrices).double().cpu()[usable]
-        decay = (s / s[:, :1]).clamp_min(torch.finfo(torch.float64).tiny).log()
-        for slot, index in enumerate(spectrum_indices(s.shape[1])):
-            _add(totals, line_of[usable], SPECTRUM + 2 * slot, decay[:, index])
+    return usable
+
+
+def _decays(line_of: Tensor, matrices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lines of the usable matrices, and log σ_i/σ_0 of each."""
+    s = singular.singular_values(matrices).double().cpu()[usable]
+    return line_of, (s / s[:, :1]).clamp_min(torch.finfo(torch.float64).tiny).log()
+
+
+def _added_decays(decays: list[tuple[Tensor, Tensor]], lines: int) -> Tensor:
+    """Return totals and counts of the samples' decays, which may differ in length: (2, lines, longest)."""
+    longest = max((found.shape[1] for line_of, found in decays if len(line_of)), default=0)
+    added = torch.zeros(2, lines, longest, dtype=torch.float64)
+    for line_of, found in decays:
+        if len(line_of):
+            added[0, :, : found.shape[1]].index_add_(0, line_of, found)
+            added[1, :, : found.shape[1]].index_add_(0, line_of, torch.ones_like(found))
+    return added
 
 
 def _hears(place: Place, heard: Mapping[str, Heard]) -> bool:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from wellcond.models.families import unwrap
 from wellcond.numerics.linearize import evaluation_mode
 from wellcond.numerics.no_trace import no_trace
 
@@ -94,8 +95,9 @@ def instability_score(
     """Return τ of the update that `step(model, batch)` does.
 
     `embed(model, batch)` returns the token embeddings, or several by name, e.g. before and after the final norm
-    (`around` makes such a function). By default `model.forward_features`, or else the model, is called with the batch
-    or its first element. Both evaluations get a copy of the batch, since the step or the model may change it in place.
+    (`around` makes such a function). By default `forward_features` of the model inside its wrappers (DDP,
+    torch.compile), or else the model, is called with the batch or its first element. Both evaluations get a copy of the
+    batch, since the step or the model may change it in place.
     `index` is the step's number; `seed` is that of the random draws in both evaluations. Needs memory for one copy of
     the parameters, the buffers and the embeddings, and two of the batch.
     """
@@ -154,13 +156,17 @@ def instability_scores(
 def around(path: str) -> Embed:
     """Return an `embed` for the embeddings `before` and `after` the module at `path`: `around("norm")` for timm's ViT.
 
-    It calls the model with the batch or its first element. In that call the module must run exactly once, with its
-    input as a positional argument.
+    The path is one in the model, or in the model inside its wrappers. It calls the model with the batch or its first
+    element. In that call the module must run exactly once, with its input as a positional argument.
     """
 
     def embed(model: nn.Module, batch: Any) -> dict[str, Tensor]:
         seen: list[tuple[Any, Any]] = []
-        hook = model.get_submodule(path).register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            module = unwrap(model).get_submodule(path)
+        hook = module.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
         try:
             model(_inputs(batch))
         finally:
@@ -257,7 +263,7 @@ def cloned(batch: Any) -> Any:
 
 
 def _default_embed(model: nn.Module, batch: Any) -> Tensor:
-    return getattr(model, "forward_features", model)(_inputs(batch))
+    return getattr(unwrap(model), "forward_features", model)(_inputs(batch))
 
 
 def _inputs(batch: Any) -> Any:

@@ -407,6 +407,38 @@ def test_hugging_face_vision_models_keep_rotations_and_more() -> None:
         assert torch.equal(model(images).last_hidden_state, own)
 
 
+def test_hugging_face_models_that_share_a_config_are_changed_one_at_a_time() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    size = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 64}
+    config = transformers.CLIPConfig(
+        text_config=size | {"vocab_size": 50, "eos_token_id": 1},
+        vision_config=size | {"image_size": 64, "patch_size": 16},
+    )
+    one, other = (transformers.CLIPModel(config).vision_model.eval() for _ in range(2))
+    whole, text = transformers.CLIPModel(config).eval(), torch.ones(1, 3, dtype=torch.int64)
+    images = torch.randn(2, 3, 64, 64)
+    replace_attention(other, "linear")
+    replace_attention(whole, "linear", blocks="vision_model.*")
+    assert whole.config.vision_config is whole.vision_model.config
+    outs = [other(images)[0], whole(text, images).image_embeds]
+    with replace_attention(one, "kernelized"):
+        assert one.embeddings.config is one.config is not config.vision_config
+    assert one.config._attn_implementation == config._attn_implementation == "sdpa"
+    assert torch.equal(other(images)[0], outs[0])
+    assert torch.equal(whole(text, images).image_embeds, outs[1])
+    restore_attention(other)
+    assert torch.equal(whole(text, images).image_embeds, outs[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*goes without dropout")
+def test_hugging_face_parts_of_a_model_get_the_masks_that_their_attention_reads(bert: nn.Module) -> None:
+    replace_attention(bert, "skyformer", num_landmarks=4)
+    out = states(bert)
+    restore_attention(bert)
+    replace_attention(bert.encoder, "skyformer", num_landmarks=4)
+    assert torch.equal(states(bert), out)
+
+
 def test_hugging_face_weights_cannot_be_had(bert: nn.Module) -> None:
     replace_attention(bert, "linear")
     with pytest.raises(ValueError, match="output_attentions"):

@@ -277,8 +277,9 @@ def register_blocks(
 
     A tap is "module:input" or "module:output", with the module's path relative to the block; ":output" is the block's
     own output, and "drop_path:input:1" the second call of that module in one forward. Sites that are left out are not
-    measured, and `lacks` may say why. `attention` is the path of the attention module. `register_family` can do this
-    and more.
+    measured, and `lacks` may say why. `attention` is the path of the attention module. The probe reads padding from the
+    block's arguments with "mask" or "valid" in their names: True or 1 is a token that counts, unless the name contains
+    "padding"; docs/families.md has the details. `register_family` can do all this and more.
 
         wellcond.register_blocks(MyBlock, attention="attn", taps={
             "in": "norm1:output", "sa": "attn:output", "+sa": "norm2:input", "mlp": "mlp:output", "+mlp": ":output"})

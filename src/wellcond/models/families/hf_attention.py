@@ -5,9 +5,10 @@
 
 Attention modules then call the function registered here, which uses the module's `attention_core`; a module without one
 (in a block that was not selected) gets torch's scaled_dot_product_attention. Padding masks are passed on as masks of
-keys.
+keys. Models may share a config, so one whose attention is replaced gets a copy of its own.
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Iterable
@@ -52,6 +53,9 @@ class HuggingFaceReplaced(Replaced):
 
     @classmethod
     def after_swap(cls, modules: Iterable[Any], model: nn.Module) -> None:
+        modules = list(modules)
+        if any(isinstance(module, HuggingFaceReplaced) for module in modules):
+            _give_own_config(model)
         used = {id(module.config) for module in model.modules() if isinstance(module, HuggingFaceReplaced)}
         for key, config in {id(module.config): module.config for module in modules}.items():  # blocks share one
             choose_implementation(config, ours=key in used)
@@ -84,6 +88,22 @@ def choose_implementation(config: Any, *, ours: bool) -> None:
         config._attn_implementation = OURS[chosen]
     elif not ours and chosen in OURS.values():
         config._attn_implementation = chosen.removeprefix("wellcond_")
+
+
+def _give_own_config(model: nn.Module) -> None:
+    """Replace the configs in the model by copies, so that what is chosen there changes no other model.
+
+    A part of a model, such as its encoder, keeps the config of the whole, which prepares the masks.
+    """
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        return
+    copies: dict[int, Any] = {}  # one memo for all, so that configs inside others stay there, and shared ones shared
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PretrainedConfig):
+                setattr(module, name, copy.deepcopy(value, copies))
 
 
 def _is_causal(module: Any) -> bool:

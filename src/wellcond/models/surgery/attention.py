@@ -73,6 +73,7 @@ def replace_attention(model: nn.Module, name: str, *, blocks: Which = None, **se
     that the new attention cannot use are dropped with a warning (CaiT's talking heads, dropout of attention weights) or
     refused (by methods with landmarks: the relative position bias of Swin and BEiT, and causal models). Attention that
     was replaced before is replaced again. Wrapped models are changed inside; a compiled model recompiles.
+    A Hugging Face model gets a copy of its config, which other models may share.
 
     Returns a record of the change; in `with replace_attention(…):` the change is reverted at the end.
 

@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "surgery": ("remove_skips=sa", "gray=dct", "epsilon=0.9", "clip_grad=1.0"),
     "skyformer": ("attention=skyformer", "attention_kwargs=num_landmarks=8"),
     "augmented": ("mixup=0.8", "cutmix=1.0", "label_smoothing=0.1", "flip=0.5", "erasing=0.3", "drop_path=0.2"),
-    "averaged": ("ema_decay=0.9", "accumulate=2", "opt=lamb", "sched=step"),
+    "averaged": ("ema_decay=0.9", "accumulate=2", "opt=lamb", "sched=tanh"),
     "bfloat16": ("amp_dtype=bfloat16", "probe_marks=true", "probe_exact=float64"),
     "streamed": ("cache_limit=0", "data=folder:DIGITS", "padding=0", "scale_min=0.5"),
     "masked": ("task=mae", "decoder_dim=32", "decoder_depth=1", "decoder_heads=2", "mask_ratio=0.5"),

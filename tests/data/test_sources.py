@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from wellcond.data import open_data
+from wellcond.data.sources import same_kind
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,21 @@ def test_names_that_name_nothing(spec: str, says: str, tmp_path: Path, monkeypat
 def test_a_size_of_nothing() -> None:
     with pytest.raises(ValueError, match="image_size is 0"):
         open_data("digits", image_size=0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("photos", "/moved/photos", True),
+        ("photos", "folder:/moved/photos", True),
+        ("cifar10:a", "cifar10:b", True),
+        ("lra_listops:a", "lra_listops:b", True),
+        ("wds:a/{train,val}-*.tar", "wds:b", True),
+        ("cifar10:a", "cifar100:a", False),
+        ("lra_listops", "lra_listops:a", False),
+        ("hf:mnist", "hf:food101", False),
+        ("digits", "photos", False),
+    ],
+)
+def test_data_of_one_kind_differ_in_the_place_alone(one: str, other: str, same: bool) -> None:
+    assert same_kind(one, other) is same

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from wellcond.records import read_json, read_rows, write_json
 from wellcond.report import report_runs
 from wellcond.report.reference import reference
 from wellcond.train import recipe
+from wellcond.train.checkpoint import export
 from wellcond.train.loop import train
 
 NAME = "vit_tiny_patch16_224"
@@ -493,6 +495,43 @@ def test_of_a_masked_autoencoders_run_the_encoder_is_measured(tmp_path: Path) ->
     assert "grayed as when it was saved: dct, epsilon 0.95" in found.notes[0]
     assert "random" not in found.notes[0]
     assert {row["block"] for row in found.rows if row["name"] == "log_kappa"} == {"blocks.0", "blocks.1"}
+
+
+def measured_run(output: Path, name: str, **options: Any) -> tuple[list[str], dict[tuple[str, str], float]]:
+    found = measure(name, samples=2, output=output, device="cpu", console=quiet(), **options)
+    return found.notes, kappas(found.rows)
+
+
+def test_the_newest_state_of_a_run_is_measured_and_named(tmp_path: Path) -> None:
+    """Of its sharded states only the best and the last have the weights in a file, here only an older one."""
+    config = recipe("digits", scale="smoke", steps=3, warmup_steps=1, batch_size=512, ema_decay=0.5)
+    config = config.changed({"save_format": "sharded", "save_every": 1, "keep": 9})
+    run = tmp_path / "run"
+    train(config, run, device="cpu", quiet=True)
+    states = run / "checkpoints"
+    export(states / "step-00000001", states / "step-00000001/model.safetensors")
+    export(states / "step-00000002", tmp_path / "2.safetensors")
+    shutil.rmtree(states / "step-00000003")
+    for ema, file in ((False, "2.safetensors"), (True, "ema-2.safetensors")):
+        notes, found = measured_run(tmp_path / f"page-{ema}", str(run), ema=ema)
+        assert "The weights are those after step 2, of the run's newest state." in notes
+        assert found == measured_run(tmp_path / f"again-{ema}", str(run), checkpoint=tmp_path / file)[1]
+
+
+def test_an_average_that_a_run_has_not_is_not_measured(tmp_path: Path) -> None:
+    train(recipe("digits", scale="smoke", epochs=1, batch_size=512), tmp_path / "run", device="cpu", quiet=True)
+    with pytest.raises(ValueError, match="keeps no average of its weights"):
+        measure(str(tmp_path / "run"), ema=True)
+
+
+def test_of_a_linear_probes_run_the_features_are_measured(tmp_path: Path) -> None:
+    train(recipe("mae_base", scale="smoke", steps=2, warmup_steps=1), tmp_path / "mae", device="cpu", quiet=True)
+    start = tmp_path / "mae/checkpoints/step-00000002/model.safetensors"
+    config = recipe("mae_base_probe", scale="smoke", steps=2, warmup_steps=1, checkpoint=str(start))
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    notes, found = measured_run(tmp_path / "page", str(tmp_path / "run"))
+    assert "no head, as it has none" in notes[0]
+    assert found == measured_run(tmp_path / "other", str(tmp_path / "mae"))[1]  # they are frozen
 
 
 def test_a_run_that_cannot_be_measured_says_why(tmp_path: Path) -> None:

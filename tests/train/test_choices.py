@@ -111,6 +111,26 @@ def test_a_run_goes_on_as_it_began(photos: Path) -> None:
     assert other.image_size == 128
 
 
+def test_a_run_goes_on_as_it_began_on_another_machine(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wellcond.train.choices.PASSES", 640)  # on a CPU, 10 epochs
+    monkeypatch.setattr("wellcond.train.recipes._has_triton", lambda: True)
+    config = recipe("vit_tiny", data=str(photos))
+    for began, goes_on in (("cpu", "cuda"), ("cuda", "cpu")):
+        before, _ = choose(config, device=began, scale="lab")
+        again, said = choose(config, device=goes_on, scale="lab", before=before.as_json())
+        assert again == before
+        for line in ("epochs", "precision"):
+            assert any(one.startswith(f"{line}:") and "as this run began" in one for one in said)
+    arena = recipe("lra_listops")
+    before, _ = choose(arena, device="cuda", scale="lab")
+    again, _ = choose(arena, device="cpu", scale="lab", before=before.as_json())
+    assert (again.amp_dtype, again.compile) == ("bfloat16", True)
+    given, _ = choose(arena.changed({"amp_dtype": "float32"}), device="cpu", scale="lab", before=before.as_json())
+    assert given.amp_dtype == "float32"
+    other, _ = choose(arena, device="cpu", scale="lab", before=before.changed({"steps": 9}).as_json())
+    assert (other.amp_dtype, other.compile) == ("float32", False)  # not this run
+
+
 def test_mistakes_come_before_a_look_at_the_data(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wellcond.train.choices.look_at", lambda *_, **__: pytest.fail("looked"))
     with pytest.raises(ValueError, match="timm knows no model 'vit_tinny'"):

@@ -36,6 +36,7 @@ def test_the_small_configuration_is_possible(make_config: Make) -> None:
         ({"compile_mode": "default"}, "set compile=true, too"),
         ({"sched": "plateau"}, "sched can be"),
         ({"sched": "cosin"}, "sched can be .* did you mean cosine"),
+        ({"sched": "step"}, "sched can be 'cosine', 'tanh', 'poly', 'onecycle', not 'step'"),
         ({"remove_skips": ["sa", "mpl"]}, "remove_skips can be 'sa', 'mlp', not 'mpl'; did you mean mlp"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"keep": 0}, "keep must be at least 1"),
@@ -128,6 +129,7 @@ def test_what_cannot_be_trained_is_refused(make_config: Make, changes: dict[str,
         {"task": "mae", "mask_ratio": 0.5, "decoder_dim": 16, "normalize_pixels": True, "gray": "svd", "epsilon": 0.5},
         {"task": "mae", "gray": "dct", "gray_masked": "all"},
         {"opt": "adan", "opt_betas": [0.9, 0.95, 0.99]},
+        {"layer_decay": 0.7},
         {"data": "folder:photos", "cache_limit": 0, "auto_augment": "rand-m9"},
         {"checkpoint": __file__},
         {"probe_sites": ["*mlp", "embed"], "probe_every": 5},
@@ -148,6 +150,14 @@ def test_what_a_recipe_sets_may_lie_idle_and_what_was_given_may_not() -> None:
             config.changed({"decoder_dim": value}).check()
     with pytest.raises(ValueError, match="opt_betas would be ignored"):
         config.changed({"opt_betas": [0.9, 0.95]}).check()
+
+
+@pytest.mark.parametrize("name", ["mae_base", "mae_base_probe", "lra_text"])
+def test_layers_decay_where_there_are_layers_to_tell_apart(name: str) -> None:
+    config = recipe(name, scale="smoke", **({"checkpoint": __file__} if name == "mae_base_probe" else {}))
+    config.changed({"layer_decay": 0.7}, given=False).check()  # as of mae_base_finetune, with another task
+    with pytest.raises(ValueError, match=f"layer_decay would be ignored: task={config.task} has one rate for all"):
+        config.changed({"layer_decay": 0.7}).check()
 
 
 def test_a_warm_up_in_steps_takes_the_place_of_a_recipes_epochs() -> None:

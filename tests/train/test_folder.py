@@ -3,6 +3,9 @@
 import errno
 import os
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,28 @@ def test_a_run_that_never_began_may_be_changed(make_config: Make, tmp_path: Path
     RunFolder.open(tmp_path, make_config(lr=1e-3))
     RunFolder.open(tmp_path, make_config(lr=2e-3))
     assert records.read_json(tmp_path / "config.json")["config"]["lr"] == 2e-3
+
+
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); print(); sys.stdin.read()"
+
+
+def test_a_run_of_another_process_is_not_changed(make_config: Make, tmp_path: Path) -> None:
+    """It may still decode its data, and nothing tells yet that it has begun."""
+    mine, others = make_config(lr=1e-3), make_config(lr=2e-3)
+    RunFolder.open(tmp_path, mine)
+    before = (tmp_path / "config.json").read_bytes()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        for config in (mine, others):
+            with pytest.raises(ValueError, match="another process is training in"):
+                train(config, tmp_path, device="cpu", quiet=True)
+        with pytest.raises(ValueError, match="another process is training in"):
+            RunFolder.open(tmp_path, others)
+        RunFolder.open(tmp_path, mine)  # changes nothing
+        assert (tmp_path / "config.json").read_bytes() == before
+        holder.communicate()
 
 
 def test_a_folder_that_is_no_run_is_left_alone(make_config: Make, tmp_path: Path) -> None:
@@ -119,6 +144,26 @@ def test_other_data_are_refused_with_the_difference(make_config: Make, tmp_path:
         assert train(force, tmp_path / "run", device="cpu", quiet=True).steps == 5
     assert records.read_json(tmp_path / "run/config.json")["data"]["train_images"] == 40
     train(config, tmp_path / "run", device="cpu", quiet=True)  # it is the run's data now
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["cached", "streamed"])
+def test_data_may_be_moved(make_config: Make, tmp_path: Path, streamed: bool) -> None:
+    make_images(tmp_path / "images")
+    how = {"cache_limit": 0, "workers": 0, "padding": 0} if streamed else {}
+    config = make_config(cache_dir=str(tmp_path / "cache"), data=str(tmp_path / "images"), batch_size=8, **how)
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    (tmp_path / "images").rename(tmp_path / "moved")
+    moved = config.changed({"data": f"folder:{tmp_path / 'moved'}"})
+    with pytest.warns(UserWarning, match=r"going on from step 3: the data are now folder:.*moved, and were .*images"):
+        train(moved, tmp_path / "run", device="cpu", quiet=True)
+    train(moved, tmp_path / "run", device="cpu", quiet=True)  # said once
+    assert records.read_json(tmp_path / "run/config.json")["config"]["data"] == moved.data
+    make_images(tmp_path / "others", val=4)
+    with pytest.raises(ValueError, match=r"holds a run on other data \(val_images: 6 there, 8 now"):
+        train(moved.changed({"data": str(tmp_path / "others")}), tmp_path / "run", device="cpu", quiet=True)
+    with pytest.raises(ValueError, match=r"holds a run with another configuration .*data: .*'cifar10:.*' now"):
+        train(moved.changed({"data": f"cifar10:{tmp_path}"}), tmp_path / "run", device="cpu", quiet=True)
 
 
 def test_as_many_images_of_other_content_are_other_data(tmp_path: Path) -> None:

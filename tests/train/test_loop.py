@@ -1,5 +1,6 @@
 """What a training computes: the same whatever it is divided into, counted exactly, and not moved by being measured."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from wellcond import records
 from wellcond.data import EvalBatches, TrainBatches, open_data
 from wellcond.models.surgery import GrayingSettings, attention_of, graying_of, skips_of
 from wellcond.train import checkpoint, states
-from wellcond.train.checkpoint import SavedState, latest
+from wellcond.train.checkpoint import SavedState, discard, latest
 from wellcond.train.config import Config
 from wellcond.train.loop import Diverged, augmentation_of, train
 from wellcond.train.tasks import Classify, Validation
@@ -303,7 +304,7 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: Make, tmp_path: 
         {"task": "mae", "padding": 0, "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "gray": "dct"},
         {"attention": "skyformer", "attention_kwargs": {"num_landmarks": 2}},
         {"amp_dtype": "float16"},
-        {"opt": "sgd", "sched": "step", "accumulate": 2, "layer_decay": 0.8},
+        {"opt": "sgd", "sched": "tanh", "accumulate": 2, "layer_decay": 0.8},
         {"mixup": 0.8, "cutmix": 1.0, "erasing": 0.5, "padding": 0, "scale_min": 0.5, "flip": 0.5, "color_jitter": 0.3},
         {"model": "convmixer_768_32", "model_kwargs": {"dim": 16, "depth": 1, "kernel_size": 3, "patch_size": 4}},
     ],
@@ -353,6 +354,22 @@ def test_the_best_state_is_kept_beside_the_newest(make_config: Make, tmp_path: P
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert names == ["step-00000010", "step-00000025"]
     assert (tmp_path / "checkpoints/best").resolve().name == "step-00000010"
+
+
+def test_a_best_state_that_was_not_kept_is_told_and_another_one_found(
+    make_config: Make, tmp_path: Path, monkeypatch
+) -> None:
+    scores = iter([0.2, 0.9, 0.5, 0.4, 0.3, 0.3])
+    monkeypatch.setattr(Validation, "of", lambda self, model, number: {"loss": 1.0, "top1": next(scores), "top5": 1.0})
+    train(make_config(epochs=5), tmp_path, device="cpu", quiet=True)
+    kept = tmp_path / "checkpoints"
+    shutil.rmtree(kept / "step-00000025")
+    with pytest.warns(UserWarning, match="the state of the best validation so far, of step 10, is gone"):
+        train(make_config(epochs=5, keep_best=True), tmp_path, device="cpu", quiet=True)
+    assert os.readlink(kept / "best") == "step-00000025"
+    shutil.rmtree(kept / "step-00000025")
+    discard(kept, [])
+    assert not (kept / "best").is_symlink()
 
 
 def test_raw_and_averaged_weights_are_both_validated(make_config: Make, tmp_path: Path) -> None:

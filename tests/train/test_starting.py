@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -293,3 +294,25 @@ def test_a_training_warns_and_logs_it_and_the_example_of_the_docs_does_not(make_
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(make_config(checkpoint=file, epochs=1, gray="dct"), tmp_path / "gray", device="cpu", quiet=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*holds an encoder without:RuntimeWarning")
+@pytest.mark.parametrize("save_format", ["whole", "sharded"])
+@pytest.mark.parametrize("task", ["classify", "mae", "linear_probe"])
+def test_a_run_goes_on_without_the_file_that_it_started_from(
+    make_config: Make, assert_same_run: Any, tmp_path: Path, task: str, save_format: str
+) -> None:
+    """That of a masked autoencoder decides on whether positions are trained, and so on what the optimiser has."""
+    start = tmp_path / "start.safetensors"
+    wellcond.save(built(make_config(seed=1))[0], start)
+    decoder = DECODER if task == "mae" else {}
+    config = make_config(task=task, checkpoint=str(start), epochs=2, save_format=save_format, **decoder)
+    train(config, tmp_path / "whole", device="cpu", quiet=True)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000010")
+    start.unlink()
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        train(config, tmp_path / "run", device="cpu", quiet=True)

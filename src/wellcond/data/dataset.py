@@ -134,7 +134,7 @@ class DataSet:
     skipped: list[tuple[str, str]]
     """Files that could not be read, and why."""
     test: Any = None
-    """Evaluated at the end: the set's own test part, or with a holdout its validation part; otherwise None."""
+    """Not used by the training: the set's own test part, or with a holdout its validation part; otherwise None."""
 
 
 def hold_out(data: DataSet, share: float, *, seed: int) -> DataSet:

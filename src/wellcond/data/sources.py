@@ -27,8 +27,9 @@ from wellcond.data.dataset import DataSet, hold_out
 from wellcond.data.files import Source, shorter_side, strict_decoding
 from wellcond.words import meant
 
-__all__ = ["SOURCES", "Looked", "MissingSizeError", "Settings", "look_at", "open_data", "register_source"]
+__all__ = ["SOURCES", "Looked", "MissingSizeError", "Settings", "look_at", "open_data", "register_source", "same_kind"]
 
+PLACES = ("PATH", "FOLDER", "FILE", "PATTERN")  # what sources take that can be moved; a NAME cannot
 LOOKED_AT = 100  # images whose size is read
 
 
@@ -125,6 +126,19 @@ def open_data(
             data, image_size=image_size, cache_dir=settings.cache_dir, limit=cache_limit, progress=progress
         )
     return hold_out(data, holdout, seed=seed)
+
+
+def same_kind(one: str, other: str) -> bool:
+    """Whether two names of data differ at most in the place: the data may have been moved, if their content agrees."""
+    return one == other or _without_place(one) == _without_place(other)
+
+
+def _without_place(spec: str) -> str:
+    word, colon, rest = spec.partition(":")
+    source = SOURCES.get(word)
+    if source is None:
+        return spec if colon else "folder:"
+    return f"{word}:" if rest and source.takes.strip("[]") in PLACES else spec
 
 
 class MissingSizeError(ValueError):

@@ -10,10 +10,12 @@ at the ceiling of float32 are measured again in float64. For comparison, the tab
 evidence whose token matrices have the nearest shape (report/reference.py).
 """
 
+import contextlib
 import os
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,14 @@ from wellcond.models import graying_of
 from wellcond.models.build import BuiltModel, build_model
 from wellcond.models.huggingface import HUGGINGFACE, folder_of
 from wellcond.models.pretrained import FOLDER, HUB, find_pretrained
+from wellcond.models.weights import read_weights, write_weights
 from wellcond.probe import Probe
 from wellcond.probe.table import lower_bounds
 from wellcond.report.charts import can_draw
 from wellcond.report.measured import CONFIG, MARK, PAGE, ROWS, UNTRAINED, UNTRAINED_ROWS, Measured, measured_config
+from wellcond.train.checkpoint import export, saved_steps, state_path
 from wellcond.train.config import IMAGE_TASKS, TASK_KINDS
+from wellcond.train.shards import is_sharded
 from wellcond.usage import wrong_usage
 from wellcond.words import SITES, meant
 
@@ -115,15 +120,17 @@ def measure(
     Raises WrongUsage, a ValueError, for whatever cannot be built, read or written, before anything is measured.
     """
     console = console or Console()
-    with wrong_usage():
+    with wrong_usage(), contextlib.ExitStack() as stack:
         where = _device(device)
         run = _run_of(model_name)
         name = _plain_name(model_name) if run is None else Path(model_name).resolve().name
         folder = Path(output) if output is not None else Path(f"measure-{name}")
-        settings = dict(model_kwargs or {})
+        settings, step = dict(model_kwargs or {}), None
         if run is not None:
-            model_name, own, last = _last_of(run, model_name)
-            settings, checkpoint = own | settings, last if checkpoint is None else checkpoint
+            _check_kind(run)
+            model_name, settings = run.config["model"], {**run.config["model_kwargs"], **settings}
+            if checkpoint is None:
+                (checkpoint, step), ema = stack.enter_context(_last_weights(run, ema=ema)), False
         _check_folder(folder)
         if epsilon is not None and gray is None:
             raise ValueError(
@@ -141,6 +148,7 @@ def measure(
                 f"{name} already has random weights ({why_random}): drop untrained, or give a checkpoint or pretrained"
             )
         notes = [f"{name}: {', '.join(built.notes)}."]
+        notes += [] if step is None else [f"The weights are those after step {step}, of the run's newest state."]
         notes += _gray(built, gray, EPSILON if epsilon is None else epsilon)
         samples = SAMPLES.get(where.type, 64) if samples is None else samples
         probed: dict[str, Any] = {"sites": sites, "blocks": blocks, "max_samples": samples}
@@ -206,17 +214,37 @@ def _run_of(name: str) -> records.Run | None:
     return records.Run.open(name) if of_run else None
 
 
-def _last_of(run: records.Run, name: str) -> tuple[str, dict[str, Any], Path]:
-    """Return a run's model, the model's settings, and the weights that it saved last."""
-    config, states = run.config, sorted(Path(name).glob("checkpoints/*/model.safetensors"))
-    if TASK_KINDS.get(config.get("task", "classify")) not in IMAGE_TASKS:
+def _check_kind(run: records.Run) -> None:
+    if TASK_KINDS.get(run.config.get("task", "classify")) not in IMAGE_TASKS:
         raise ValueError(
-            f"{name} is a run whose model reads no pictures, and this command measures those that do. `wellcond report "
-            f"{name}` shows what was measured while it trained; wellcond.Probe measures any model"
+            f"{run.path} is a run whose model reads no pictures, and this command measures those that do. `wellcond "
+            f"report {run.path}` shows what was measured while it trained; wellcond.Probe measures any model"
         )
-    if not states:
-        raise ValueError(f"{name} is a run without saved weights: let it go on until it has some")
-    return config["model"], dict(config["model_kwargs"]), states[-1]
+
+
+@contextlib.contextmanager
+def _last_weights(run: records.Run, *, ema: bool) -> Iterator[tuple[Path, int]]:
+    """Yield a file with the weights of a run's newest state, which timm's model takes, and the step of that state."""
+    steps = saved_steps(run.path / "checkpoints")
+    if not steps:
+        raise ValueError(f"{run.path} is a run without saved weights: let it go on until it has some")
+    state = state_path(run.path / "checkpoints", steps[-1])
+    file = state / ("ema.safetensors" if ema else "model.safetensors")
+    with tempfile.TemporaryDirectory() as scratch:
+        if is_sharded(state) and not file.exists():
+            try:
+                export(state, Path(scratch) / "model.safetensors")
+            except Exception as error:  # a damaged state can fail in many ways
+                raise ValueError(f"{state} cannot be read ({error}); give a checkpoint") from error
+            file = Path(scratch) / ("ema-model.safetensors" if ema else "model.safetensors")
+        if not file.exists():
+            why = "keeps no average of its weights (ema_decay): leave ema out" if ema else f"has no {file.name}"
+            raise ValueError(f"the state {state} {why}")
+        if TASK_KINDS[run.config.get("task", "classify")] == "linear_probe":  # its head has a batch norm, timm's none
+            weights, metadata = read_weights(file)
+            file = Path(scratch) / f"features-{file.name}"
+            write_weights(file, {n: one for n, one in weights.items() if not n.startswith("head.")}, metadata)
+        yield file, steps[-1]
 
 
 def _check_folder(folder: Path) -> None:

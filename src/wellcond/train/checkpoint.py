@@ -237,7 +237,9 @@ def _clear(folder: Path, step: int, *, keep: int, keep_old: bool, sound: bool, b
 
 
 def link_best(folder: Path, step: int) -> None:
-    """Link checkpoints/best to the state of this step, if the file system supports links."""
+    """Link checkpoints/best to the state of this step, if there is one and the file system supports links."""
+    if not state_path(folder, step).exists():
+        return
     aside = folder / f".best.{secrets.token_hex(4)}.tmp"
     with contextlib.suppress(OSError):
         aside.symlink_to(state_path(folder, step).name, target_is_directory=True)
@@ -250,9 +252,12 @@ def state_path(folder: Path, step: int) -> Path:
 
 
 def discard(folder: Path, steps: list[int]) -> None:
-    """Delete the states of these steps, if they exist."""
+    """Delete the states of these steps, if they exist, and the link to the best one if it leads nowhere."""
     for step in steps:
         shutil.rmtree(state_path(folder, step), ignore_errors=True)
+    link = folder / "best"
+    if link.is_symlink() and not link.exists():
+        link.unlink(missing_ok=True)
 
 
 def latest(folder: Path) -> SavedState | None:

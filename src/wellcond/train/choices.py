@@ -15,6 +15,7 @@ from typing import Any
 
 from wellcond.data.sources import Looked, look_at
 from wellcond.train.config import IMAGE_TASKS, Config, model_size
+from wellcond.train.folder import fixed_settings
 from wellcond.train.recipes import bearable
 
 __all__ = ["choose"]
@@ -39,27 +40,44 @@ def choose(
     be trained, before looking at the data, which may take long.
     """
     said: list[str] = []
+    same = before if before and all(before.get(key) == getattr(config, key) for key in SAME) else {}
     if config.kind in IMAGE_TASKS and scale != "paper":
         config = _follow(config)
         if "data" in config.given:
-            config.check(world=world)
+            config.check(world=world, begun=before is not None)
             if looked := look_at(config.data, options=config.data_kwargs):
-                same = before if before and all(before.get(key) == getattr(config, key) for key in SAME) else {}
                 choices = _Choices(config, looked, device, world, same)
                 config, said = choices.made(whole=scale == "lab")
     suited = bearable(config, device)
+    kept = {name: value for name, value in _machines_of(suited, before or {}).items() if name not in config.given}
+    suited = suited.changed(kept, given=False)
     where = "on a CPU" if device == "cpu" else "here"
-    if suited.amp_dtype != config.amp_dtype or (said and "amp_dtype" not in config.given):
+    if suited.amp_dtype != config.amp_dtype or "amp_dtype" in kept or (said and "amp_dtype" not in config.given):
         why = f"half precision is no faster {where}" if suited.amp_dtype == "float32" else f"the fastest {where}"
+        why = AS_BEFORE if "amp_dtype" in kept else why
         said.append(_line("precision", suited.amp_dtype, why, "--amp-dtype float32, tf32, bfloat16 or float16"))
-    if suited.compile != config.compile:
+    if "compile" in kept:
+        value, other = ("yes", "false") if suited.compile else ("no", "true")
+        said.append(_line("compiled", value, AS_BEFORE, f"--set compile={other}"))
+    elif suited.compile != config.compile:
         said.append(_line("compiled", "no", f"it does not pay {where}", "--set compile=true"))
     elif suited.compile and said and "compile" not in config.given:
         said.append(_line("compiled", "yes", "the first step takes up to a minute", "--set compile=false"))
     return suited, said
 
 
+MACHINE = {"amp_dtype", "compile"}  # chosen for a machine
+
+
+def _machines_of(config: Config, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choices of the machine that a run began on, if it differs from `config` in nothing else."""
+    mine = fixed_settings(config.as_json())
+    differ = {name for name, value in mine.items() if before.get(name, value) != value} - {"data"}  # it may be moved
+    return {name: before[name] for name in differ} if differ <= MACHINE else {}
+
+
 SAME = ("recipe", "data", "model")
+AS_BEFORE = "as this run began"
 
 
 class _Choices:
@@ -84,7 +102,7 @@ class _Choices:
         if field in self.config.given:
             return
         if field in self.before and self.before[field] != value:
-            value, shown, why = self.before[field], f"{self.before[field]}", "as this run began"
+            value, shown, why = self.before[field], f"{self.before[field]}", AS_BEFORE
         self.config = self.config.changed({field: value}, given=False)
         self.said.append(_line(what, shown, why, how))
 
@@ -123,6 +141,8 @@ class _Choices:
         if self.device == "cpu" and epochs < config.epochs and not config.steps:
             why = f"{epochs * self.count:,} pictures through the model; a core takes some 30 a second in a ViT-Tiny"
             self._put("epochs", epochs, "epochs", f"{epochs}", why, f"--epochs {config.epochs}")
+        elif self.before.get("epochs", config.epochs) != config.epochs and not config.steps:
+            self._put("epochs", config.epochs, "epochs", "", "", f"--epochs {config.epochs}")
         steps = self.config.steps or self.config.epochs * self.count // self.config.batch_size
         if self.device != "cpu" and config.compile and steps < COMPILED_STEPS:
             self._put("compile", False, "compiled", "no", "it takes longer than so few steps", "--set compile=true")

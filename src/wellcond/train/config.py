@@ -33,10 +33,11 @@ AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 IMAGE_TASKS = ("classify", "mae", "linear_probe")
 TASK_KINDS: dict[str, str] = {name: name for name in (*IMAGE_TASKS, "sequence")}
 """Every task, with the built-in one whose settings and data it takes; `tasks.register_task` adds to it."""
+ONE_RATE = ("mae", "linear_probe", "sequence")  # tasks whose trained layers timm cannot tell apart, or that train one
 AMP_DTYPES: tuple[str, ...] = get_args(AmpDtype)
 COMPILE_MODES = ("", "default", "max-autotune-no-cudagraphs")  # torch's modes
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # torch's modes that make CUDA graphs of their own
-SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep", "onecycle")  # each a function of the step number
+SCHEDULES = ("cosine", "tanh", "poly", "onecycle")  # each a function of the step number
 ELSEWHERE = ("hf-hub:", "local-dir:")  # prefixes of models that timm builds without listing their names
 
 
@@ -89,8 +90,6 @@ class ModelSettings(Settings):
             yield "pretrained and checkpoint are two sources of weights; choose one"
         if config.checkpoint and Path(config.checkpoint).is_dir():
             yield f"the checkpoint {config.checkpoint} is a folder; name the file of weights in it"
-        elif config.checkpoint and not Path(config.checkpoint).exists():
-            yield f"there is no checkpoint {config.checkpoint}; name the file of weights to start from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ class DataSettings(Settings):
     cache_limit: float = setting(float(16 << 30), at_least=0)
     """Bytes of decoded pixels above which images are streamed from their files; 0 always streams."""
     holdout: float = setting(0.0, at_least=0, below=1)
-    """The share of the training set held out for validation; the real validation set is not used until the end."""
+    """The share of the training set held out for validation; the set's own validation part is then not used."""
     workers: int = setting(2, at_least=0)
     """Workers that decode streamed images, per training process."""
 
@@ -199,13 +198,13 @@ class OptimiserSettings(Settings):
     opt_eps: float | None = setting(None, above=0)
     """Epsilon of optimisers that divide by a root; empty for the optimiser's own default."""
     layer_decay: float | None = setting(None, above=0, at_most=1)
-    """Layer-wise decay: the learning rate of a layer as a multiple of that of the layer after it."""
+    """Layer-wise decay: the learning rate of a layer as a multiple of that of the layer after it (task=classify)."""
     clip_grad: float | None = setting(None, above=0, hint="none does not clip")
     """Clip the norm of the gradient to this."""
     clip_value: float | None = setting(None, above=0, hint="none does not clip")
     """Clip each value of the gradient to this, rather than its norm as clip_grad does."""
     sched: str = setting("cosine", choices=SCHEDULES)
-    """timm's `cosine`, `tanh`, `poly`, `step`, `multistep`, or torch's `onecycle`, which also changes the momentum."""
+    """timm's `cosine`, `tanh`, `poly`, or torch's `onecycle`, which also changes the momentum."""
     warmup_epochs: int = setting(0, at_least=0)
     """Length of the warm-up, at most that of the training; `warmup_steps` gives it in steps instead."""
     warmup_steps: int = setting(0, at_least=0)
@@ -229,6 +228,8 @@ class OptimiserSettings(Settings):
             yield "clip_grad clips the gradient's norm and clip_value its values; give one of them"
         if config.sched == "onecycle":
             yield from ignored(config, ["warmup_lr", "min_lr"], "would be ignored: sched=onecycle has ends of its own")
+        if config.task in ONE_RATE:
+            yield from ignored(config, ["layer_decay"], f"would be ignored: task={config.task} has one rate for all")
         if not all(0 <= beta < 1 for beta in config.opt_betas):
             yield f"opt_betas are from 0 to below 1, got {config.opt_betas}"
         yield from _optimiser_problems(config)
@@ -411,6 +412,12 @@ class Config(
     def kind(self) -> str:
         """The built-in task whose settings and data the task takes; empty for one that takes none of theirs."""
         return TASK_KINDS.get(self.task, "")
+
+    def check(self, *, world: int = 1, begun: bool = False) -> None:
+        """As `Settings.check`. A run that has `begun`, and saved a state, needs the file it started from no longer."""
+        super().check(world=world)
+        if self.checkpoint and not begun and not Path(self.checkpoint).exists():
+            raise ValueError(f"there is no checkpoint {self.checkpoint}; name the file of weights to start from")
 
     def changed(self, settings: Iterable[str] | Mapping[str, Any], *, given: bool = True) -> Self:
         """As `Settings.changed`; if `data` changes, only those of a recipe's options that the new source has stay."""

@@ -1,9 +1,8 @@
 """The folder that a run trains in: for one configuration, one data set, and one training at a time.
 
-folder = RunFolder.open("runs/a", config)          # new, or the same run resumed; ValueError for another configuration
-with folder.held(): ...                            # no other process can train here
-folder.compare(data_facts(data), world=2)          # ValueError for other data than the run began with
-folder.log(Event(step=3, event="…"))               # this and the rest of records.RunWriter writes the files
+with RunFolder.opened("runs/a", config) as folder:     # new, or the same run resumed; no other process can train here
+    folder.compare(data_facts(data), world=2)          # ValueError for other data than the run began with
+    folder.log(Event(step=3, event="…"))               # this and the rest of records.RunWriter writes the files
 """
 
 import contextlib
@@ -15,6 +14,7 @@ from typing import Any
 
 from wellcond import records
 from wellcond.data import DataSet
+from wellcond.data.sources import same_kind
 from wellcond.environment import environment
 from wellcond.train.checkpoint import saved_steps
 from wellcond.train.config import Config
@@ -54,25 +54,27 @@ class RunFolder(records.RunWriter):
     def open(cls, path: str | Path, config: Config) -> "RunFolder":
         """Open the folder for a run of `config`: create it, or resume the run in it.
 
-        Raises ValueError if it holds a run of another configuration (naming the difference) or something else.
+        Raises ValueError if it holds a run of another configuration (naming the difference) or something else, or if
+        it would have to be changed while another process trains in it.
         """
-        path = Path(path)
-        folder = cls(path=path)
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; give --output the name of a folder")
-        known = folder.config_file
-        if known.exists() and not folder._is_same(config):
-            known.unlink()  # nothing was trained with it yet, so it may be corrected
-        elif not known.exists() and folder._strangers():
-            kind = "saved states but no config.json" if saved_steps(folder.checkpoints) else "other files"
-            raise ValueError(
-                f"{path} holds {kind}: it cannot be told which run that is. Put the config.json back, or give --output "
-                "a new folder"
-            )
-        if not known.exists():
-            folder.begin(config.as_json())
-        folder.checkpoints.mkdir(exist_ok=True)
+        folder = cls(path=Path(path))
+        if not folder._holds(config):
+            with cls.opened(path, config):
+                pass
         return folder
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: str | Path, config: Config) -> Iterator["RunFolder"]:
+        """Open the folder as `open` does, and hold it. Nothing changes if another process trains in it."""
+        folder = cls(path=Path(path))
+        folder._holds(config)  # a folder of something else gets no lock either
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.held():
+            if not folder._holds(config):
+                folder.begin(config.as_json())  # in place of one with which nothing was trained yet
+            folder.checkpoints.mkdir(exist_ok=True)
+            yield folder
 
     @property
     def checkpoints(self) -> Path:
@@ -98,10 +100,13 @@ class RunFolder(records.RunWriter):
                 pass
             yield
 
-    def compare(self, data: Mapping[str, Any], *, world: int, force: bool = False) -> list[str]:
+    def compare(
+        self, data: Mapping[str, Any], *, world: int, force: bool = False, place: str | None = None
+    ) -> list[str]:
         """Return notes on what has changed since the run began: number of processes, versions, with `force` the data.
 
-        Raises ValueError for other data without `force`. For a new run, writes these facts to config.json.
+        Raises ValueError for other data without `force`. For a new run, writes these facts to config.json, for a run
+        whose data have been moved their `place`, the setting `data`.
         """
         known = self.read().about
         if not self._has_begun():
@@ -129,6 +134,9 @@ class RunFolder(records.RunWriter):
             notes.append(f"the run began with {', '.join(changed)} and goes on with {present}: its bits may differ")
         if differ or "data" not in known:
             self.describe(data=dict(data), processes=known.get("processes", world))
+        if place is not None and place != known["config"]["data"]:
+            notes.append(f"the data are now {place}, and were {known['config']['data']}")
+            self.describe(config=known["config"] | {"data": place})
         return notes
 
     def put_aside(self, *others: Path) -> list[Path]:
@@ -147,6 +155,20 @@ class RunFolder(records.RunWriter):
     def _rollbacks(self) -> Path:
         return self.checkpoints / "rollbacks.json"  # beside the states, to be deleted with them
 
+    def _holds(self, config: Config) -> bool:
+        """Whether config.json is that of this run; ValueError if the folder is another run's, or something else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; give --output the name of a folder")
+        if self.config_file.exists():
+            return self._is_same(config)
+        if self._strangers():
+            kind = "saved states but no config.json" if saved_steps(self.checkpoints) else "other files"
+            raise ValueError(
+                f"{self.path} holds {kind}: it cannot be told which run that is. Put the config.json back, or give "
+                "--output a new folder"
+            )
+        return False
+
     def _has_begun(self) -> bool:
         return bool(saved_steps(self.checkpoints)) or self.metrics_file.exists()
 
@@ -161,8 +183,11 @@ class RunFolder(records.RunWriter):
         """Whether the folder holds this run; False for another one of which nothing has been saved yet."""
         differ: dict[str, Any] = {}
         try:
-            known = Config.from_json(self.read().about["config"])
+            about = self.read().about
+            known = Config.from_json(about["config"])
             differ = {k: v for k, v in config.differences(known).items() if k not in MAY_CHANGE}
+            if "train_content" in about.get("data", {}) and self._has_begun() and same_kind(config.data, known.data):
+                differ.pop("data", None)  # `compare` will tell whether it is the same content
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.config_file} cannot be read as a run of wellcond ({error}). Put the right one back, "

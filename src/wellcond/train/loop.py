@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from wellcond.data import Augmentation, Batch, DataSet, train_batches
 from wellcond.probe.steps import StepProbe, summary
 from wellcond.records import Event, MetricRow, TrainRow, ValidationRow
+from wellcond.train.checkpoint import export, saved_steps, state_path, whole_states
 from wellcond.train.computing import deterministic, float32_precision, seed_by
 from wellcond.train.config import IMAGE_TASKS, Config
 from wellcond.train.divergence import Divergence, Lost, Watch
@@ -69,7 +71,7 @@ def train(config: Config, output: str | Path, *, device: str | None = None, quie
     """
     here = join(device)
     try:
-        config.check(world=here.world)
+        config.check(world=here.world, begun=bool(saved_steps(Path(output) / "checkpoints")))
         with (
             _opened(output, config, here) as folder,
             deterministic(config),
@@ -95,13 +97,30 @@ def _opened(output: str | Path, config: Config, here: Processes) -> Iterator[Run
         problem, folder = None, RunFolder(path=Path(output), writes=False)
         if here.is_main:
             try:
-                folder = RunFolder.open(output, config)
-                stack.enter_context(folder.held())
+                folder = stack.enter_context(RunFolder.opened(output, config))
             except (ValueError, OSError) as error:
                 problem = error
         if here.any(problem is not None):
             raise problem or ValueError("the main process could not open the run's folder; it says why")
         yield folder
+
+
+@contextlib.contextmanager
+def _startable(config: Config, folder: RunFolder) -> Iterator[Config]:
+    """Yield the configuration; if the file it started from is gone, with the weights of the run's newest state as that
+    file. They have its form, and the state itself is restored afterwards."""
+    if not config.checkpoint or Path(config.checkpoint).exists():
+        yield config
+        return
+    state = next(whole_states(folder.checkpoints), None)
+    if state is None:
+        raise ValueError(
+            f"there is no checkpoint {config.checkpoint} to start from, and no saved state to go on from; put it back"
+        )
+    with TemporaryDirectory() as scratch:
+        file = Path(scratch) / "model.safetensors"
+        export(state_path(folder.checkpoints, state.step), file)
+        yield config.changed({"checkpoint": str(file)}, given=False)
 
 
 class _Run:
@@ -132,9 +151,10 @@ class _Run:
                 f"batch_size={config.batch_size} is more than the {len(self.data.train)} training samples of "
                 f"{self.data.name}; lower it"
             )
-        self.task: Task = make_task(config, self.data)
-        self.validation = Validation(config, self.task, self.data.val, here)
-        self.parts: Parts = build(config, self.task, here, total=self.total, steps_per_epoch=self.steps_per_epoch)
+        with _startable(config, folder) as start:
+            self.task: Task = make_task(start, self.data)
+            self.validation = Validation(config, self.task, self.data.val, here)
+            self.parts: Parts = build(config, self.task, here, total=self.total, steps_per_epoch=self.steps_per_epoch)
         self.watch = Watch(
             patience=max(200, self.total // 10), chance=self.task.chance, skip_limit=config.skip_limit,
             scaled=self.parts.scaler.is_enabled(),
@@ -170,7 +190,8 @@ class _Run:
             raise ValueError(f"the processes find different data in {self.config.data}: all machines need the same")
         if here.is_main:
             try:
-                notes = self.folder.compare(facts, world=here.world, force=self.config.resume == "force")
+                force = self.config.resume == "force"
+                notes = self.folder.compare(facts, world=here.world, force=force, place=self.config.data)
             except (ValueError, OSError) as error:
                 problem = error
         if here.any(problem is not None):

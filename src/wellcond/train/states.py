@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wellcond.data.sources import same_kind
 from wellcond.records import Event
 from wellcond.train.checkpoint import (
     SavedState,
@@ -208,6 +209,8 @@ class States:
     def _is_foreign(self, state: SavedState) -> str | None:
         mine = fixed_settings(self.config.as_json())
         differ = [name for name, value in state.config.items() if name in mine and mine[name] != value]
+        if "data" in differ and same_kind(mine["data"], state.config["data"]):  # moved: the folder compares the content
+            differ.remove("data")
         if differ:
             return ", ".join(f"{name} is {state.config[name]!r} there, {mine[name]!r} here" for name in differ)
         return self.parts.misfit(state)
@@ -271,6 +274,8 @@ class States:
 
     def _begin(self) -> None:
         """Start without a state: set aside existing rows, from a run whose states are gone or that never saved one."""
+        if self.config.checkpoint and not Path(self.config.checkpoint).exists():
+            raise ValueError(f"there is no checkpoint {self.config.checkpoint} to start again from; put it back")
         kept = self.folder.put_aside()
         if kept:
             warnings.warn(
@@ -296,6 +301,22 @@ class States:
         self.watch.load_state_dict(counters.pop("watch"))
         self.counters.update(counters)
         self.saved_step = state.step
+        self._forget_lost_best()
+
+    def _forget_lost_best(self) -> None:
+        """Look for a new best state if that of the best validation is gone: it was not kept before keep_best was set,
+        or it gave way to a better one that a rollback has removed."""
+        lost = self.best is not None and not state_path(self.folder.checkpoints, self.best).exists()
+        if not self.here.any(lost):
+            return
+        if self.here.is_main:
+            warnings.warn(
+                f"the state of the best validation so far, of step {self.best}, is gone; keep_best keeps the best from "
+                "here on",
+                stacklevel=3,
+            )
+        self.counters["best"] = -math.inf
+        self.counters.pop("best_step", None)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -310,3 +310,20 @@ def test_softmax_of_ours_is_heard_where_it_would_take_kernels(monkeypatch: pytes
     heard = [row for row in probe.rows() if row["name"] == "attention_entropy"]
     assert len(heard) == 2
     assert all(0 < row["value"] < math.log(24) for row in heard)
+
+
+@pytest.mark.parametrize("samples", [4, 2])
+def test_torchs_attention_has_one_entropy_whether_its_weights_are_wanted_or_not(samples: int) -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    x, valid = torch.randn(4, 7, 8), torch.arange(7) < torch.tensor([7, 5, 3, 1])[:, None]
+
+    def heard(wanted: bool) -> tuple[float, float]:
+        listener = AttentionListener({0: module}, samples=samples, share=samples / 4, valid=lambda _: valid)
+        with listener.hooks():
+            module(x, x, x, key_padding_mask=~valid, need_weights=wanted)
+        assert not listener.failed
+        found = listener.found[0]
+        return float(found.entropy / found.rows), float(found.rows)
+
+    assert heard(True) == pytest.approx(heard(False), rel=1e-5)
+    assert heard(True)[1] == 2 * int(valid[:samples].sum())

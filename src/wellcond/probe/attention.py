@@ -136,8 +136,14 @@ class AttentionListener(TorchFunctionMode):
         return not all(getattr(part, "softmax_over_keys", True) for part in parts)
 
     def _counts(self, x: Tensor) -> Tensor | None:
-        """Return which queries of x (b, heads, queries, …) are not padding, (b, heads, queries); None to count all."""
-        first, valid = _first(x, self.share), self.valid(self._inside[-1])
+        """Return which queries of x (b, heads, queries, …) are not padding, (b, heads, queries); None to count all.
+
+        With its weights wanted, torch's own module has both in one dimension: x and result are (b · heads, queries, …).
+        """
+        first, valid, module = _first(x, self.share), self.valid(self._inside[-1]), self.modules[self._inside[-1]]
+        if valid is not None and x.ndim == 3 and isinstance(module, nn.MultiheadAttention):
+            counts = self._counts(x.unflatten(0, (-1, module.num_heads)))
+            return None if counts is None or counts.shape[:2].numel() != len(first) else counts.flatten(0, 1)
         if valid is None or x.ndim != 4 or valid.shape[1] != x.shape[2] or 1 < len(valid) < len(first):
             return None
         return valid[: len(first), None].expand(first.shape[:3])
@@ -186,7 +192,7 @@ def _chunks_of(logits: Tensor, counts: Tensor | None) -> Iterator[Tensor]:
     for start in range(0, len(logits), size):
         part = logits[start : start + size]
         part = part if part.dtype == torch.float64 else part.float()
-        yield part if counts is None else part.masked_fill(~counts[start : start + size, :, :, None], -math.inf)
+        yield part if counts is None else part.masked_fill(~counts[start : start + size, ..., None], -math.inf)
 
 
 def _sdpa_logits(

@@ -103,7 +103,7 @@ def summary(record: Record) -> Iterable[Line]:
     if small:
         said = "; ".join(f"{title} ({number})" for title, number in small.items() if number > 1)
         yield f"groups with fewer arms: {said}"
-    yield ("where the loss follows the learning rate, arms of equal loss are nearly those of equal rate")
+    yield "where the loss follows the learning rate, arms of equal loss are nearly those of equal rate"
 
 
 def _shown(record: Record, mark: str) -> dict[Group, Arms]:
